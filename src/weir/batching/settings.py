@@ -1,0 +1,28 @@
+"""The settings of batching."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
+
+
+@dataclass(frozen=True)
+class BatchingSettings:
+    """How requests become batches. Durations are in seconds, sizes in rows."""
+
+    max_batch_size: int = setting(64, "largest batch, in rows; 1 switches batching off", rule=AT_LEAST_ONE)
+    policy: Any = setting(
+        "greedy",
+        "when a batch is cut: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, or module:Class",
+        metavar="POLICY",
+    )
+    max_queue_delay: float = setting(0.1, "longest wait that any policy may impose, in seconds", rule=AT_LEAST_ZERO)
+    max_queue_size: int = setting(1024, "rows that may wait; more are refused or wait outside", rule=AT_LEAST_ONE)
+    max_batch_cost: float | None = setting(None, "largest sum of costs in a batch (see Model.measure)", rule=POSITIVE)
+    small_request_size: int = setting(
+        16, "requests of at most this many rows go before larger ones; 0 keeps arrival order", rule=AT_LEAST_ZERO
+    )
+    max_overtakes: int = setting(4, "batches of small requests that may go before a large one", rule=AT_LEAST_ZERO)
+
+    def __post_init__(self) -> None:
+        check(self)

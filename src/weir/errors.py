@@ -1,0 +1,141 @@
+"""Every error that Weir raises or answers with.
+
+    WeirError
+    ├── RequestError               the request is at fault; sending it again unchanged fails again
+    │   ├── InvalidRequest         malformed, wrong shape, datatype or size
+    │   ├── ValidationFailed       the schema refused it; `details` is the schema's own list of errors
+    │   ├── ModelNotFound          names the models there are
+    │   ├── TooLarge               refused before the body was read
+    │   ├── MethodNotAllowed
+    │   ├── UnsupportedMediaType
+    │   ├── Unsupported            a call that this server does not offer
+    │   └── Conflict               contradicts what is running
+    ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
+    ├── Cancelled                  the caller left
+    ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
+    │   ├── Overloaded             the line is full
+    │   ├── ModelNotReady          loading, or failed; the message says which
+    │   ├── Draining               the server is about to stop
+    │   └── WorkerLost             the worker died, through no fault of this request
+    ├── ModelError                 the model raised, or returned something it must not
+    │   └── ModelCrashed           this request ended its worker process
+    └── SettingsError              at start-up only: names the key, the value and the rule
+
+Codes of HTTP and gRPC are not here: protocols/status.py has the one table.
+"""
+
+from typing import Any
+
+
+class WeirError(Exception):
+    """Base of all of Weir's errors.
+
+    `message` names the thing, the value and the rule. `details` is a JSON-able value for machines, or None.
+    """
+
+    def __init__(self, message: str = "", *, details: Any = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.__dict__)
+
+
+def _rebuild(kind: type[WeirError], state: dict[str, Any]) -> WeirError:
+    error = kind.__new__(kind)
+    Exception.__init__(error, state["message"])
+    error.__dict__.update(state)
+    return error
+
+
+class RequestError(WeirError):
+    """The request is at fault."""
+
+
+class InvalidRequest(RequestError):
+    """Malformed, or of the wrong shape, datatype or size."""
+
+
+class ValidationFailed(RequestError):
+    """The model's `Input` type refused the item; `details` is the validator's own list of errors."""
+
+
+class ModelNotFound(RequestError):
+    """No model of that name; the message names those there are."""
+
+
+class TooLarge(RequestError):
+    """Larger than a limit; refused before the body was read."""
+
+
+class MethodNotAllowed(RequestError):
+    """The path exists, the method does not."""
+
+
+class UnsupportedMediaType(RequestError):
+    """A content type or content coding that the model does not read."""
+
+
+class Unsupported(RequestError):
+    """A call that this server, or this kind of model at this door, does not offer."""
+
+
+class Conflict(RequestError):
+    """Contradicts what is running."""
+
+
+class DeadlineExceeded(WeirError, TimeoutError):
+    """The deadline passed, or could no longer be met when the work would have started."""
+
+
+class Cancelled(WeirError):
+    """The caller left before the answer."""
+
+
+class CapacityError(WeirError):
+    """The server cannot do it now; the same request may succeed after `retry_after` seconds."""
+
+    def __init__(self, message: str = "", *, details: Any = None, retry_after: float | None = None) -> None:
+        super().__init__(message, details=details)
+        self.retry_after = retry_after
+
+
+class Overloaded(CapacityError):
+    """The line is full."""
+
+
+class ModelNotReady(CapacityError):
+    """The model is loading, or has failed; the message says why."""
+
+
+class Draining(CapacityError):
+    """The server finishes what it has accepted and takes no more."""
+
+
+class WorkerLost(CapacityError):
+    """The worker died while this request was with it, through no fault of the request."""
+
+
+class ModelError(WeirError):
+    """The model raised, or returned something it must not.
+
+    `original_type` is the qualified name of the exception that the model raised ("" when it raised none),
+    `remote_traceback` the traceback in the worker. Where the exception's class can be imported here, the
+    exception itself is `__cause__`.
+    """
+
+    def __init__(
+        self, message: str = "", *, details: Any = None, original_type: str = "", remote_traceback: str = ""
+    ) -> None:
+        super().__init__(message, details=details)
+        self.original_type = original_type
+        self.remote_traceback = remote_traceback
+
+
+class ModelCrashed(ModelError):
+    """This request ended its worker process, also when it was run alone."""
+
+
+class SettingsError(WeirError):
+    """A setting is wrong: the message names the key, the value and the rule."""

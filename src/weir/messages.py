@@ -1,0 +1,242 @@
+"""The values that every part speaks: requests, batches, events, and the Observer that hears of them.
+
+A *request* waits in the line. A *dispatch* is the batcher's decision to run some of them now, with its reasons. A *batch*
+is what goes to a worker: the same work as a flat list of entries. *Events* come back, by entry index.
+"""
+
+from collections.abc import Hashable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
+
+from weir.errors import WeirError
+
+# How a payload is encoded: a content type, or OBJECT for a Python value of this process tree.
+OBJECT = "object"
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+OCTETS = "application/octet-stream"
+
+
+class Kind(IntEnum):
+    """What the payload of a request is.
+
+    ITEM: one item, never divided. ITEMS: a list, one row or more each, divided between items. TENSORS: a dict of
+    arrays with the batch as first dimension, divided along it.
+    """
+
+    ITEM = 0
+    ITEMS = 1
+    TENSORS = 2
+
+
+class Reason(IntEnum):
+    """Why a batch was cut. Its lower-case name is what metrics and explanations show."""
+
+    SIZE = 0  # as many rows as a batch may have, or as the policy waits for
+    DELAY = 1  # the oldest request has waited as long as it may
+    DEADLINE = 2  # an answer would have come too late, had it waited longer
+    POLICY = 3  # the policy's own rule (a control limit, a table)
+    IDLE = 4  # a worker was idle and the policy does not wait
+    DRAIN = 5  # nothing more will come
+    RETRY = 6  # part of a batch whose worker died
+
+
+class Wakeup(IntEnum):
+    """What made the batcher look: an arrival, a worker that became free, or the timer."""
+
+    ARRIVAL = 0
+    WORKER = 1
+    TIMER = 2
+
+
+class Request(Protocol):
+    """What the batcher and the executors need of a request; each door has a class of its own.
+
+    A door sets the first group of attributes; the batcher keeps its books in the second.
+    Exactly one of `finish` and `fail` is called, exactly once, unless the caller has cancelled.
+    """
+
+    kind: Kind
+    payload: Any  # ITEM: the item; ITEMS: a sequence of items; TENSORS: dict name -> array
+    content_type: str  # how `payload` (ITEMS: each element of it) is encoded; OBJECT if it is a Python value
+    accept: str  # how the answer is wanted; OBJECT for a Python value
+    rows: int
+    cost: float
+    key: Hashable  # requests of different keys never share a batch; tensor shapes are part of it
+    priority: int  # higher goes first
+    arrival: float  # instants are seconds of the service's clock
+    timeout: float
+    deadline: float  # arrival + timeout
+    large: bool  # belongs to the class that small requests may overtake
+    door: str  # "python", "http", ...
+
+    settled: bool  # has had its end (answer, error or cancellation)
+    taken: int  # rows (ITEMS: items) dispatched so far
+    overtaken: int  # batches of small requests that have gone before it
+    partial: Any  # answers gathered so far, while only some pieces of a divided request are back
+
+    def finish(self, output: Any, dispatch: "Dispatch") -> None:
+        """Deliver the answer: a value, encoded bytes or a Block. ITEMS: a list with a WeirError in a failed item's place."""
+
+    def fail(self, error: WeirError) -> None:
+        """Deliver the error that is the end of the whole request."""
+
+
+class RequestBase:
+    """The attributes of a Request, for doors to subclass (`finish` and `fail` are theirs)."""
+
+    __slots__ = (
+        "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
+        "payload", "priority", "rows", "settled", "taken", "timeout",
+    )  # fmt: skip
+
+    def __init__(
+        self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
+        accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
+        large: bool = False, door: str = "python",
+    ) -> None:  # fmt: skip
+        self.payload = payload
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        self.kind = kind
+        self.content_type = content_type
+        self.accept = accept
+        self.rows = rows
+        self.cost = cost
+        self.key = key
+        self.priority = priority
+        self.large = large
+        self.door = door
+        self.settled = False
+        self.taken = 0
+        self.overtaken = 0
+        self.partial: Any = None
+
+
+class Dispatch:
+    """A decision to run these requests now, and its explanation.
+
+    `slices` is None when every request is in it whole; else, for each request, the half-open range of its rows
+    (TENSORS) or items (ITEMS) that is in this batch, or None for the whole. `oldest_age` and `waiting` (rows) are as
+    they were when the decision was made; `limit` is the number of rows that the policy waited for, if it had one.
+    """
+
+    __slots__ = (
+        "attempt", "at", "batch_id", "cost", "limit", "oldest_age", "reason", "requests", "rows", "slices", "waiting",
+        "wakeup", "worker",
+    )  # fmt: skip
+
+    def __init__(
+        self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
+        rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
+        at: float, attempt: int = 0,
+    ) -> None:  # fmt: skip
+        self.batch_id = batch_id
+        self.worker = worker
+        self.requests = requests
+        self.slices = slices
+        self.rows = rows
+        self.cost = cost
+        self.reason = reason
+        self.waiting = waiting
+        self.oldest_age = oldest_age
+        self.limit = limit
+        self.wakeup = wakeup
+        self.at = at
+        self.attempt = attempt  # how many times a worker has died with these requests
+
+    def explain(self) -> dict[str, Any]:
+        """Return the explanation as a JSON-able dict."""
+        return {
+            "batch_id": self.batch_id,
+            "worker": self.worker,
+            "rows": self.rows,
+            "reason": self.reason.name.lower(),
+            "waiting": self.waiting,
+            "oldest_age": self.oldest_age,
+            "limit": self.limit,
+            "wakeup": self.wakeup.name.lower(),
+            "at": self.at,
+            "attempt": self.attempt,
+        }
+
+
+class Batch:
+    """What a worker gets: a flat list of entries (collate.py makes it from a Dispatch).
+
+    `content_types` and `accepts` are one string when all entries agree, else one per entry.
+    """
+
+    __slots__ = ("accepts", "attempt", "batch_id", "content_types", "payloads")
+
+    def __init__(
+        self, batch_id: int, payloads: list[Any], content_types: str | list[str], accepts: str | list[str],
+        attempt: int = 0,
+    ) -> None:  # fmt: skip
+        self.batch_id = batch_id
+        self.payloads = payloads
+        self.content_types = content_types
+        self.accepts = accepts
+        self.attempt = attempt
+
+
+class Timing(NamedTuple):
+    """Seconds that a batch spent in each step in the worker (decoding counts as preprocess, encoding as postprocess)."""
+
+    preprocess: float
+    predict: float
+    postprocess: float
+
+
+class EventKind(IntEnum):
+    """PART: one of several answers. DONE: the (last) answer, the request's end. ERROR: the request's end."""
+
+    PART = 0
+    DONE = 1
+    ERROR = 2
+
+
+class Events:
+    """What a worker says of a batch: one event per entry named.
+
+    `indices` None means all entries in order; `kinds` None means all DONE. `outputs` is aligned to them: encoded
+    bytes, a Block or a value, or a WeirError for ERROR. `final` is True in the last Events of a batch: its place
+    is free again and `timing` is set; each entry has then had exactly one DONE or ERROR (entries cancelled by us may
+    have none).
+    """
+
+    __slots__ = ("batch_id", "final", "indices", "kinds", "outputs", "timing")
+
+    def __init__(
+        self, batch_id: int, outputs: list[Any], *, indices: list[int] | None = None,
+        kinds: Sequence[int] | None = None, final: bool = True, timing: Timing | None = None,
+    ) -> None:  # fmt: skip
+        self.batch_id = batch_id
+        self.outputs = outputs
+        self.indices = indices
+        self.kinds = kinds
+        self.final = final
+        self.timing = timing
+
+
+class Observer(Protocol):
+    """Hears what happens, in bulk, and never decides. Calls come from the event loop and must return quickly."""
+
+    def refused(self, model: str, door: str, error: WeirError) -> None:
+        """A request was refused before it entered the line (Overloaded, refused early, draining, invalid)."""
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        """A batch was cut and handed to a worker."""
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        """These requests had their end at `now`: an answer, or the same kind of error (Cancelled when the caller left)."""
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """A batch came back whole."""
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        """A worker went to `state`: starting, ready, lost, stopped or failed."""
+
+    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        """A door read a body and wrote an answer of these sizes."""

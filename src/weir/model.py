@@ -1,0 +1,180 @@
+"""The contract that a user implements: a class with `predict`, and whatever else it wants to say.
+
+The class object is read in the server process (its attributes, `measure`, `examples`); instances live only in workers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from weir.errors import SettingsError
+
+DATATYPES = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES",
+)  # fmt: skip
+
+
+class Tensor(NamedTuple):
+    """Declares one named tensor of a tensor model: name, datatype (as in the Open Inference Protocol), and shape with
+    the batch as first dimension; -1 stands for any length."""
+
+    name: str
+    datatype: str
+    shape: Sequence[int]
+
+
+class Measure(NamedTuple):
+    """What `Model.measure` may say of an item before it waits in the line.
+
+    `rows` counts against `max_batch_size`, `cost` against `max_batch_cost`; only items of equal `key` share a batch.
+    """
+
+    rows: int = 1
+    cost: float = 1.0
+    key: str | int | tuple[Any, ...] | None = None
+
+
+class Example(NamedTuple):
+    """An example item and, if the answer is known, what it must be (compared by the deep health check)."""
+
+    item: Any
+    expected: Any = ...
+
+
+class Model:
+    """Subclass this, implement `predict`, serve it.
+
+    In a worker process the order is: the constructor with the parameters given, `load`, warm-up on `examples`; then
+    for each batch `decode` (only for `content_types`), validation against `Input`, `preprocess` of each item (or
+    `preprocess_batch`), `predict`, `postprocess` of each item (or `postprocess_batch`), validation against `Output`,
+    `encode`; at the end `unload`.
+
+    `preprocess` may raise, and `predict` and the batch forms may return in an item's place, a RequestError such as
+    InvalidRequest or ValidationFailed: that item alone gets it. Any other exception is a ModelError of the item
+    (`preprocess`, `postprocess`) or of the batch (`predict`), which is then retried in halves so that only the
+    offending items fail.
+    """
+
+    # Types of one item and of one answer: a pydantic model, a msgspec struct, or anything msgspec can convert to.
+    Input: ClassVar[Any] = None
+    Output: ClassVar[Any] = None
+
+    # A tensor model declares these; `predict` then gets and returns a dict of arrays.
+    inputs: ClassVar[Sequence[Tensor]] = ()
+    outputs: ClassVar[Sequence[Tensor]] = ()
+
+    # Items, or Example values: warm-up, deep health check, OpenAPI. A tensor model's example is a dict of arrays or lists.
+    examples: ClassVar[Sequence[Any]] = ()
+    # Batch sizes to warm up at; None means 1, the largest, and one between.
+    warmup_sizes: ClassVar[Sequence[int] | None] = None
+
+    # Content types of the model's own, read by `decode` and written by `encode`.
+    content_types: ClassVar[Sequence[str]] = ()
+
+    # Defaults for settings of the same name; flags, TOML and keyword arguments override them. None: Weir's own default.
+    workers: ClassVar[int | None] = None
+    max_batch_size: ClassVar[int | None] = None
+    max_batch_cost: ClassVar[float | None] = None
+    max_queue_delay: ClassVar[float | None] = None
+    max_queue_size: ClassVar[int | None] = None
+    policy: ClassVar[Any] = None
+    pipeline_depth: ClassVar[int | None] = None
+    predict_timeout: ClassVar[float | None] = None
+
+    # Set by the worker before `load`: which worker of this model this is, from 0.
+    worker_index: int = 0
+
+    def load(self) -> None:
+        """Load weights. Called once, in the worker, before anything else; raise to fail the start."""
+
+    def preprocess(self, item: Any) -> Any:
+        """Turn one decoded and validated item into what `predict` takes."""
+        return item
+
+    def preprocess_batch(self, items: list[Any]) -> list[Any]:
+        """Do the same for all items at once, in order; an error in an item's place fails that item alone.
+
+        Override this one or `preprocess`; this one wins.
+        """
+        raise NotImplementedError  # never called unless overridden
+
+    def predict(self, batch: Any) -> Any:
+        """Compute the answers: a list of preprocessed items in, a list of as many answers out, in order.
+
+        A tensor model gets a dict of arrays and returns one, with the batch as first dimension.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.predict is not implemented")
+
+    def postprocess(self, item: Any, *preprocessed: Any) -> Any:
+        """Turn one answer of `predict` into the answer to the caller. May take the preprocessed item as second argument."""
+        return item
+
+    def postprocess_batch(self, items: list[Any]) -> list[Any]:
+        """Do the same for all answers at once. Override this one or `postprocess`; this one wins."""
+        raise NotImplementedError  # never called unless overridden
+
+    def unload(self) -> None:
+        """Free what `load` took. Called when the worker is asked to end, not when it is killed."""
+
+    def decode(self, body: bytes, content_type: str) -> Any:
+        """Turn a body of one of `content_types` into an item."""
+        raise NotImplementedError(f"{type(self).__name__} declares content_types but no decode")
+
+    def encode(self, value: Any, content_type: str) -> bytes:
+        """Turn an answer into a body of one of `content_types`."""
+        raise NotImplementedError(f"{type(self).__name__} declares content_types but no encode")
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure | int | None:
+        """Say how large an item is, from the item alone: rows, cost, batch key. Runs in the server process for every
+        item, so it must be fast and import no model framework. Override it only if items differ."""
+        return None
+
+
+M = TypeVar("M", bound=Model)
+
+
+def overrides(model: type[Model], method: str) -> bool:
+    """Tell whether `model` has its own version of `method`."""
+    return getattr(model, method) is not getattr(Model, method) and not _same_function(model, method)
+
+
+def _same_function(model: type[Model], method: str) -> bool:
+    own, base = getattr(model, method), getattr(Model, method)
+    return getattr(own, "__func__", own) is getattr(base, "__func__", base)
+
+
+def is_tensor_model(model: type[Model]) -> bool:
+    """Tell whether `model` declares tensors."""
+    return bool(model.inputs)
+
+
+def check_model(model: Any) -> type[Model]:
+    """Return `model` if it is a usable Model class; SettingsError says what is wrong otherwise."""
+    if not (isinstance(model, type) and issubclass(model, Model)):
+        raise SettingsError(f"{model!r}: must be a subclass of weir.Model")
+    if not overrides(model, "predict"):
+        raise SettingsError(f"{model.__name__}: must implement predict(batch)")
+    if bool(model.inputs) != bool(model.outputs):
+        raise SettingsError(f"{model.__name__}: a tensor model declares both inputs and outputs")
+    if overrides(model, "measure") and not isinstance(_raw(model, "measure"), (classmethod, staticmethod)):
+        raise SettingsError(f"{model.__name__}.measure: must be a classmethod or staticmethod (no model exists yet)")
+    for tensor in (*model.inputs, *model.outputs):
+        _check_tensor(model, tensor)
+    return model
+
+
+def _raw(model: type[Model], name: str) -> Any:
+    return next(vars(base)[name] for base in model.__mro__ if name in vars(base))
+
+
+def _check_tensor(model: type[Model], tensor: Tensor) -> None:
+    if tensor.datatype not in DATATYPES:
+        known = ", ".join(DATATYPES)
+        raise SettingsError(
+            f"{model.__name__}: tensor {tensor.name!r} has datatype {tensor.datatype!r}, not one of {known}"
+        )
+    if not tensor.shape or any(length < -1 or length == 0 for length in tensor.shape):
+        raise SettingsError(
+            f"{model.__name__}: tensor {tensor.name!r} has shape {list(tensor.shape)}; it starts with the batch "
+            "dimension, and each length is positive or -1"
+        )

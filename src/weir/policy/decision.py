@@ -1,0 +1,47 @@
+"""What a policy sees and says.
+
+A policy is asked only while a worker has a free place and something waits. It is pure: same observations, same decisions.
+"""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from weir.messages import Reason
+
+
+class Observation(NamedTuple):
+    """What a policy may know about the group whose turn it is. Counts are in rows, instants in seconds of `now`'s clock."""
+
+    now: float
+    waiting: int  # rows waiting in this group, at least 1
+    oldest_arrival: float
+    earliest_deadline: float
+    arrivals: int  # rows that ever arrived at this service (for rate estimates)
+    last_arrival: float
+    idle_places: int  # places free at this moment, at least 1
+    workers: int  # workers that are ready
+    max_batch_size: int
+    max_queue_delay: float
+    draining: bool  # nothing more will come
+
+
+class Decision(NamedTuple):
+    """`rows` > 0: dispatch that many now (the batcher takes fewer if fewer fit). `rows` 0: wait, to be asked again at the
+    next arrival, when another place becomes free, or at `until` if that is set.
+
+    `limit` is the number of rows being waited for, for the explanation, where the policy has one.
+    """
+
+    rows: int
+    reason: Reason = Reason.POLICY
+    until: float | None = None
+    limit: int | None = None
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Decides when a batch is cut. See rules.py for the ones that come with Weir."""
+
+    def decide(self, seen: Observation) -> Decision:
+        """Say *dispatch n* or *wait until t*. Compare instants with the very expression used for `until`:
+        `seen.now >= seen.oldest_arrival + delay`, never `seen.now - seen.oldest_arrival >= delay`, which can be false
+        exactly when the timer fires."""

@@ -1,0 +1,79 @@
+"""The contract between a service and what runs its batches.
+
+Executors own workers; a worker runs one batch at a time and has `places` (its pipeline depth): the batches it may
+hold at once. All methods and all listener calls happen on the event loop's thread.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from weir.messages import Batch, Events
+
+
+class Listener(Protocol):
+    """Hears from an executor."""
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        """`worker` has loaded and warmed up and takes batches."""
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """`worker` is gone (and reaped): what it was running will never be answered. A replacement is announced by
+        `worker_ready` with the same index."""
+
+    def received(self, worker: int, events: Events) -> None:
+        """Events of a batch. Nothing more comes for a batch after its `final` one."""
+
+    def unavailable(self, reason: str) -> None:
+        """No worker is left and none is coming back."""
+
+
+class WorkerState(Protocol):
+    """One line about one worker, for people and `GET /models/{m}`."""
+
+    index: int
+    state: str  # starting, ready, lost, stopped, failed
+    pid: int | None
+    in_flight: int  # batches
+    restarts: int
+    reason: str  # why it is lost or failed, else ""
+
+
+class Block(Protocol):
+    """A place in shared memory that holds one large payload or result; freed when its last owner releases it."""
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes. Writable while the payload is being received."""
+
+    def retain(self) -> None:
+        """Take a further share in it."""
+
+    def release(self) -> None:
+        """Give one share back."""
+
+
+class Executor(Protocol):
+    """Owns workers and runs batches."""
+
+    async def start(self, listener: Listener) -> None:
+        """Start every worker; return when all are ready. Raises ModelError with the child's traceback when a
+        constructor, `load` or the warm-up fails; nothing is left running then."""
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Hand `batch` to `worker`, which must have a free place. Blocks among the payloads are retained until the
+        batch's final Events or until its worker has been reaped."""
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Say that nobody waits for these entries any more. They may still be answered."""
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place for a payload to be received into, or None: executors without shared memory, or none free."""
+
+    async def stop(self) -> None:
+        """End all workers (unload is called in each) and free everything. Idempotent; never raises for a dead worker."""
+
+    def states(self) -> Sequence[WorkerState]:
+        """The state of each worker, by index."""
+
+    def gauges(self) -> dict[str, Any]:
+        """Numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena), `restarts`."""

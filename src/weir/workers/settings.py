@@ -1,0 +1,41 @@
+"""The settings of workers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """How batches are run. Durations are in seconds."""
+
+    workers: int = setting(1, "worker processes of each model", rule=AT_LEAST_ONE)
+    executor: str = setting(
+        "process", "where predict runs: process, thread or inline", rule=one_of("process", "thread", "inline")
+    )
+    pipeline_depth: int = setting(
+        1, "batches that a worker holds at once; 2 hides decoding behind predict", rule=one_of(1, 2)
+    )
+    predict_timeout: float | None = setting(None, "a batch that runs longer ends its worker", rule=POSITIVE)
+    env: list[dict[str, str]] = setting(
+        [], "environment of each worker: one dict for all, or one per worker (CUDA_VISIBLE_DEVICES)"
+    )
+    cpu_affinity: list[list[int]] = setting([], "CPU numbers of each worker: one list for all, or one per worker")
+    threads: int | None = setting(None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)")
+    retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
+    start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)
+    arena_bytes: int = setting(
+        256 << 20,
+        "shared memory for large payloads, and again for large results; 0 switches it off",
+        rule=AT_LEAST_ZERO,
+    )
+    spin: float = setting(0.0, "seconds that an idle worker polls before it sleeps", rule=AT_LEAST_ZERO)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def for_worker(values: list[Any], index: int) -> Any:
+    """Return the entry for worker `index`: the only one, or its own, going round when there are fewer; None if empty."""
+    return values[index % len(values)] if values else None
