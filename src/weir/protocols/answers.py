@@ -1,0 +1,136 @@
+"""Weir's own HTTP meaning, part three: what is written for an output or an error."""
+
+import math
+import traceback
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weir.errors import CapacityError, MethodNotAllowed, ModelError, WeirError
+from weir.messages import JSON, MSGPACK, Dispatch, Request
+from weir.protocols.status import http_code
+
+# What msgspec raises for half a surrogate pair, odd keys, a huge integer, a value within itself.
+_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
+
+Headers = list[tuple[bytes, bytes]]
+
+_JSON_HEADER = (b"content-type", JSON.encode())
+
+
+class Answer(NamedTuple):
+    """A complete answer, but for Content-Length and what belongs to the connection."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> Answer:
+    """Return the answer for `error`: its code, its JSON body, and Retry-After or Allow where they belong.
+
+    `model` is the name of the model that was asked for, if known. Only with `development` is a traceback shown.
+    """
+    headers = [_JSON_HEADER]
+    if isinstance(error, CapacityError):
+        headers.append((b"retry-after", str(retry_after(error)).encode()))
+    elif isinstance(error, MethodNotAllowed) and isinstance(error.details, dict):
+        headers.append((b"allow", ", ".join(error.details.get("allow", [])).encode()))
+    return Answer(http_code(error), headers, error_body(error, model, development=development))
+
+
+def error_body(error: BaseException, model: str | None = None, *, development: bool = False) -> bytes:
+    """Return the JSON document `{"error": {"type", "message", "model", "details"}}` for `error`."""
+    return encode_safely({"error": error_value(error, model, development=development)})
+
+
+def error_value(error: BaseException, model: str | None = None, *, development: bool = False) -> dict[str, Any]:
+    """Return the inner part of an error's document as a dict."""
+    if not isinstance(error, WeirError):
+        return _internal(error, model, development)
+    details = error.details
+    if isinstance(error, CapacityError) and error.retry_after is not None and details is None:
+        details = {"retry_after": round(error.retry_after, 6)}
+    if isinstance(error, ModelError):
+        details = _model_error_details(error, development)
+    return {"type": type(error).__name__, "message": error.message, "model": model, "details": details}
+
+
+def _internal(error: BaseException, model: str | None, development: bool) -> dict[str, Any]:
+    """An exception that is none of ours says nothing of itself to strangers; the log has it."""
+    details = {"traceback": "".join(traceback.format_exception(error))} if development else None
+    message = f"{type(error).__name__}: {error}" if development else "internal error"
+    return {"type": "InternalError", "message": message, "model": model, "details": details}
+
+
+def _model_error_details(error: ModelError, development: bool) -> Any:
+    details = dict(error.details) if isinstance(error.details, dict) else {}
+    if error.original_type:
+        details["original_type"] = error.original_type
+    if development and error.remote_traceback:
+        details["traceback"] = error.remote_traceback
+    return details or error.details
+
+
+def retry_after(error: CapacityError) -> int:
+    """Return the value of Retry-After for `error`: whole seconds, at least 1, for HTTP has nothing finer. `details` has
+    the fraction."""
+    return max(1, math.ceil(error.retry_after or 0))
+
+
+def encode_safely(value: dict[str, Any]) -> bytes:
+    """Return `value` as JSON, whatever it holds: what JSON cannot say is written as its repr."""
+    try:
+        return msgspec.json.encode(value, enc_hook=repr)
+    except _UNWRITABLE:
+        return msgspec.json.encode(json_able(value))
+
+
+def json_able(value: Any, depth: int = 20) -> Any:
+    """Return `value` with everything that JSON cannot say, and everything deeper than `depth`, as its repr."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if value is None or isinstance(value, (bool, float)) or (isinstance(value, int) and value.bit_length() < 63):
+        return value
+    if isinstance(value, dict) and depth:
+        return {str(json_able(str(key))): json_able(each, depth - 1) for key, each in value.items()}
+    if isinstance(value, (list, tuple)) and depth:
+        return [json_able(each, depth - 1) for each in value]
+    return json_able(repr(value))
+
+
+def explain_headers(request: Request, dispatch: Dispatch) -> Headers:
+    """Return the headers that explain the batch that `request` was in. Ages and times are in seconds."""
+    headers = [
+        (b"x-batch-size", b"%d" % dispatch.rows),
+        (b"x-batch-reason", dispatch.reason.name.lower().encode()),
+        (b"x-batch-waiting", b"%d" % dispatch.waiting),
+        (b"x-batch-oldest-age", b"%.6f" % dispatch.oldest_age),
+        (b"x-batch-wakeup", dispatch.wakeup.name.lower().encode()),
+        (b"x-queue-time", b"%.6f" % (dispatch.at - request.arrival)),
+    ]
+    if dispatch.limit is not None:
+        headers.append((b"x-batch-limit", b"%d" % dispatch.limit))
+    return headers
+
+
+def batch_body(outputs: Sequence[Any], accept: str, model: str, *, development: bool = False) -> bytes:
+    """Return the answer to a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
+
+    An output is bytes already written as `accept` (JSON or msgpack), or a WeirError.
+    """
+    encode = _ENCODERS[accept]
+    items: list[Any] = [
+        {"error": error_value(output, model, development=development), "code": http_code(output)}
+        if isinstance(output, WeirError)
+        else {"output": msgspec.Raw(output)}
+        for output in outputs
+    ]
+    try:
+        return encode(items)
+    except _UNWRITABLE:
+        return encode([item if "output" in item else json_able(item) for item in items])
+
+
+_ENCODERS = {JSON: msgspec.json.Encoder(enc_hook=repr).encode, MSGPACK: msgspec.msgpack.Encoder(enc_hook=repr).encode}

@@ -1,0 +1,91 @@
+"""Content codings: gzip and zstd, both ways. Decompression never makes more than the limit."""
+
+import gzip
+import zlib
+
+import zstandard
+
+from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from weir.protocols.media import weighted
+
+CODINGS = ("zstd", "gzip")  # the better one first
+_MAX_WINDOW = 8 << 20  # what RFC 9659 lets a server expect of zstd over HTTP
+
+
+def coding_of(value: str) -> str:
+    """Return the canonical form of a Content-Encoding header's `value`; "" for none.
+
+    Raises UnsupportedMediaType naming the value and the codings there are.
+    """
+    coding = value.strip().lower()
+    if coding in ("", "identity"):
+        return ""
+    if coding == "x-gzip":
+        return "gzip"
+    if coding not in CODINGS:
+        raise UnsupportedMediaType(f"Content-Encoding {value!r}: must be one of {', '.join(CODINGS)}, identity")
+    return coding
+
+
+def accepted_coding(value: str) -> str:
+    """Return the coding that an Accept-Encoding header's `value` allows for answers; "" for none."""
+    wishes = weighted(value)
+    everything = wishes.get("*", 0.0)
+    return max(CODINGS, key=lambda coding: wishes.get(coding, everything)) if _any_allowed(wishes) else ""
+
+
+def _any_allowed(wishes: dict[str, float]) -> bool:
+    everything = wishes.get("*", 0.0)
+    return any(wishes.get(coding, everything) > 0 for coding in CODINGS)
+
+
+def compress(data: bytes, coding: str) -> bytes:
+    """Return `data` in `coding`, which is one of CODINGS."""
+    if coding == "zstd":
+        return zstandard.ZstdCompressor(level=1).compress(data)
+    return gzip.compress(data, compresslevel=1, mtime=0)
+
+
+def decompress(data: bytes, coding: str, max_size: int) -> bytes:
+    """Return `data`, which is in `coding`, as it was, if that has at most `max_size` bytes.
+
+    Raises TooLarge as soon as it has more, and InvalidRequest when it is damaged or cut short.
+    """
+    try:
+        plain = _unzstd(data, max_size + 1) if coding == "zstd" else _gunzip(data, max_size + 1)
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise InvalidRequest(f"body: is not {coding}, as Content-Encoding says ({error})") from error
+    if len(plain) > max_size:
+        raise TooLarge(f"body: must be at most {max_size} bytes after decompression (max_body_size)")
+    return plain
+
+
+def _gunzip(data: bytes, limit: int) -> bytes:
+    parts: list[bytes] = []
+    room = limit
+    while data and room > 0:  # a gzip body may have several members
+        member = zlib.decompressobj(wbits=31)
+        parts.append(member.decompress(data, room))
+        room -= len(parts[-1])
+        if room > 0 and not member.eof:
+            raise zlib.error("cut short")
+        data = member.unused_data
+    return b"".join(parts)
+
+
+def _unzstd(data: bytes, limit: int) -> bytes:
+    parts: list[bytes] = []
+    room = limit
+    rest = memoryview(data)
+    frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+    while rest and room > 0:
+        size = max(64, room >> 15)  # 4 bytes can stand for a block of 128 KiB, and what comes out cannot be bounded
+        chunk = rest[:size]
+        parts.append(frame.decompress(chunk))
+        room -= len(parts[-1])
+        rest = rest[len(chunk) - len(frame.unused_data) :]
+        if frame.eof and rest:  # nor is a zstd body bound to one frame
+            frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
+    if room > 0 and not frame.eof:
+        raise zstandard.ZstdError("cut short")
+    return b"".join(parts)

@@ -1,0 +1,177 @@
+"""Weir's own HTTP meaning, part one: what the head of a request asks for.
+
+Pure, so that the ASGI application and the fast lane share one behaviour: `read_ask` (here) reads a head,
+`payloads.read_work` makes work of the body, `answers` writes what comes back. An Ask depends on the head alone and may be
+remembered for exactly those bytes, for as long as the registry and the settings stay the same.
+"""
+
+import math
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
+from weir.messages import JSON
+from weir.model import is_tensor_model
+from weir.protocols.codings import accepted_coding, coding_of
+from weir.protocols.media import accept_of, content_type_of, write_types
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
+_NUMBER = re.compile(r"(?:[0-9]{1,12}\.?[0-9]{0,12}|\.[0-9]{1,12})(?:[eE][+-]?[0-9]{1,3})?")
+_MAX_KEY_LENGTH = 256
+_MAX_REQUEST_ID_LENGTH = 256
+
+
+class Ask:
+    """What the head of an inference request says.
+
+    `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
+    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Otherwise, or with `coding`
+    (a compressed body), the body goes through `payloads.read_work`.
+    """
+
+    __slots__ = (
+        "accept", "accept_coding", "batch", "coding", "content_type", "explain", "key", "plain", "priority",
+        "request_id", "service", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, service: "Service", batch: bool) -> None:
+        self.service = service
+        self.batch = batch  # a list of items, answered one by one
+        self.content_type = JSON
+        self.accept = JSON
+        self.timeout: float = service.settings.timeout  # seconds
+        self.priority = 0
+        self.key: str | None = None
+        self.explain = False
+        self.request_id: bytes | None = None  # to be sent back
+        self.coding = ""  # how the body is compressed: gzip, zstd or not
+        self.accept_coding = ""  # how a large answer may be
+        self.plain = not (batch or service.needs_measure or is_tensor_model(service.model))
+
+
+def read_ask(
+    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
+) -> Ask | None:
+    """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
+
+    Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
+    ModelNotFound; MethodNotAllowed; UnsupportedMediaType; TooLarge when Content-Length is over `max_body_size`.
+    """
+    found = find_service(registry, path)
+    if found is None:
+        return None
+    if method != "POST":
+        raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
+    ask = Ask(*found)
+    ask.explain = settings.explain
+    content_type = accept = ""
+    for name, value in headers:
+        if name == b"content-type":
+            content_type = value.decode("latin-1")
+        elif name == b"accept":
+            accept = f"{accept},{value.decode('latin-1')}" if accept else value.decode("latin-1")
+        elif name == b"content-length":
+            check_length(value, settings.max_body_size)
+        elif name in _READERS:
+            _READERS[name](ask, value.decode("latin-1"))
+    if content_type not in ("", JSON):
+        ask.content_type = content_type_of(content_type, ask.service.model, ask.batch)
+    if ask.content_type != JSON or accept not in ("", "*/*", JSON):
+        offered = write_types(ask.service.model, ask.batch, ask.content_type)
+        ask.accept = accept_of(accept, offered)
+    return ask
+
+
+def find_service(registry: "Registry", path: str) -> "tuple[Service, bool] | None":
+    """Return the service that `path` asks for and whether it asks with a list; None if it is no path of inference.
+
+    Raises ModelNotFound naming the models there are.
+    """
+    batch = path.endswith("/batch") and path != "/infer/batch"
+    base = path[: -len("/batch")] if batch else path
+    if base in registry.routes:
+        return registry.routes[base], batch
+    if base == "/inference":
+        return _sole(registry), batch
+    if not base.startswith("/infer/") or "/" in base[len("/infer/") :] or base == "/infer/":
+        return None
+    return registry.get(base[len("/infer/") :]), batch
+
+
+def _sole(registry: "Registry") -> "Service":
+    if registry.sole is None:
+        names = ", ".join(registry.services)
+        raise ModelNotFound(
+            f"POST /inference: several models are served, so use POST /infer/{{model}} with one of {names}"
+        )
+    return registry.sole
+
+
+def check_length(value: bytes, max_body_size: int) -> None:
+    """Raise TooLarge or InvalidRequest if a Content-Length header's `value` may not be."""
+    if not value.isdigit():
+        raise InvalidRequest(f"Content-Length {value.decode('latin-1')!r}: must be a number of bytes")
+    if len(value) > 18 or int(value) > max_body_size:
+        raise too_large(f"of {value.decode()[:40]} bytes", max_body_size)
+
+
+def too_large(what: str, max_body_size: int) -> TooLarge:
+    """Return the error for a body over the limit."""
+    return TooLarge(f"body {what}: must be at most {max_body_size} bytes (max_body_size)")
+
+
+def _read_timeout(ask: Ask, value: str) -> None:
+    text = value.strip()
+    seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidRequest(f"X-Request-Timeout {value!r}: must be a number of seconds greater than 0")
+    ask.timeout = seconds
+
+
+def _read_priority(ask: Ask, value: str) -> None:
+    if not _INTEGER.fullmatch(value.strip()):
+        raise InvalidRequest(f"X-Request-Priority {value!r}: must be an integer of at most nine digits")
+    ask.priority = int(value)
+
+
+def _read_key(ask: Ask, value: str) -> None:
+    if not 0 < len(value) <= _MAX_KEY_LENGTH:
+        raise InvalidRequest(f"X-Batch-Key {value[:80]!r}: must have 1 to {_MAX_KEY_LENGTH} characters")
+    ask.key = value
+
+
+def _read_explain(ask: Ask, value: str) -> None:
+    if value not in ("0", "1"):
+        raise InvalidRequest(f"X-Explain {value!r}: must be 0 or 1")
+    ask.explain = value == "1"
+
+
+def _read_request_id(ask: Ask, value: str) -> None:
+    if len(value) > _MAX_REQUEST_ID_LENGTH:
+        raise InvalidRequest(f"X-Request-Id {value[:80]!r}: must have at most {_MAX_REQUEST_ID_LENGTH} characters")
+    ask.request_id = value.encode("latin-1")
+
+
+def _read_coding(ask: Ask, value: str) -> None:
+    ask.coding = coding_of(value)
+
+
+def _read_accept_coding(ask: Ask, value: str) -> None:
+    ask.accept_coding = accepted_coding(value)
+
+
+_READERS = {
+    b"x-request-timeout": _read_timeout,
+    b"x-request-priority": _read_priority,
+    b"x-batch-key": _read_key,
+    b"x-explain": _read_explain,
+    b"x-request-id": _read_request_id,
+    b"content-encoding": _read_coding,
+    b"accept-encoding": _read_accept_coding,
+}

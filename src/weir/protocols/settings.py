@@ -1,0 +1,36 @@
+"""The settings of the HTTP door."""
+
+from dataclasses import dataclass
+
+from weir.errors import SettingsError
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, setting
+
+_PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65535 (0: any free one)")
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """Where and how HTTP is served. Durations are in seconds, sizes in bytes."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes any free one", rule=_PORT)
+    uds: str | None = setting(None, "path of a Unix socket to listen on instead of host and port", metavar="PATH")
+    max_body_size: int = setting(16 << 20, "largest request body in bytes, also after decompression", rule=AT_LEAST_ONE)
+    max_header_size: int = setting(64 << 10, "largest head of a request, in bytes", rule=AT_LEAST_ONE)
+    idle_timeout: float = setting(75.0, "a connection without a request is closed after this long", rule=POSITIVE)
+    header_timeout: float = setting(10.0, "longest time for the head of a request to arrive", rule=POSITIVE)
+    body_timeout: float = setting(60.0, "longest time for the body of a request to arrive", rule=POSITIVE)
+    compress_above: int = setting(
+        1024, "answers larger than this many bytes are compressed for clients that ask for it", rule=AT_LEAST_ZERO
+    )
+    cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
+    tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
+    tls_keyfile: str | None = setting(None, "private key (PEM), if not in the certificate's file", metavar="PATH")
+    metrics: bool = setting(True, "collect metrics and serve them at /metrics")
+    explain: bool = setting(False, "explain the batch in the headers of every answer, as X-Explain: 1 does for one")
+    development: bool = setting(False, "show callers the tracebacks of errors; never where strangers can call")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.tls_keyfile is not None and self.tls_certfile is None:
+            raise SettingsError(f"tls_keyfile={self.tls_keyfile!r}: needs tls_certfile too")

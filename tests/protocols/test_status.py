@@ -1,0 +1,49 @@
+"""Every error has the code that the design gives it."""
+
+import pytest
+
+from weir import errors
+from weir.protocols.status import grpc_code, http_code
+
+DESIGN = [
+    (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
+    (errors.ValidationFailed, 422, "INVALID_ARGUMENT"),
+    (errors.ModelNotFound, 404, "NOT_FOUND"),
+    (errors.TooLarge, 413, "RESOURCE_EXHAUSTED"),
+    (errors.MethodNotAllowed, 405, "UNIMPLEMENTED"),
+    (errors.UnsupportedMediaType, 415, "INVALID_ARGUMENT"),
+    (errors.Unsupported, 501, "UNIMPLEMENTED"),
+    (errors.Conflict, 409, "ALREADY_EXISTS"),
+    (errors.DeadlineExceeded, 408, "DEADLINE_EXCEEDED"),
+    (errors.Cancelled, 499, "CANCELLED"),
+    (errors.Overloaded, 429, "RESOURCE_EXHAUSTED"),
+    (errors.ModelNotReady, 503, "UNAVAILABLE"),
+    (errors.Draining, 503, "UNAVAILABLE"),
+    (errors.WorkerLost, 503, "UNAVAILABLE"),
+    (errors.ModelError, 500, "INTERNAL"),
+    (errors.ModelCrashed, 500, "INTERNAL"),
+    (errors.SettingsError, 500, "INTERNAL"),
+    (KeyError, 500, "INTERNAL"),
+]
+
+
+@pytest.mark.parametrize(("kind", "http", "grpc"), DESIGN)
+def test_codes_are_those_of_the_design(kind: type[Exception], http: int, grpc: str) -> None:
+    assert (http_code(kind("x")), grpc_code(kind("x"))) == (http, grpc)
+
+
+def test_a_subclass_has_the_codes_of_its_nearest_ancestor() -> None:
+    class Mine(errors.ValidationFailed):
+        pass
+
+    assert http_code(Mine("x")) == 422
+
+
+def test_every_error_is_in_the_list() -> None:
+    listed = {kind for kind, _, _ in DESIGN}
+    leaves = {
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.WeirError) and not kind.__subclasses__()
+    }
+    assert leaves <= listed | {errors.ModelError}
