@@ -1,1 +1,1 @@
-
+"""Listens, never decides: metrics and logs."""

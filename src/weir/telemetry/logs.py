@@ -1,0 +1,126 @@
+"""Log lines: text for people, JSON for machines, a file beside the terminal.
+
+Everything goes through the standard library's root logger, so lines of uvicorn, of models and of any library look the
+same as Weir's own. A value whose key sounds like a secret never reaches a line.
+"""
+
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import structlog
+from structlog.stdlib import BoundLogger, ProcessorFormatter
+from structlog.types import EventDict, Processor, WrappedLogger
+
+from weir.errors import WeirError
+from weir.messages import Dispatch, Request, Timing
+from weir.telemetry.settings import TelemetrySettings
+
+_SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
+_LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
+
+
+def get_logger(name: str) -> BoundLogger:
+    """Return a logger that takes `event, key=value...` and hands them to the standard logger called `name`."""
+    processors: list[Processor] = [structlog.stdlib.filter_by_level, ProcessorFormatter.wrap_for_formatter]
+    logger: BoundLogger = structlog.wrap_logger(
+        logging.getLogger(name), processors=processors, wrapper_class=BoundLogger, cache_logger_on_first_use=True
+    )
+    return logger
+
+
+@contextmanager
+def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Iterator[None]:
+    """Send every log line of this process to `stream` (default: stderr) and to `log_file` while the block runs.
+
+    The root logger is as before afterwards. Raises OSError when the file cannot be opened.
+    """
+    stream = sys.stderr if stream is None else stream
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
+    handlers[0].setFormatter(_formatter(settings.log_format, colors=stream.isatty()))
+    if settings.log_file is not None:
+        handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
+        handlers[1].setFormatter(_formatter("json", colors=False))
+    root = logging.getLogger()
+    before, level = root.handlers, root.level
+    root.handlers = handlers
+    root.setLevel(settings.log_level.upper())
+    try:
+        yield
+    finally:
+        root.handlers = before
+        root.setLevel(level)
+        for handler in handlers[1:]:
+            handler.close()
+
+
+def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
+    machine = log_format == "json"
+    common: list[Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso" if machine else "%Y-%m-%d %H:%M:%S", utc=machine),
+        redact,
+    ]
+    last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0)]
+    if machine:
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
+    return ProcessorFormatter(
+        processors=[_add_record, ProcessorFormatter.remove_processors_meta, *common[3:], *last],
+        foreign_pre_chain=common[:3],
+        use_get_message=True,
+    )
+
+
+def _add_record(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    record: logging.LogRecord = event["_record"]
+    event["level"] = record.levelname.lower()
+    event["logger"] = record.name
+    return event
+
+
+def redact(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Replace every value, also inside dicts, whose key sounds like a secret."""
+    return _redacted(event)
+
+
+def _redacted(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _redacted_value(key, value) for key, value in values.items()}
+
+
+def _redacted_value(key: str, value: Any) -> Any:
+    lowered = str(key).lower().replace("-", "_")
+    if any(word in lowered for word in _SECRET_WORDS):
+        return "***"
+    return _redacted(value) if isinstance(value, Mapping) else value
+
+
+class LogObserver:
+    """An Observer that writes a line when a worker changes; requests and batches are for metrics."""
+
+    def __init__(self, logger: BoundLogger) -> None:
+        self._logger = logger
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        """Write one line: lost is a warning, failed an error."""
+        level = _LEVEL_OF_STATE.get(state, logging.DEBUG)
+        why = {"reason": reason} if reason else {}
+        self._logger.log(level, f"worker {state}", model=model, worker=worker, **why)
+
+    def refused(self, model: str, door: str, error: WeirError) -> None:
+        """Write nothing."""
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        """Write nothing."""
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        """Write nothing."""
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """Write nothing."""
+
+    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        """Write nothing."""

@@ -1,0 +1,22 @@
+"""The settings of metrics and logs."""
+
+from dataclasses import dataclass
+
+from weir.fields import check, one_of, setting
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """What the server tells about itself."""
+
+    metrics: bool = setting(True, "record metrics and show them at /metrics")
+    log_format: str = setting(
+        "text", "how log lines look: text for people, json for machines", rule=one_of("text", "json")
+    )
+    log_level: str = setting(
+        "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
+    )
+    log_file: str | None = setting(None, "file that gets every log line too, as JSON", metavar="PATH")
+
+    def __post_init__(self) -> None:
+        check(self)

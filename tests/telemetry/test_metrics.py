@@ -1,0 +1,160 @@
+import re
+from collections.abc import Sequence
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
+from weir.messages import Dispatch, Reason, Request, RequestBase, Timing, Wakeup
+from weir.telemetry.exposition import Exposition, Levels
+from weir.telemetry.metrics import Metrics
+
+Labels = dict[str, str]
+
+
+class Ask(RequestBase):
+    def finish(self, output: object, dispatch: Dispatch) -> None: ...
+
+    def fail(self, error: WeirError) -> None: ...
+
+
+def ask(arrival: float, door: str = "http") -> Request:
+    return Ask(b"3", arrival, 30.0, door=door)
+
+
+def dispatch(
+    requests: Sequence[Request], at: float, reason: Reason = Reason.IDLE, attempt: int = 0,
+    slices: list[tuple[int, int] | None] | None = None,
+) -> Dispatch:  # fmt: skip
+    return Dispatch(
+        1, 0, list(requests), slices, len(requests), 1.0, reason, len(requests), 0.1, None, Wakeup.ARRIVAL, at, attempt
+    )
+
+
+def code_of(door: str, kind: type[WeirError] | None) -> str:
+    return "200" if kind is None else {"Overloaded": "429", "DeadlineExceeded": "408"}.get(kind.__name__, "400")
+
+
+def shown(
+    metrics: Metrics, levels: dict[str, Levels] | None = None
+) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = Exposition(metrics, code_of, lambda: levels or {}).render()[0].decode()
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float:
+    return shown(metrics).get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def test_requests_are_counted_by_model_door_and_code() -> None:
+    metrics = Metrics()
+    metrics.answered("square", [ask(0.0), ask(0.0), ask(0.0, "python")], None, 1.0)
+    metrics.refused("square", "http", Overloaded("full"))
+    assert value(metrics, "weir_requests_total", model="square", door="http", code="200") == 2
+    assert value(metrics, "weir_requests_total", model="square", door="python", code="200") == 1
+    assert value(metrics, "weir_requests_total", model="square", door="http", code="429") == 1
+    assert value(metrics, "weir_requests_rejected_total", model="square", door="http", error="Overloaded") == 1
+
+
+def test_errors_of_one_code_share_a_series() -> None:
+    metrics = Metrics()
+    metrics.answered("square", [ask(0.0)], ValidationFailed("a"), 1.0)
+    metrics.answered("square", [ask(0.0)], Cancelled("b"), 1.0)
+    assert value(metrics, "weir_requests_total", model="square", door="http", code="400") == 2
+
+
+def test_expired_cancelled_and_invalid_requests_have_counts_of_their_own() -> None:
+    metrics = Metrics()
+    metrics.answered("square", [ask(0.0), ask(0.0)], DeadlineExceeded("late"), 1.0)
+    metrics.refused("square", "http", DeadlineExceeded("too late"))
+    metrics.answered("square", [ask(0.0)], Cancelled("left"), 1.0)
+    metrics.answered("square", [ask(0.0)], ValidationFailed("wrong"), 1.0)
+    where = {"model": "square", "door": "http"}
+    assert value(metrics, "weir_requests_expired_total", **where) == 3
+    assert value(metrics, "weir_requests_cancelled_total", **where) == 1
+    assert value(metrics, "weir_validation_errors_total", **where) == 1
+
+
+def test_unknown_names_of_models_do_not_become_labels() -> None:
+    metrics = Metrics()
+    for name in ("a", "b", "c"):
+        metrics.refused(name, "http", ModelNotFound("no"))
+    assert value(metrics, "weir_requests_total", model="", door="http", code="400") == 3
+
+
+def test_reasons_add_up_to_the_batches() -> None:
+    metrics = Metrics()
+    for reason in (*Reason, Reason.SIZE):
+        metrics.dispatched("square", dispatch([ask(0.0)] * 3, 0.5, reason))
+    samples = shown(metrics)
+    by_reason = {dict(labels)["reason"]: n for (name, labels), n in samples.items() if name == "weir_batches_total"}
+    assert by_reason == {**dict.fromkeys((reason.name.lower() for reason in Reason), 1.0), "size": 2.0}
+    assert sum(by_reason.values()) == value(metrics, "weir_batch_size_count", model="square")
+    assert value(metrics, "weir_batch_size_sum", model="square") == 3 * len([*Reason, Reason.SIZE])
+
+
+def test_queue_time_is_counted_once_for_each_request() -> None:
+    metrics = Metrics()
+    first, second = ask(0.0), ask(0.3)
+    metrics.dispatched("square", dispatch([first, second], 0.5, slices=[None, (0, 4)]))
+    metrics.dispatched("square", dispatch([second], 0.7, slices=[(4, 8)]))
+    metrics.dispatched("square", dispatch([first], 0.9, Reason.RETRY, attempt=1))
+    assert value(metrics, "weir_queue_time_seconds_count", model="square") == 2
+    assert abs(value(metrics, "weir_queue_time_seconds_sum", model="square") - 0.7) < 1e-9
+
+
+def test_times_of_a_batch_and_of_its_requests() -> None:
+    metrics = Metrics()
+    requests = [ask(1.0), ask(0.0)]  # priorities may have put a later one first
+    metrics.computed("square", dispatch(requests, 1.5), Timing(0.001, 0.02, 0.003), 2.0)
+    metrics.answered("square", requests, None, 2.0)
+    metrics.answered("square", [], None, 2.0)
+    sums = {step: value(metrics, f"weir_{step}_time_seconds_sum", model="square") for step in ("predict", "total")}
+    assert sums == {"predict": 0.02, "total": 3.0}
+    assert value(metrics, "weir_total_time_seconds_bucket", model="square", le="1.0") == 1
+    assert value(metrics, "weir_preprocess_time_seconds_count", model="square") == 1
+    assert value(metrics, "weir_postprocess_time_seconds_sum", model="square") == 0.003
+
+
+def test_bytes_in_and_out() -> None:
+    metrics = Metrics()
+    metrics.transferred("square", "http", 10, 20)
+    metrics.transferred("square", "http", 1, 2)
+    assert value(metrics, "weir_received_bytes_total", model="square", door="http") == 11
+    assert value(metrics, "weir_sent_bytes_total", model="square", door="http") == 22
+
+
+def test_levels_are_read_when_somebody_asks() -> None:
+    metrics = Metrics()
+    metrics.worker_changed("square", 0, "lost", "killed")
+    levels = Levels(7, 5, 2, {"ready": 1, "lost": 1}, 3, 1 << 20, 1 << 19)
+    samples = shown(metrics, {"square": levels})
+    model = (("model", "square"),)
+    assert samples["weir_waiting_rows", model] == 7
+    assert samples["weir_waiting_requests", model] == 5
+    assert samples["weir_running_batches", model] == 2
+    assert samples["weir_worker_restarts_total", model] == 3
+    assert samples["weir_arena_bytes", model] == 1 << 20
+    assert samples["weir_arena_free_bytes", model] == 1 << 19
+    assert samples["weir_workers", (("model", "square"), ("state", "lost"))] == 1
+
+
+def test_names_follow_the_conventions_and_the_format_is_as_asked() -> None:
+    exposition = Exposition(Metrics(), code_of)
+    text, content_type = exposition.render()
+    assert content_type.startswith("text/plain")
+    assert exposition.render("application/openmetrics-text")[1].startswith("application/openmetrics-text")
+    names = re.findall(r"^# TYPE (\S+) ", text.decode(), re.MULTILINE)
+    assert all(re.fullmatch(r"(weir|process)_[a-z_]+", name) for name in names)
+    counters = re.findall(r"^# TYPE (weir_\S+) counter", text.decode(), re.MULTILINE)
+    assert counters and all(name.endswith("_total") for name in counters)
+
+
+def test_two_servers_may_live_in_one_process() -> None:
+    one, other = Metrics(), Metrics()
+    one.transferred("square", "http", 1, 1)
+    assert value(other, "weir_received_bytes_total", model="square", door="http") == 0
+    assert value(one, "weir_received_bytes_total", model="square", door="http") == 1

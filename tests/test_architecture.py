@@ -1,0 +1,68 @@
+"""The house keeps its order: parts know only those below them, files stay small, clients and imports stay light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "weir"
+MODULES = sorted(SOURCE.rglob("*.py"))
+CORE = ("asyncio", "socket", "threading", "multiprocessing", "time", "random")
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found.add(node.module or "")
+    return found
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    return set(run.stdout.split())
+
+
+def test_imports_go_one_way() -> None:
+    linter = [sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()"]
+    run = subprocess.run([*linter, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_part_is_in_the_contract() -> None:
+    config = (ROOT / "pyproject.toml").read_text()
+    parts = {path.stem for path in SOURCE.glob("*.py")} | {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    missing = {part for part in parts if not part.startswith("_") and f"weir.{part}" not in config}
+    assert not missing
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_a_module_stays_under_400_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 400
+
+
+@pytest.mark.parametrize("part", ["policy", "batching"])
+def test_the_core_imports_no_io_no_clock_and_no_randomness(part: str) -> None:
+    for path in (SOURCE / part).rglob("*.py"):
+        forbidden = {name for name in imports_of(path) if name.partition(".")[0] in CORE}
+        assert not forbidden, f"{name_of(path)} imports {', '.join(sorted(forbidden))}"
+
+
+def test_clients_load_no_server() -> None:
+    loaded = loaded_by("import weir.client")
+    assert not loaded & {"uvicorn", "starlette", "uvloop", "weir.batching", "weir.workers", "weir.protocols"}
+
+
+def test_import_weir_loads_no_framework() -> None:
+    loaded = loaded_by("import weir")
+    assert not loaded & {"torch", "onnxruntime", "transformers", "grpc", "matplotlib", "uvicorn", "starlette", "typer"}
