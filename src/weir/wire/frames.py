@@ -1,0 +1,279 @@
+"""What a server and its worker processes say to each other, as bytes.
+
+A frame is its length (4 bytes, most significant first) and a msgpack array. Frames to a worker: Start, Batch, Cancel,
+Free, Stop. From a worker: Ready or StartFailed, Events, Restarted.
+"""
+
+import pickle
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weir.errors import InvalidRequest, ModelError, WeirError
+from weir.messages import Batch, Events, Timing
+from weir.wire.cells import Cells, pack_cells, unpack_cells
+from weir.wire.failures import Failure, pack_error, unpack_error
+from weir.wire.pickles import Fetch, Places, Ref
+
+# A longer frame is garbage, or a batch that should have gone through the arena.
+MAX_FRAME_BYTES = 1 << 30
+
+
+class FrameError(Exception):
+    """These bytes are no frame. The stream they came from is of no use any more."""
+
+
+class Start(NamedTuple):
+    """The first frame: which model (module:qualname, or a class pickled by value), its parameters, and what else the
+    two sides agree on. Everything in it must be picklable."""
+
+    target: str | bytes
+    params: dict[str, Any]
+    options: dict[str, Any]
+
+
+class Cancel(NamedTuple):
+    """Nobody waits any more for these entries of a batch."""
+
+    batch_id: int
+    indices: list[int]
+
+
+class Free(NamedTuple):
+    """These places in the worker's own arena have been read."""
+
+    refs: list[Ref]
+
+
+class Stop(NamedTuple):
+    """Finish what you have, unload and exit."""
+
+
+class Ready(NamedTuple):
+    """Loaded and warmed up."""
+
+
+class StartFailed(NamedTuple):
+    """The constructor, load or the warm-up raised; the error has the traceback."""
+
+    error: WeirError
+
+
+class Restarted(NamedTuple):
+    """`predict` is called (again) for this batch: its time limit starts now."""
+
+    batch_id: int
+
+
+Frame = Start | Batch | Cancel | Free | Stop | Ready | StartFailed | Events | Restarted
+
+
+class _Start(msgspec.Struct, array_like=True, tag=0):
+    pickled: bytes
+
+
+class _Batch(msgspec.Struct, array_like=True, tag=1):
+    batch_id: int
+    attempt: int
+    content_types: str | list[str]
+    accepts: str | list[str]
+    cells: Cells
+
+
+class _Cancel(msgspec.Struct, array_like=True, tag=2):
+    batch_id: int
+    indices: list[int]
+
+
+class _Free(msgspec.Struct, array_like=True, tag=3):
+    refs: list[Ref]
+
+
+class _Stop(msgspec.Struct, array_like=True, tag=4):
+    pass
+
+
+class _Ready(msgspec.Struct, array_like=True, tag=5):
+    pass
+
+
+class _StartFailed(msgspec.Struct, array_like=True, tag=6):
+    failure: Failure
+
+
+class _Restarted(msgspec.Struct, array_like=True, tag=7):
+    batch_id: int
+
+
+class _Events(msgspec.Struct, array_like=True, tag=8):
+    batch_id: int
+    cells: Cells
+    indices: list[int] | None
+    kinds: list[int] | None
+    final: bool
+    timing: tuple[float, float, float] | None
+
+
+_Body = _Start | _Batch | _Cancel | _Free | _Stop | _Ready | _StartFailed | _Restarted | _Events
+
+_HEAD = struct.Struct(">I")
+_encode_into = msgspec.msgpack.Encoder().encode_into
+_decode = msgspec.msgpack.Decoder(_Body).decode
+
+
+def encode_batch(batch: Batch, places: Places | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytearray:
+    """Return the frame of `batch`. A payload that cannot be pickled travels as an InvalidRequest in its place; so does
+    every payload if the frame would be too long. What was put into `places` is in the frame."""
+    content_types, accepts = _collapse(batch.content_types), _collapse(batch.accepts)
+
+    def body(payloads: list[Any], places: Places | None) -> _Batch:
+        cells = pack_cells(payloads, places, InvalidRequest, content_types)
+        return _Batch(batch.batch_id, batch.attempt, content_types, accepts, cells)
+
+    return _bounded(body, batch.payloads, places, InvalidRequest, max_frame_bytes)
+
+
+def encode_events(events: Events, places: Places | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytearray:
+    """Return the frame of `events`. An output that cannot be pickled travels as a ModelError in its place; so does
+    every output if the frame would be too long. What was put into `places` is in the frame."""
+    kinds = None if events.kinds is None else list(events.kinds)
+
+    def body(outputs: list[Any], places: Places | None) -> _Events:
+        cells = pack_cells(outputs, places, ModelError)
+        return _Events(events.batch_id, cells, events.indices, kinds, events.final, events.timing)
+
+    return _bounded(body, events.outputs, places, ModelError, max_frame_bytes)
+
+
+def encode_control(frame: Start | Cancel | Free | Stop | Ready | StartFailed | Restarted) -> bytearray:
+    """Return the frame of anything that is neither a Batch nor Events. Start raises what pickling its parts raises."""
+    match frame:
+        case Start():
+            return _frame(_Start(pickle.dumps(tuple(frame), 5)))
+        case Cancel():
+            return _frame(_Cancel(frame.batch_id, list(frame.indices)))
+        case Free():
+            return _frame(_Free(list(frame.refs)))
+        case Stop():
+            return _frame(_Stop())
+        case Ready():
+            return _frame(_Ready())
+        case StartFailed():
+            return _frame(_StartFailed(pack_error(frame.error)))
+        case Restarted():
+            return _frame(_Restarted(frame.batch_id))
+
+
+def _collapse(column: str | list[str]) -> str | list[str]:
+    if not isinstance(column, str) and column and column.count(column[0]) == len(column):
+        return column[0]
+    return column
+
+
+def _bounded(
+    body: Callable[[list[Any], Places | None], _Batch | _Events],
+    values: list[Any], places: Places | None, complain: Callable[[str], WeirError], max_frame_bytes: int,
+) -> bytearray:  # fmt: skip
+    made = body(values, places)
+    frame = _frame(made)
+    length = len(frame) - 4
+    if length <= max_frame_bytes:
+        return frame
+    if places is not None:
+        for ref in made.cells.refs():
+            places.take_back(ref)
+    text = f"the batch is {length} bytes long between server and worker, over the limit of {max_frame_bytes}"
+    return _frame(body([value if isinstance(value, WeirError) else complain(text) for value in values], None))
+
+
+def _frame(body: _Body) -> bytearray:
+    frame = bytearray(4)
+    _encode_into(body, frame, 4)
+    _HEAD.pack_into(frame, 0, min(len(frame) - 4, 0xFFFFFFFF))
+    return frame
+
+
+class FrameParser:
+    """Turns the bytes that arrive, in whatever pieces, into frames.
+
+    `fetch` finds what lies in the other side's arena; without one, a frame with references is a FrameError.
+    """
+
+    def __init__(self, fetch: Fetch | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._fetch = fetch
+        self._max_frame_bytes = max_frame_bytes
+        self._held = bytearray()  # the beginning of a frame
+        self._broken: FrameError | None = None
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Frame]:
+        """Return the frames that `data` completes, in order; nothing of `data` is kept by reference.
+
+        Raises FrameError for bytes that are no frame, and from then on for everything.
+        """
+        if self._broken is not None:
+            raise self._broken
+        if self._held:
+            self._held += data
+            data = self._held
+        frames: list[Frame] = []
+        try:
+            with memoryview(data) as view:
+                used = self._read(view, frames)
+        except FrameError as error:
+            self._broken = error
+            self._held = bytearray()
+            raise
+        if data is self._held:
+            del self._held[:used]
+        elif used < len(data):
+            self._held += memoryview(data)[used:]
+        return frames
+
+    def _read(self, view: memoryview, frames: list[Frame]) -> int:
+        start, size = 0, len(view)
+        while size - start >= 4:
+            (length,) = _HEAD.unpack_from(view, start)
+            if length > self._max_frame_bytes:
+                raise FrameError(f"a frame of {length} bytes, over the limit of {self._max_frame_bytes}")
+            end = start + 4 + length
+            if end > size:
+                break
+            with view[start + 4 : end] as body:
+                frames.append(self._decoded(body))
+            start = end
+        return start
+
+    def _decoded(self, data: memoryview) -> Frame:
+        try:
+            body: _Body = _decode(data)
+            return self._made(body)
+        except (msgspec.MsgspecError, ValueError, IndexError) as error:
+            raise FrameError(f"a frame of {len(data)} bytes that cannot be read: {error}") from None
+
+    def _made(self, body: _Body) -> Frame:
+        match body:
+            case _Events():
+                outputs = unpack_cells(body.cells, self._fetch, ModelError)
+                timing = None if body.timing is None else Timing(*body.timing)
+                return Events(
+                    body.batch_id, outputs, indices=body.indices, kinds=body.kinds, final=body.final, timing=timing
+                )
+            case _Batch():
+                payloads = unpack_cells(body.cells, self._fetch, InvalidRequest)
+                return Batch(body.batch_id, payloads, body.content_types, body.accepts, body.attempt)
+            case _Cancel():
+                return Cancel(body.batch_id, body.indices)
+            case _Free():
+                return Free(body.refs)
+            case _Restarted():
+                return Restarted(body.batch_id)
+            case _Start():
+                return Start(*pickle.loads(body.pickled))  # noqa: S301 - from our own parent process
+            case _Ready():
+                return Ready()
+            case _StartFailed():
+                return StartFailed(unpack_error(body.failure))
+            case _Stop():
+                return Stop()
