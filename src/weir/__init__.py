@@ -8,6 +8,9 @@ In process, `weir.Service` and its blocking twin `weir.BlockingService`; over HT
 `weir.asgi(...)` in a server of your own.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from weir._version import __version__
 from weir.errors import (
     Cancelled,
@@ -30,33 +33,46 @@ from weir.errors import (
     ValidationFailed,
     WeirError,
     WorkerLost,
-)
+)  # fmt: skip
+from weir.messages import Reason
 from weir.model import Example, Measure, Model, Tensor
+from weir.policy.decision import Decision, Observation, Policy
+
+if TYPE_CHECKING:
+    from weir.manager.blocking import BlockingService
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
 
 __all__ = [
-    "Cancelled",
-    "CapacityError",
-    "Conflict",
-    "DeadlineExceeded",
-    "Draining",
-    "Example",
-    "InvalidRequest",
-    "Measure",
-    "MethodNotAllowed",
-    "Model",
-    "ModelCrashed",
-    "ModelError",
-    "ModelNotFound",
-    "ModelNotReady",
-    "Overloaded",
-    "RequestError",
-    "SettingsError",
-    "Tensor",
-    "TooLarge",
-    "Unsupported",
-    "UnsupportedMediaType",
-    "ValidationFailed",
-    "WeirError",
-    "WorkerLost",
+    # what most programs need
+    "Model", "Service", "BlockingService",
+    # what a model may say
+    "Example", "Measure", "Tensor",
+    # several models
+    "Registry",
+    # policies of one's own
+    "Decision", "Observation", "Policy", "Reason",
+    # errors
+    "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Draining", "InvalidRequest", "MethodNotAllowed",
+    "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Overloaded", "RequestError", "SettingsError",
+    "TooLarge", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError", "WorkerLost",
     "__version__",
-]
+]  # fmt: skip
+
+# Loaded when first asked for: a worker process and a client need none of asyncio and the rest of the server.
+_LAZY = {
+    "BlockingService": "weir.manager.blocking",
+    "Registry": "weir.manager.registry",
+    "Service": "weir.manager.service",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'weir' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,117 @@
+"""Gives requests their ends, and tells the observers in bulk."""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from weir.batching.collate import deliver
+from weir.errors import WeirError
+from weir.messages import Dispatch, Events, Observer, Request
+
+logger = logging.getLogger("weir")
+
+
+class Delivery:
+    """Gives requests their ends. A door that fails at it is logged and harms no neighbour."""
+
+    def __init__(self, model: str, observers: Sequence[Observer]) -> None:
+        self.model = model
+        self.observers = tuple(observers)
+        # Set once the executor has given out a Block: until then no payload can be one.
+        self.blocks_in_use = False
+
+    def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
+        """Give the requests of `dispatch` what `events` say of them."""
+        whole = dispatch.slices is None and events.indices is None and events.kinds is None
+        if whole and len(events.outputs) == len(dispatch.requests):
+            self._give_whole(dispatch, events.outputs, now)
+        else:
+            self.give_each(deliver(dispatch, events), dispatch, now)
+        if events.final and events.timing is not None:
+            for observer in self.observers:
+                observer.computed(self.model, dispatch, events.timing, now)
+
+    def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
+        # The hot path: every request is in the batch whole, and every entry has its answer.
+        answered: Sequence[Request] = dispatch.requests
+        before: set[int] = set()
+        for request, output in zip(dispatch.requests, outputs, strict=True):
+            if request.settled:
+                before.add(id(request))
+                discard(output)
+                continue
+            request.settled = True
+            try:
+                request.finish(output, dispatch)
+            except Exception:
+                door_failed(request)
+        if before:
+            answered = [request for request in dispatch.requests if id(request) not in before]
+        self._had_their_end(answered, None, now)
+
+    def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:
+        """Give each request, already marked as settled, its answer or error."""
+        answered = []
+        for request, output in ends:
+            if isinstance(output, WeirError):
+                self._fail(request, output, now)
+                continue
+            answered.append(request)
+            try:
+                request.finish(output, dispatch)
+            except Exception:
+                door_failed(request)
+        self._had_their_end(answered, None, now)
+
+    def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
+        """Give each request, already marked as settled, an error of its own."""
+        for request in requests:
+            self._fail(request, error(request), now)
+
+    def dispatched(self, dispatch: Dispatch) -> None:
+        """Tell the observers that a batch was handed to a worker."""
+        for observer in self.observers:
+            observer.dispatched(self.model, dispatch)
+
+    def refused(self, request: Request, error: WeirError) -> None:
+        """Tell the observers that `request` was not taken."""
+        for observer in self.observers:
+            observer.refused(self.model, request.door, error)
+
+    def cancelled(self, request: Request, error: WeirError, now: float) -> None:
+        """Tell the observers that the caller of `request` left."""
+        self._had_their_end([request], error, now)
+
+    def _fail(self, request: Request, error: WeirError, now: float) -> None:
+        try:
+            request.fail(error)
+        except Exception:
+            door_failed(request)
+        self._had_their_end([request], error, now)
+
+    def _had_their_end(self, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        if not requests:
+            return
+        if self.blocks_in_use:
+            for request in requests:
+                discard(request.payload)
+        for observer in self.observers:
+            observer.answered(self.model, requests, error, now)
+
+
+def door_failed(request: Request) -> None:
+    """Log the exception that a door raised when it was given the end of a request."""
+    logger.exception("door %r could not deliver an answer", request.door)
+
+
+def discard(value: Any) -> None:
+    """Release `value` if it is a Block."""
+    if is_block(type(value)):
+        value.release()
+
+
+@lru_cache(maxsize=256)
+def is_block(kind: type) -> bool:
+    """Tell whether values of this type are Blocks: they have `view`, `retain` and `release`."""
+    return all(hasattr(kind, name) for name in ("view", "retain", "release"))

@@ -1,0 +1,248 @@
+"""The asyncio driver of one model's Batcher.
+
+The batcher decides, the executor runs, requests deliver themselves; this file only moves things between them. Per request
+it does one `submit`; all the rest is done per turn of the loop or per batch: one poll scheduled with `call_soon` however
+many requests arrive in a turn, one timer, one frame per batch, one call of each observer per batch.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+from typing import cast
+
+from weir.batching.batcher import Batcher
+from weir.batching.collate import fail_entries, to_batch
+from weir.errors import Cancelled, DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, WeirError
+from weir.manager.clock import Timer
+from weir.manager.delivery import Delivery, discard, logger
+from weir.manager.outside import Outside, Patient
+from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
+from weir.workers.executor import Block, Executor
+
+
+class Phase(Enum):
+    """The life of a driver."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class Driver:
+    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop."""
+
+    def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
+        self.batcher = batcher
+        self.outside = Outside()
+        self.executor = executor
+        self.phase = Phase.NEW
+        self.draining = False
+        self.not_ready_reason = "not started"
+        self._delivery = delivery
+        self._clock = clock
+        self._polling = False
+        self._batcher_draining = False
+
+    async def start(self) -> None:
+        """Start the workers; return when all are ready. Raises what the executor raises, and stays not ready then."""
+        self._loop = asyncio.get_running_loop()
+        self._timer = Timer(self._clock, self._loop, self._timer_due)
+        self._emptied = asyncio.Event()
+        self.not_ready_reason = "loading"
+        self.phase = Phase.RUNNING
+        try:
+            await self.executor.start(self)
+        except BaseException as error:
+            self.phase = Phase.STOPPED
+            self.not_ready_reason = str(error) or type(error).__name__
+            raise
+        self.not_ready_reason = ""
+
+    async def stop(self, drain_timeout: float) -> None:
+        """Take no more, give what was accepted `drain_timeout` seconds to finish, fail the rest, end the workers."""
+        if self.phase is not Phase.RUNNING:
+            return
+        try:
+            await self.drain(drain_timeout)
+        finally:
+            self.phase = Phase.STOPPED
+            self.not_ready_reason = "stopped"
+            self._fail_all(lambda request: Draining("the service stopped before the answer was there"))
+            self._timer.cancel()
+            await self.executor.stop()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more; return when all that was accepted has its end, or after that many seconds."""
+        self.draining = True
+        self._emptied.clear()
+        give_up = self._clock() + seconds
+        limit = Timer(self._clock, self._loop, lambda: self._drain_limit(limit, give_up))
+        limit.arm(give_up)
+        self._poll(Wakeup.ARRIVAL)
+        await self._emptied.wait()
+        limit.cancel()
+
+    def _drain_limit(self, limit: Timer, give_up: float) -> None:
+        if self._clock() >= give_up:
+            self._emptied.set()
+        else:
+            limit.arm(give_up)
+
+    # What callers ask.
+
+    def submit(self, request: Request, now: float) -> None:
+        """Put `request` into the line. Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken
+        then, and the payload is still the caller's."""
+        try:
+            if self.not_ready_reason:
+                raise ModelNotReady(f"model {self._delivery.model!r} is not ready: {self.not_ready_reason}")
+            if self.draining:
+                raise Draining(f"model {self._delivery.model!r} is being stopped and takes no more requests")
+            if self.outside:
+                raise Overloaded(f"the line of model {self._delivery.model!r} is full and calls wait outside")
+            self.batcher.submit(request, now)
+        except WeirError as error:
+            self._delivery.refused(request, error)
+            raise
+        if not self._polling:
+            self._polling = True
+            self._loop.call_soon(self._poll_arrivals)
+
+    def submit_or_wait(self, request: Patient, now: float) -> None:
+        """Put `request` into the line, or let it wait outside while the line is full. Raises as `submit` does."""
+        if self.not_ready_reason or self.draining or (not self.outside and self.batcher.room(request.rows)):
+            self.submit(request, now)
+        else:
+            self.outside.append(request)
+            self._timer.arm(request.deadline)
+
+    def cancel(self, request: Request) -> None:
+        """Forget `request`, wherever it is; nothing happens if it already has its end."""
+        if request.settled:
+            return
+        now = self._clock()
+        if getattr(request, "outside", False):
+            self.outside.drop(cast(Patient, request))
+        else:
+            for worker, batch_id, indices in self.batcher.cancel(request, now):
+                self.executor.cancel(worker, batch_id, indices)
+        self._delivery.cancelled(request, Cancelled("the caller left"), now)
+        self._note_if_emptied()
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place in shared memory, or None."""
+        block = self.executor.reserve(size_bytes)
+        if block is not None:
+            self._delivery.blocks_in_use = True
+        return block
+
+    # What the executor says (Listener).
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        self._worker_changed(worker, "ready", "")
+        self.batcher.worker_ready(worker, places, self._clock())
+        self._poll(Wakeup.WORKER)
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        self._worker_changed(worker, "lost", reason)
+        now = self._clock()
+        lost = self.batcher.worker_lost(worker, now)
+        self._delivery.give_each(fail_entries(lost), now)
+        self._poll(Wakeup.WORKER)
+
+    def received(self, worker: int, events: Events) -> None:
+        now = self._clock()
+        dispatch = self.batcher.dispatch_of(events.batch_id)
+        if dispatch is None:
+            for output in events.outputs:
+                discard(output)
+            return
+        if events.final:
+            # The freed worker gets its next batch before the answers of this one are delivered.
+            self.batcher.finished(events.batch_id, now)
+            self._poll(Wakeup.WORKER)
+        self._delivery.give(dispatch, events, now)
+        self._note_if_emptied()
+
+    def unavailable(self, reason: str) -> None:
+        self.not_ready_reason = reason
+        name = self._delivery.model
+        self._fail_all(lambda request: ModelNotReady(f"model {name!r} is not ready: {reason}"))
+        self._note_if_emptied()
+
+    # The turning wheels.
+
+    def _poll_arrivals(self) -> None:
+        self._polling = False
+        self._poll(Wakeup.ARRIVAL)
+
+    def _timer_due(self) -> None:
+        self._poll(Wakeup.TIMER)
+
+    def _poll(self, wakeup: Wakeup) -> None:
+        now = self._clock()
+        self._run_all(self.batcher.poll(now, wakeup), now)
+        while self.outside and self._admit(now):
+            self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
+        if self.draining and not self.outside and not self._batcher_draining:
+            self._batcher_draining = True
+            self.batcher.drain()
+            self._run_all(self.batcher.poll(now, wakeup), now)
+        self._expire(now)
+        self._timer.arm(self.batcher.next_wakeup)
+        self._note_if_emptied()
+
+    def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
+        for dispatch in dispatches:
+            batch = to_batch(dispatch)
+            try:
+                self.executor.run(dispatch.worker, batch)
+            except Exception as error:
+                self._could_not_run(dispatch, batch, error)
+            self._delivery.dispatched(dispatch)
+
+    def _could_not_run(self, dispatch: Dispatch, batch: Batch, error: Exception) -> None:
+        logger.exception("batch %d could not be handed to worker %d", dispatch.batch_id, dispatch.worker)
+        failure = error if isinstance(error, WeirError) else ModelError(f"the batch could not be run: {error!r}")
+        count = len(batch.payloads)
+        events = Events(batch.batch_id, [failure] * count, kinds=[EventKind.ERROR] * count)
+        # Not at once: the batcher is in the middle of handing out dispatches.
+        self._loop.call_soon(self.received, dispatch.worker, events)
+
+    def _admit(self, now: float) -> bool:
+        """Let those in who fit into the line; tell whether any did."""
+        admitted = False
+        while (request := self.outside.head()) is not None and self.batcher.room(request.rows):
+            self.outside.pop()
+            try:
+                self.batcher.submit(request, now)
+                admitted = True
+            except WeirError as error:
+                request.settled = True
+                self._delivery.fail([request], lambda _, error=error: error, now)
+        return admitted
+
+    def _expire(self, now: float) -> None:
+        late = self.batcher.expire(now)
+        if self.outside:
+            late += self.outside.expire(now)
+            self._timer.arm(self.outside.next_deadline())
+        if late:
+            self._delivery.fail(late, too_late, now)
+
+    def _fail_all(self, error: Callable[[Request], WeirError]) -> None:
+        left = self.outside.clear() + self.batcher.abandon()
+        self._delivery.fail(left, error, self._clock())
+
+    def _worker_changed(self, worker: int, state: str, reason: str) -> None:
+        for observer in self._delivery.observers:
+            observer.worker_changed(self._delivery.model, worker, state, reason)
+
+    def _note_if_emptied(self) -> None:
+        if self.draining and not (self.outside or self.batcher.running or self.batcher.waiting_requests):
+            self._emptied.set()
+
+
+def too_late(request: Request) -> WeirError:
+    """Return the error of a request whose deadline has passed."""
+    return DeadlineExceeded(f"no answer within the timeout of {request.timeout:g} s")

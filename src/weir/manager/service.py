@@ -1,0 +1,242 @@
+"""The running form of one model."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from weir.batching.batcher import Batcher
+from weir.errors import Conflict, WeirError
+from weir.manager.call import Call
+from weir.manager.delivery import Delivery
+from weir.manager.driver import Driver, Phase
+from weir.manager.executors import make_executor
+from weir.manager.health import run_examples
+from weir.manager.many import infer_each
+from weir.manager.measuring import describe, measure
+from weir.manager.settings import compose
+from weir.manager.snapshot import snapshot
+from weir.manager.stream import stream_async, stream_sync
+from weir.messages import Kind, Observer, Request
+from weir.model import Measure, Model, check_model, is_tensor_model, overrides
+from weir.policy.loading import load_policy
+from weir.workers.executor import Block, Executor
+
+
+class Service:
+    """Serves one model in this process's event loop, batching what its callers ask.
+
+        async with weir.Service(Square, max_batch_size=64) as service:
+            assert await service.infer(3) == 9
+
+    `model` is a subclass of Model (or a class attribute of a subclass of Service), `params` the keyword arguments of its
+    constructor, `name` what it is called (the class name in lower case). Settings are those of BatchingSettings,
+    WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor` replaces the workers that
+    the settings ask for. `observers` hear what happens. `clock` returns seconds; one with a method `call_at` keeps the
+    timers too (testing.FakeClock).
+
+    Raises SettingsError for an unusable model or setting.
+    """
+
+    model: type[Model] = Model
+
+    def __init__(
+        self, model: type[Model] | None = None, *, name: str | None = None, params: dict[str, Any] | None = None,
+        executor: Executor | None = None, observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic, **settings: Any,
+    ) -> None:  # fmt: skip
+        self.model = check_model(model or type(self).model)
+        self.name = name or self.model.__name__.lower()
+        self.params = params or {}
+        self.batching, self.workers, self.settings = compose(self.model, settings)
+        self.policy = load_policy(self.batching.policy)
+        self.observers = tuple(observers)
+        self.needs_measure = overrides(self.model, "measure")
+        self._executor = executor
+        self._clock = clock
+        self._plain = not self.needs_measure and not is_tensor_model(self.model)
+        self._driver = self._new_driver()
+
+    # The life of a service.
+
+    async def start(self) -> None:
+        """Start the workers; return when all have loaded and warmed up.
+
+        Raises ModelError with the worker's traceback when one cannot; nothing is left running then. A stopped service
+        can be started again.
+        """
+        if self._driver.phase is Phase.RUNNING:
+            raise Conflict(f"service {self.name!r} is already running")
+        if self._driver.phase is not Phase.NEW:
+            self._driver = self._new_driver()
+        self._loop = asyncio.get_running_loop()
+        await self._driver.start()
+
+    async def stop(self, drain_timeout: float | None = None) -> None:
+        """Take no more, finish what was accepted, end the workers.
+
+        What is unfinished after `drain_timeout` seconds (None: the setting) fails with Draining. Idempotent.
+        """
+        await self._driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Whoever leaves by an exception awaits no more answers.
+        await self.stop(None if error is None else 0.0)
+
+    # Callers in this process.
+
+    def infer(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> Call:  # fmt: skip
+        """Return a future of the answer to `item`; every error comes from awaiting it.
+
+        `timeout` is in seconds from now (None: the setting), across waiting and computing. Higher `priority` goes first;
+        only items of equal `key` share a batch. While the line is full the call waits outside of it, or with
+        `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
+        """
+        call = self._new_call(item, timeout, priority, key)
+        self._enter(call, backpressure)
+        return call
+
+    def infer_many(
+        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        return_errors: bool = False, backpressure: bool | None = None,
+    ) -> asyncio.Future[list[Any]]:  # fmt: skip
+        """Return a future of the list of answers, in order. It is divided into batches as needed.
+
+        The first item that fails ends it with that item's error; with `return_errors` the errors are in the list, in
+        their items' places. For the rest see `infer`.
+        """
+        items = list(items)
+        options = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
+        if self._plain and 0 < len(items) <= self.batching.max_queue_size:
+            return self._infer_list(items, return_errors, options)
+        return asyncio.ensure_future(infer_each(self, items, return_errors, options))
+
+    def stream(
+        self, items: Iterable[Any] | AsyncIterable[Any], *, timeout: float | None = None, priority: int = 0,
+        key: Hashable = None, return_inputs: bool = False, return_errors: bool = False,
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+        """Yield the answers to `items` in their order, in bounded memory, keeping every worker busy.
+
+        `timeout` is per item, from the moment it is taken from `items`. With `return_inputs` it yields pairs of item and
+        answer; with `return_errors` a WeirError in a failed item's place instead of raising it, which ends the stream.
+        An exception of `items` itself is raised after the answers to what came before it. Leaving half-way (`aclose`, or
+        dropping it) withdraws what is under way. A sync iterable is pulled on the event loop: it must not block.
+        """
+
+        def infer(item: Any) -> Call:
+            return self.infer(item, timeout=timeout, priority=priority, key=key, backpressure=True)
+
+        # One batch in every place, and as much again waiting.
+        window = 2 * self.batching.max_batch_size * self.workers.workers * self.workers.pipeline_depth
+        if isinstance(items, AsyncIterable):
+            return stream_async(items, infer, window, return_inputs, return_errors)
+        return stream_sync(items, infer, window, return_inputs, return_errors)
+
+    # Hooks, for subclasses.
+
+    async def before_batch(self, batch: list[Any]) -> list[Any]:
+        """Override to change a batch of decoded items in this process, before a worker gets it; see hooks.py."""
+        return batch
+
+    async def after_batch(self, results: list[Any]) -> list[Any]:
+        """Override to change the answers in this process, after the worker was freed; see hooks.py."""
+        return results
+
+    # Doors.
+
+    def submit(self, request: Request) -> None:
+        """Put `request` into the line.
+
+        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not taken
+        then, and a Block that is its payload is still the door's. A request that was taken gives its share of the Block
+        back when it has its end.
+        """
+        self._driver.submit(request, self._clock())
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose peer has left; nothing happens if it already has its end."""
+        self._driver.cancel(request)
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place in shared memory for a payload to be received into; None if there is none (free)."""
+        return self._driver.reserve(size_bytes)
+
+    def now(self) -> float:
+        """Return the instant now on this service's clock, in seconds: the `arrival` of a request."""
+        return self._clock()
+
+    def measure(self, item: Any) -> Measure:
+        """Return what the model's `measure` says of `item`. Raises InvalidRequest if it cannot say anything of it."""
+        return measure(self.model, item)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why no requests are taken; "" if they are."""
+        return self._driver.not_ready_reason or ("draining" if self._driver.draining else "")
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service is finishing what it accepted, before it stops."""
+        return self._driver.draining
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is to see, as a JSON-able dict: settings, waiting, in flight, workers, the last batches."""
+        return snapshot(self, self._driver)
+
+    async def deep_health(self) -> dict[str, Any]:
+        """Run the model's examples through the service and return what came of each; see health.py."""
+        return await run_examples(self)
+
+    def _new_call(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> Call:
+        if timeout is None:
+            timeout = self.settings.timeout
+        call = Call(item, self._clock(), timeout, self._loop, self._driver.cancel)
+        if priority:
+            call.priority = priority
+        if key is not None:
+            call.key = key
+        return call
+
+    def _infer_list(self, items: list[Any], return_errors: bool, options: dict[str, Any]) -> Call:
+        call = self._new_call(items, options["timeout"], options["priority"], options["key"])
+        call.kind = Kind.ITEMS
+        call.rows = len(items)
+        call.cost = float(len(items))
+        call.large = 0 < self.batching.small_request_size < len(items)
+        call.return_errors = return_errors
+        self._enter(call, options["backpressure"])
+        return call
+
+    def _enter(self, call: Call, backpressure: bool | None) -> None:
+        try:
+            if not self._plain:
+                describe(self.model, call, self.batching.small_request_size)
+            if self.settings.backpressure if backpressure is None else backpressure:
+                self._driver.submit_or_wait(call, call.arrival)
+            else:
+                self._driver.submit(call, call.arrival)
+        except WeirError as error:
+            call.settled = True
+            call.fail(error)
+
+    def _new_driver(self) -> Driver:
+        executor = self._executor or make_executor(
+            self.model, self.params, self.workers, name=self.name, max_batch_size=self.batching.max_batch_size
+        )
+        batcher = Batcher(self.batching, self.policy)
+        return Driver(batcher, executor, Delivery(self.name, self.observers), self._clock)

@@ -1,0 +1,72 @@
+"""The settings of a service, and how the three dataclasses of settings are composed."""
+
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.fields import AT_LEAST_ZERO, POSITIVE, check, setting
+from weir.model import Model
+from weir.workers.settings import WorkerSettings
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """How callers are treated. Durations are in seconds."""
+
+    timeout: float = setting(30.0, "time until a request without a timeout of its own expires", rule=POSITIVE)
+    drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
+    backpressure: bool = setting(True, "calls in process wait while the line is full; otherwise they get Overloaded")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Composed(NamedTuple):
+    """One value of each kind of settings."""
+
+    batching: BatchingSettings
+    workers: WorkerSettings
+    service: ServiceSettings
+
+
+KINDS = (BatchingSettings, WorkerSettings, ServiceSettings)
+
+
+def known_settings() -> list[str]:
+    """Return the names of all settings that a service takes."""
+    return [declared.name for kind in KINDS for declared in fields(kind)]
+
+
+def compose(model: type[Model], given: dict[str, Any]) -> Composed:
+    """Return the settings of a service of `model`: Weir's defaults < the model's class attributes < `given`.
+
+    Raises SettingsError for a key that no settings have (naming the nearest), or a value against its rule.
+    """
+    known = known_settings()
+    for key in given:
+        if key not in known:
+            raise SettingsError(unknown_setting(key, known))
+    return Composed(
+        BatchingSettings(**_chosen(BatchingSettings, model, given)),
+        WorkerSettings(**_chosen(WorkerSettings, model, given)),
+        ServiceSettings(**_chosen(ServiceSettings, model, given)),
+    )
+
+
+def unknown_setting(key: str, known: list[str]) -> str:
+    """Return the message about a setting that does not exist."""
+    near = get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "the settings are " + ", ".join(sorted(known))
+    return f"{key}: there is no such setting; {hint}"
+
+
+def _chosen(kind: Any, model: type[Model], given: dict[str, Any]) -> dict[str, Any]:
+    chosen = {}
+    for declared in fields(kind):
+        if declared.name in given:
+            chosen[declared.name] = given[declared.name]
+        elif getattr(model, declared.name, None) is not None:
+            chosen[declared.name] = getattr(model, declared.name)
+    return chosen

@@ -1,0 +1,44 @@
+"""What there is to see of a running service, as a JSON-able dict."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weir.manager.driver import Driver
+    from weir.manager.service import Service
+
+
+def snapshot(service: "Service", driver: "Driver") -> dict[str, Any]:
+    """Return the state of `service`. Sizes are in rows unless the name says otherwise, ages in seconds."""
+    batcher, now = driver.batcher, service.now()
+    return {
+        "model": service.name,
+        "ready": service.ready,
+        "reason": service.not_ready_reason,
+        "draining": service.draining,
+        "settings": settings_of(service),
+        "waiting": batcher.waiting_rows,
+        "waiting_requests": batcher.waiting_requests,
+        "waiting_outside": len(driver.outside),
+        "oldest_age": batcher.oldest_age(now),
+        "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
+        "in_flight_batches": len(batcher.running),
+        "batches": {reason.name.lower(): count for reason, count in batcher.counts.items()},
+        "workers": [worker_line(state) for state in driver.executor.states()],
+        "gauges": driver.executor.gauges(),
+        "recent": list(batcher.recent),
+    }
+
+
+def settings_of(service: "Service") -> dict[str, Any]:
+    """Return the settings of all three kinds; values that JSON cannot carry are shown by their repr."""
+    merged = asdict(service.batching) | asdict(service.workers) | asdict(service.settings)
+    return {key: value if isinstance(value, PLAIN) else repr(value) for key, value in merged.items()}
+
+
+PLAIN = (bool, int, float, str, list, dict, type(None))
+
+
+def worker_line(state: Any) -> dict[str, Any]:
+    """Return one worker's state."""
+    return {name: getattr(state, name) for name in ("index", "state", "pid", "in_flight", "restarts", "reason")}

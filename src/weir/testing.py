@@ -1,0 +1,344 @@
+"""Fakes for tests of what is built on Weir: a clock, an executor, a request and an observer that remember.
+
+clock, executor = FakeClock(), FakeExecutor(lambda batch: [x * x for x in batch])
+async with weir.Service(Square, executor=executor, clock=clock) as service:
+    assert await service.infer(3) == 9
+"""
+
+import asyncio
+import heapq
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from weir.errors import WeirError
+from weir.messages import (
+    JSON,
+    MSGPACK,
+    OBJECT,
+    Batch,
+    Dispatch,
+    EventKind,
+    Events,
+    Kind,
+    Observer,
+    Request,
+    RequestBase,
+    Timing,
+)  # fmt: skip
+from weir.workers.executor import Block, Listener
+
+Answer = Callable[[list[Any]], list[Any]]
+
+
+class FakeClock:
+    """A clock that stands still until told. Give it to a Service, whose timers then fire within `advance`."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self._now = now
+        self._timers: list[tuple[float, int, FakeTimer]] = []
+        self._sequence = count()
+
+    def __call__(self) -> float:
+        """Return the time now, in seconds."""
+        return self._now
+
+    def call_at(self, when: float, callback: Callable[[], Any]) -> "FakeTimer":
+        """Call `callback` when the time is advanced to `when` or beyond."""
+        timer = FakeTimer(callback)
+        heapq.heappush(self._timers, (when, next(self._sequence), timer))
+        return timer
+
+    def advance(self, seconds: float) -> None:
+        """Let `seconds` pass, firing each timer at its own instant, in order."""
+        end = self._now + seconds
+        while self._timers and self._timers[0][0] <= end:
+            when, _, timer = heapq.heappop(self._timers)
+            self._now = max(self._now, when)
+            timer.fire()
+        self._now = end
+
+
+class FakeTimer:
+    """One armed timer of a FakeClock."""
+
+    def __init__(self, callback: Callable[[], Any]) -> None:
+        self._callback: Callable[[], Any] | None = callback
+
+    def cancel(self) -> None:
+        """Never fire."""
+        self._callback = None
+
+    def fire(self) -> None:
+        """Call back, unless cancelled."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class FakeWorkerState:
+    """What `FakeExecutor.states` says of a worker."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.state = "starting"
+        self.pid: int | None = None
+        self.in_flight = 0
+        self.restarts = 0
+        self.reason = ""
+
+
+class FakeExecutor:
+    """An executor without workers: it remembers batches, and answers them with a function or on command.
+
+    With `answer`, a function from a list of decoded items to a list of answers, each batch is answered in the next turn
+    of the loop; JSON and msgpack payloads are decoded and answers encoded as each request wants. An answer that is a
+    WeirError fails its entry alone. Without `answer` the
+    test calls `answer_next`, `reply`, `lose` and `end`.
+    """
+
+    def __init__(
+        self, answer: Answer | None = None, *, workers: int = 1, places: int = 1, start_error: Exception | None = None
+    ) -> None:
+        self.batches: list[tuple[int, Batch]] = []  # all ever run, with their worker
+        self.pending: list[tuple[int, Batch]] = []  # those not answered yet, oldest first
+        self.cancelled: list[tuple[int, int, list[int]]] = []
+        self.blocks: list[FakeBlock] = []
+        self.give_blocks = False  # whether `reserve` gives one
+        self.started = False
+        self.stopped = False
+        self._answer = answer
+        self._places = places
+        self._start_error = start_error
+        self._states = [FakeWorkerState(index) for index in range(workers)]
+        self._listener: Listener | None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        """The number of entries of each batch so far."""
+        return [len(batch.payloads) for _, batch in self.batches]
+
+    @property
+    def payloads(self) -> list[list[Any]]:
+        """The payloads of each batch so far."""
+        return [batch.payloads for _, batch in self.batches]
+
+    # The contract of an Executor.
+
+    async def start(self, listener: Listener) -> None:
+        """Announce every worker at once, or raise the start error."""
+        if self._start_error is not None:
+            raise self._start_error
+        self._listener = listener
+        self.started, self.stopped = True, False
+        for worker in range(len(self._states)):
+            self.revive(worker)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Remember the batch; answer it in the next turn of the loop if there is a function for it."""
+        self.batches.append((worker, batch))
+        self.pending.append((worker, batch))
+        self._states[worker].in_flight += 1
+        if self._answer is not None:
+            asyncio.get_running_loop().call_soon(self._answer_now, worker, batch)
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Remember what was cancelled."""
+        self.cancelled.append((worker, batch_id, list(indices)))
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a FakeBlock if `give_blocks` is set."""
+        if not self.give_blocks:
+            return None
+        block = FakeBlock(size_bytes)
+        self.blocks.append(block)
+        return block
+
+    async def stop(self) -> None:
+        """Forget what is pending."""
+        self.stopped = True
+        self.pending.clear()
+        for state in self._states:
+            state.state, state.in_flight = "stopped", 0
+
+    def states(self) -> Sequence[FakeWorkerState]:
+        """Return the state of each worker."""
+        return self._states
+
+    def gauges(self) -> dict[str, Any]:
+        """Return the numbers for metrics."""
+        restarts = sum(state.restarts for state in self._states)
+        return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": restarts}
+
+    # What the test commands.
+
+    def answer_next(self, answer: Answer) -> None:
+        """Answer the oldest pending batch with what `answer` makes of its payloads (as they are, undecoded)."""
+        worker, batch = self.pending[0]
+        self.reply(worker, Events(batch.batch_id, answer(batch.payloads), timing=Timing(0.0, 0.0, 0.0)))
+
+    def reply(self, worker: int, events: Events) -> None:
+        """Say `events` of a batch of `worker`."""
+        if events.final:
+            self._forget(events.batch_id)
+        self.listener.received(worker, events)
+
+    def lose(self, worker: int, reason: str = "killed by the test") -> None:
+        """Let `worker` die with all that it was running."""
+        self.pending = [(owner, batch) for owner, batch in self.pending if owner != worker]
+        state = self._states[worker]
+        state.state, state.in_flight, state.reason = "lost", 0, reason
+        self.listener.worker_lost(worker, reason)
+
+    def revive(self, worker: int) -> None:
+        """Announce `worker`, the first time or again."""
+        state = self._states[worker]
+        state.restarts += state.state == "lost"
+        state.state, state.reason = "ready", ""
+        self.listener.worker_ready(worker, self._places)
+
+    def end(self, reason: str = "no worker is coming back") -> None:
+        """Say that no worker is left and none is coming back."""
+        self.listener.unavailable(reason)
+
+    @property
+    def listener(self) -> Listener:
+        """Whoever started this executor."""
+        if self._listener is None:
+            raise RuntimeError("this FakeExecutor has not been started")
+        return self._listener
+
+    def _answer_now(self, worker: int, batch: Batch) -> None:
+        if self._answer is None or not any(batch is pending for _, pending in self.pending):
+            return
+        items = [decoded(payload, _nth(batch.content_types, index)) for index, payload in enumerate(batch.payloads)]
+        outputs = [encoded(value, _nth(batch.accepts, index)) for index, value in enumerate(self._answer(items))]
+        kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
+        failed = EventKind.ERROR in kinds
+        timing = Timing(0.0, 0.0, 0.0)
+        self.reply(worker, Events(batch.batch_id, outputs, kinds=kinds if failed else None, timing=timing))
+
+    def _forget(self, batch_id: int) -> None:
+        for worker, batch in self.pending:
+            if batch.batch_id == batch_id:
+                self._states[worker].in_flight -= 1
+        self.pending = [(worker, batch) for worker, batch in self.pending if batch.batch_id != batch_id]
+
+
+class FakeBlock:
+    """A Block in ordinary memory that counts its shares."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.shares = 1
+        self._memory = bytearray(size_bytes)
+
+    @property
+    def view(self) -> memoryview:
+        """The bytes."""
+        return memoryview(self._memory)
+
+    def retain(self) -> None:
+        """Take a further share."""
+        self.shares += 1
+
+    def release(self) -> None:
+        """Give one share back; more than were taken is an error."""
+        if self.shares == 0:
+            raise RuntimeError("a FakeBlock was released more often than retained")
+        self.shares -= 1
+
+
+class FakeRequest(RequestBase):
+    """A request of a door without a peer: it remembers its end.
+
+    `output`, `dispatch` and `error` are set by it; `ends` counts how often it came (it must be once).
+    """
+
+    __slots__ = ("dispatch", "ends", "error", "output")
+
+    def __init__(
+        self, payload: Any, *, arrival: float = 1000.0, timeout: float = 30.0, kind: Kind = Kind.ITEM,
+        content_type: str = OBJECT, accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None,
+        priority: int = 0, large: bool = False, door: str = "fake",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            payload, arrival, timeout, kind=kind, content_type=content_type, accept=accept, rows=rows, cost=cost,
+            key=key, priority=priority, large=large, door=door,
+        )  # fmt: skip
+        self.output: Any = None
+        self.dispatch: Dispatch | None = None
+        self.error: WeirError | None = None
+        self.ends = 0
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Remember the answer."""
+        self.output, self.dispatch = output, dispatch
+        self.ends += 1
+
+    def fail(self, error: WeirError) -> None:
+        """Remember the error."""
+        self.error = error
+        self.ends += 1
+
+
+class RecordingObserver(Observer):
+    """An observer that remembers what it heard, each kind in a list of its own."""
+
+    def __init__(self) -> None:
+        self.refusals: list[tuple[str, str, WeirError]] = []
+        self.dispatches: list[Dispatch] = []
+        self.answers: list[tuple[list[Request], WeirError | None, float]] = []
+        self.timings: list[tuple[Dispatch, Timing]] = []
+        self.worker_changes: list[tuple[int, str, str]] = []
+        self.transfers: list[tuple[str, str, int, int]] = []
+
+    def refused(self, model: str, door: str, error: WeirError) -> None:
+        self.refusals.append((model, door, error))
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        self.dispatches.append(dispatch)
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        self.answers.append((list(requests), error, now))
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        self.timings.append((dispatch, timing))
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        self.worker_changes.append((worker, state, reason))
+
+    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        self.transfers.append((model, door, received_bytes, sent_bytes))
+
+    @property
+    def ends(self) -> int:
+        """How many requests had their end."""
+        return sum(len(requests) for requests, _, _ in self.answers)
+
+
+def decoded(payload: Any, content_type: str) -> Any:
+    """Return the item that `payload` encodes: JSON, msgpack, or as it is."""
+    if isinstance(payload, FakeBlock):
+        payload = bytes(payload.view)
+    if content_type == JSON:
+        return msgspec.json.decode(payload)
+    if content_type == MSGPACK:
+        return msgspec.msgpack.decode(payload)
+    return payload
+
+
+def encoded(value: Any, accept: str) -> Any:
+    """Return `value` as a caller who accepts that type gets it; errors stay errors."""
+    if isinstance(value, WeirError):
+        return value
+    if accept == JSON:
+        return msgspec.json.encode(value)
+    if accept == MSGPACK:
+        return msgspec.msgpack.encode(value)
+    return value
+
+
+def _nth(types: str | list[str], index: int) -> str:
+    return types if isinstance(types, str) else types[index]
