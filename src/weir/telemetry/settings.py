@@ -1,4 +1,4 @@
-"""The settings of metrics and logs."""
+"""The settings of logs."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,8 @@ from weir.fields import check, one_of, setting
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """What the server tells about itself."""
+    """What the server writes about itself."""
 
-    metrics: bool = setting(True, "record metrics and show them at /metrics")
     log_format: str = setting(
         "text", "how log lines look: text for people, json for machines", rule=one_of("text", "json")
     )

@@ -1,0 +1,123 @@
+"""Turns text (flags, environment) and TOML values into the type that a setting declares.
+
+One text is one value. A list takes one text for each element; where there is room for a single text only (a variable),
+the elements are separated by spaces, or the text is JSON.
+"""
+
+import math
+from collections.abc import Sequence
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+import msgspec
+
+from weir.errors import SettingsError
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
+    """Return the value that flags gave as `texts`; `source` names the flag.
+
+    Raises SettingsError naming the source, the text and the rule, also when something is said twice.
+    """
+    if hint == list[dict[str, str]]:
+        return _environments([_pair(text, source) for text in texts])
+    if get_origin(hint) is dict:
+        return _params([_pair(text, source) for text in texts], source)
+    if get_origin(hint) is list:
+        (inner,) = get_args(hint)
+        return [_numbers(text, source) if inner == list[int] else _scalar(inner, text, source) for text in texts]
+    if len(texts) > 1:
+        raise SettingsError(f"{source}: given {len(texts)} times ({', '.join(texts)}); must be given once")
+    return _scalar(hint, texts[0], source)
+
+
+def from_text(hint: Any, text: str, source: str) -> Any:
+    """Return the value that a variable gave as one `text`. Raises SettingsError."""
+    if get_origin(hint) not in (list, dict):
+        return _scalar(hint, text, source)
+    if not text.lstrip().startswith(("[", "{")):
+        return from_texts(hint, text.split(), source)
+    try:
+        return from_toml(hint, msgspec.json.decode(text), source)
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{source}={text!r}: must be JSON if it starts like it ({error})") from error
+
+
+def from_toml(hint: Any, value: Any, source: str) -> Any:
+    """Return `value`, which TOML or JSON has typed already, as the declared type. Raises SettingsError."""
+    if get_origin(hint) is list and (not isinstance(value, list) or _is_inner(hint, value)):
+        value = [value]
+    try:
+        return _finite(msgspec.convert(value, hint), source)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source}={value!r}: must be {_name_of(hint)}") from error
+
+
+def _is_inner(hint: Any, value: list[Any]) -> bool:
+    """Tell whether `value` is one element of a list of lists."""
+    (inner,) = get_args(hint)
+    return get_origin(inner) is list and bool(value) and not isinstance(value[0], list)
+
+
+def _scalar(hint: Any, text: str, source: str) -> Any:
+    try:
+        return _finite(msgspec.convert(text, hint, strict=False), source)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{source}={text!r}: must be {_name_of(hint)}") from error
+
+
+def _finite(value: Any, source: str) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SettingsError(f"{source}={value!r}: must be finite")
+    return value
+
+
+def _name_of(hint: Any) -> str:
+    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
+    if get_origin(hint) is list:
+        return f"a list, each element {_name_of(kinds[0])}"
+    return "a table" if get_origin(hint) is dict else _KINDS.get(kinds[0], str(kinds[0]))
+
+
+def _numbers(text: str, source: str) -> list[int]:
+    """Read CPU numbers: `0,1,4-7`."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise SettingsError(f"{source}={text!r}: must be whole numbers and ranges like 0,1,4-7")
+        numbers += range(int(first), int(last or first) + 1)
+    return numbers
+
+
+def _pair(text: str, source: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not (equals and key.strip()):
+        raise SettingsError(f"{source}={text!r}: must be KEY=VALUE")
+    return key.strip(), value
+
+
+def _params(pairs: list[tuple[str, str]], source: str) -> dict[str, Any]:
+    params: dict[str, Any] = {}
+    for key, text in pairs:
+        if key in params:
+            raise SettingsError(f"{source}={key}={text}: {key!r} is given twice; must be given once")
+        try:
+            params[key] = msgspec.json.decode(text)
+        except msgspec.DecodeError:
+            params[key] = text
+    return params
+
+
+def _environments(pairs: list[tuple[str, str]]) -> list[dict[str, str]]:
+    """Return one dict for all workers, or as many as the name with most values has: its n-th value is for worker n.
+
+    A name with fewer values goes round, as for_worker() does.
+    """
+    values: dict[str, list[str]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    count = max(map(len, values.values()), default=0)
+    return [{name: own[index % len(own)] for name, own in values.items()} for index in range(count)]

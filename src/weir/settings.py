@@ -1,0 +1,277 @@
+"""Composes the settings of all parts from a file, the environment and flags.
+
+Each setting is stated once, as a field of its part's dataclass (fields.py). From the field's name follow the flag
+(`--max-batch-size`), the TOML key (`max_batch_size`) and the variable (`WEIR_MAX_BATCH_SIZE`).
+
+Precedence, low to high: default < model class < TOML < environment < flag. In TOML, a key at the top is for every model
+and one in `[models.NAME]` for that model.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.fields import Rule, setting
+from weir.manager.settings import ServiceSettings
+from weir.parsing import from_text, from_texts, from_toml
+from weir.protocols.settings import HttpSettings
+from weir.telemetry.settings import TelemetrySettings
+from weir.workers.settings import WorkerSettings
+
+PREFIX = "WEIR_"
+CONFIG = "WEIR_CONFIG"  # the same as --config
+
+# Kubernetes sets these in every pod beside a Service called "weir": they are not meant for us.
+_KUBERNETES = re.compile(r"WEIR_(SERVICE_HOST|SERVICE_PORT.*|PORT_\d+_.*)")
+_KUBERNETES_PORT = re.compile(r"WEIR_PORT=(tcp|udp|sctp)://.*")
+
+
+@dataclass(frozen=True)
+class NamingSettings:
+    """What belongs to one model only."""
+
+    name: str | None = setting(None, "name of the model, if not its class name in lower case")
+    params: dict[str, Any] = setting(
+        {}, "argument of the model's constructor: JSON, or else plain text", metavar="KEY=VALUE"
+    )
+    route: list[str] = setting([], "path of the model's own, beside /infer/NAME", metavar="PATH")
+
+
+MODEL_PARTS: dict[str, type[Any]] = {
+    "Model": NamingSettings,
+    "Batching": BatchingSettings,
+    "Workers": WorkerSettings,
+    "Service": ServiceSettings,
+}
+SERVER_PARTS: dict[str, type[Any]] = {"HTTP": HttpSettings, "Telemetry": TelemetrySettings}
+
+
+class Declared(NamedTuple):
+    """One setting as its part declares it. `of_model`: may differ between the models of one server."""
+
+    name: str
+    hint: Any
+    default: Any
+    help: str
+    rule: Rule | None
+    metavar: str | None
+    part: str
+    of_model: bool
+
+    @property
+    def flag(self) -> str:
+        """The flag; of a table of values the singular, for each flag gives one."""
+        name = self.name.removesuffix("s") if isinstance(self.default, dict) else self.name
+        return "--" + name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable."""
+        return PREFIX + self.name.upper()
+
+
+class ModelToServe(NamedTuple):
+    """One model: where its class is, its name, and what was said of it (only what was said, so that the class's own
+    values hold for the rest)."""
+
+    target: str
+    name: str
+    params: dict[str, Any]
+    routes: list[str]
+    settings: dict[str, Any]
+
+
+class Settings(NamedTuple):
+    """All that a server needs to know."""
+
+    models: list[ModelToServe]
+    http: HttpSettings
+    telemetry: TelemetrySettings
+
+
+def declared_settings() -> dict[str, Declared]:
+    """Return every setting there is, by name."""
+    return {
+        declared.name: declared
+        for parts, of_model in ((MODEL_PARTS, True), (SERVER_PARTS, False))
+        for part, kind in parts.items()
+        for declared in _declared_by(kind, part, of_model)
+    }
+
+
+def _declared_by(kind: type[Any], part: str, of_model: bool) -> list[Declared]:
+    hints = get_type_hints(kind)
+    return [
+        Declared(
+            field.name, hints[field.name],
+            field.default_factory() if field.default_factory is not MISSING else field.default,
+            field.metadata["help"], field.metadata["rule"], field.metadata["metavar"], part, of_model,
+        )
+        for field in fields(kind)
+    ]  # fmt: skip
+
+
+def read_settings(
+    targets: Sequence[str],
+    flags: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    config: str | None = None,
+) -> Settings:
+    """Return what is to be served, and how.
+
+    `targets` are `module:Class` or `path/file.py:Class`; `flags` has the texts given for each setting, by name;
+    `config` is the path of a TOML file. Raises SettingsError naming where it was said, the value and the rule.
+    """
+    catalog = declared_settings()
+    general, tables = _read_file(config or environment.get(CONFIG), catalog)
+    said = _layered(_from_environment(environment, catalog), _from_flags(flags, catalog))
+    models = _models(targets, general, tables, said, catalog)
+    server = _layered(general, said)
+    http, telemetry = (
+        kind(**{name: value for name, value in server.items() if catalog[name].part == part})
+        for part, kind in SERVER_PARTS.items()
+    )
+    return Settings(models, http, telemetry)
+
+
+def default_name(target: str) -> str:
+    """Return the name of a model that was given none: its class name in lower case."""
+    return target.rpartition(":")[2].rpartition(".")[2].lower()
+
+
+def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
+    """Return both, `high` winning; tables (params) are merged key by key."""
+    merged = {**low, **high}
+    for name in low.keys() & high.keys():
+        if isinstance(low[name], dict):
+            merged[name] = {**low[name], **high[name]}
+    return merged
+
+
+def _models(
+    targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]], said: dict[str, Any],
+    catalog: dict[str, Declared],
+) -> list[ModelToServe]:  # fmt: skip
+    named = _named_targets(targets, tables, said)
+    for name in ("name", "route"):
+        if said.get(name) and len(named) > 1:
+            where = f"{catalog[name].flag} or {catalog[name].variable}"
+            raise SettingsError(f"{where}: {said[name]!r} is for one model, but {', '.join(named)} are served")
+    models = []
+    for name, target in named.items():
+        values = _layered(_layered(general, tables.get(name, {})), said)
+        settings = {
+            key: value for key, value in values.items()
+            if key in catalog and catalog[key].of_model and catalog[key].part != "Model"
+        }  # fmt: skip
+        models.append(ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings))
+    return models
+
+
+def _named_targets(targets: Sequence[str], tables: dict[str, dict[str, Any]], said: dict[str, Any]) -> dict[str, str]:
+    """Return the target of each model: those given first, then those of the file."""
+    named: dict[str, str] = {}
+    for target in targets:
+        name = said.get("name") or default_name(target)
+        if name in named:
+            raise SettingsError(f"{target}: the name {name!r} is taken by {named[name]}; names must differ (--name)")
+        in_file = tables.get(name, {}).get("target", target)
+        if in_file != target:
+            raise SettingsError(f"{target}: [models.{name}] says target={in_file!r}; it must be said once")
+        named[name] = target
+    for name, table in tables.items():
+        if name not in named and "target" not in table:
+            raise SettingsError(f"[models.{name}]: no target; must be module:Class or path/file.py:Class")
+        named.setdefault(name, table.get("target", ""))
+    if not named:
+        raise SettingsError(
+            "nothing to serve: name a TARGET (module:Class or path/file.py:Class), or a model in --config"
+        )
+    return named
+
+
+def _from_flags(flags: Mapping[str, Sequence[str]], catalog: dict[str, Declared]) -> dict[str, Any]:
+    values = {}
+    for name, texts in flags.items():
+        declared = catalog[name]
+        values[name] = _checked(declared, from_texts(declared.hint, texts, declared.flag), declared.flag)
+    return values
+
+
+def _from_environment(environment: Mapping[str, str], catalog: dict[str, Declared]) -> dict[str, Any]:
+    by_variable = {declared.variable: declared for declared in catalog.values()}
+    values = {}
+    for variable, text in environment.items():
+        if not variable.startswith(PREFIX) or variable == CONFIG or _is_of_kubernetes(variable, text):
+            continue
+        if variable not in by_variable:
+            raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
+        declared = by_variable[variable]
+        values[declared.name] = _checked(declared, from_text(declared.hint, text, variable), variable)
+    return values
+
+
+def _is_of_kubernetes(variable: str, text: str) -> bool:
+    return bool(_KUBERNETES.fullmatch(variable) or _KUBERNETES_PORT.fullmatch(f"{variable}={text}"))
+
+
+def _read_file(path: str | None, catalog: dict[str, Declared]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what the TOML file says for all, and for each model."""
+    if path is None:
+        return {}, {}
+    try:
+        document = tomllib.loads(Path(path).read_text("utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config={path}: cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path}: must be TOML: {error}") from error
+    tables = document.pop("models", {})
+    if not (isinstance(tables, dict) and all(isinstance(table, dict) for table in tables.values())):
+        raise SettingsError(f"{path}: models={tables!r}: must be tables, [models.NAME] for each model")
+    everywhere = [name for name in catalog if name not in ("name", "route")]
+    of_model = [name for name, declared in catalog.items() if declared.of_model and name != "name"]
+    general = _from_table(document, path, everywhere, catalog)
+    return general, {
+        name: _from_table(table, f"{path}: models.{name}", [*of_model, "target"], catalog)
+        for name, table in tables.items()
+    }
+
+
+def _from_table(table: dict[str, Any], source: str, allowed: list[str], catalog: dict[str, Declared]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in table.items():
+        where = f"{source}: {name}"
+        if name not in allowed:
+            raise SettingsError(_misplaced(name, where, allowed, catalog))
+        if name == "target":
+            values[name] = from_toml(str, value, where)
+        else:
+            values[name] = _checked(catalog[name], from_toml(catalog[name].hint, value, where), where)
+    return values
+
+
+def _misplaced(name: str, where: str, allowed: list[str], catalog: dict[str, Declared]) -> str:
+    if name in ("name", "route", "target"):
+        return f"{where}: belongs to one model: say it in [models.NAME]" + (", as NAME" if name == "name" else "")
+    if name in catalog:
+        return f"{where}: is a setting of the whole server, not of one model"
+    return _unknown(where, allowed, name)
+
+
+def _unknown(where: str, known: list[str], name: str | None = None) -> str:
+    nearest = get_close_matches(name or where, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(sorted(known))}"
+    return f"{where}: there is no such setting; {hint}"
+
+
+def _checked(declared: Declared, value: Any, source: str) -> Any:
+    """Return `value` if it keeps the setting's rule. Here, not only in the dataclass, so that the source is named."""
+    if declared.rule is not None and value is not None and not declared.rule[0](value):
+        raise SettingsError(f"{source}={value!r}: {declared.rule[1]}")
+    return value

@@ -1,0 +1,129 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import weir
+from weir.errors import SettingsError
+from weir.manager.service import Service
+from weir.manager.targets import load_target
+
+SQUARE = """
+import weir
+class Square(weir.Model):
+    def predict(self, batch):
+        return [x * x for x in batch]
+class Outer:
+    class Inner(Square):
+        pass
+def function(): ...
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory of its own; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None) or ""):
+            del sys.modules[name]
+
+
+def refused(target: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        load_target(target)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_module_of_the_working_directory(folder: Path) -> None:
+    (folder / "target_square.py").write_text(SQUARE)
+    model = load_target("target_square:Square")
+    assert issubclass(model, weir.Model) and model.__name__ == "Square"
+    assert load_target("target_square:Outer.Inner").__name__ == "Inner"
+
+
+def test_a_file_by_its_path_and_importable_for_workers(folder: Path) -> None:
+    (folder / "deep").mkdir()
+    (folder / "deep" / "target-file.py").write_text(SQUARE)
+    model = load_target("deep/target-file.py:Square")
+    assert model.__module__ == "target-file" and str(folder / "deep") in sys.path
+
+
+def test_a_file_of_a_package_may_import_its_neighbours(folder: Path) -> None:
+    (folder / "target_package").mkdir()
+    (folder / "target_package" / "__init__.py").touch()
+    (folder / "target_package" / "base.py").write_text(SQUARE)
+    (folder / "target_package" / "model.py").write_text("from .base import Square\nclass Own(Square): pass\n")
+    assert load_target("target_package/model.py:Own").__module__ == "target_package.model"
+    assert load_target("target_package.model:Own").__module__ == "target_package.model"
+
+
+def test_a_service(folder: Path) -> None:
+    (folder / "target_service.py").write_text(f"{SQUARE}\nclass Guarded(weir.Service):\n    model = Square\n")
+    assert issubclass(load_target("target_service:Guarded"), Service)
+
+
+@pytest.mark.parametrize("target", ["square", ":Square", "square:", "", "a b:C", "dir/square:Square"])
+def test_a_wrong_form_is_explained(target: str) -> None:
+    assert "must be module:Class or path/file.py:Class" in refused(target)
+
+
+def test_a_missing_module_says_where_was_looked(folder: Path) -> None:
+    (folder / "target_square.py").write_text(SQUARE)
+    text = refused("target_sqare:Square")
+    assert "no module 'target_sqare'" in text and str(folder) in text and "did you mean target_square?" in text
+    assert "in package 'json'" in refused("json.missing:Square")
+    assert "in package 'target_square'" in refused("target_square.deeper:Square")
+
+
+def test_a_missing_file_says_where_was_looked(folder: Path) -> None:
+    assert f"no file {folder / 'deep' / 'square.py'}" in refused("deep/square.py:Square")
+
+
+def test_a_missing_class_lists_the_candidates(folder: Path) -> None:
+    (folder / "target_square.py").write_text(SQUARE)
+    text = refused("target_square:Sqare")
+    assert "has no 'Sqare'" in text and "its models: Square" in text and str(folder) in text
+    assert "must be a subclass of weir.Model or weir.Service" in refused("target_square:function")
+    assert "must be a subclass of weir.Model or weir.Service" in refused("target_square:Outer")
+    (folder / "target_empty.py").touch()
+    assert "it defines no model" in refused("target_empty:Square")
+
+
+def test_an_unusable_model_is_refused(folder: Path) -> None:
+    (folder / "target_none.py").write_text("import weir\nclass Nothing(weir.Model): pass\n")
+    assert "must implement predict" in refused("target_none:Nothing")
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("x = 1 / 0", "ZeroDivisionError: division by zero"),
+        ("import target_not_there", "ModuleNotFoundError: No module named 'target_not_there'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise ValueError('one\\ntwo')", "ValueError: one two"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_says_why_and_where(folder: Path, source: str, said: str) -> None:
+    (folder / "target_broken.py").write_text(f"\n{source}\n")
+    for target in ("target_broken:Square", "target_broken.py:Square"):
+        text = refused(target)
+        assert said in text and f"({folder / 'target_broken.py'}, line 2)" in text
+
+
+def test_a_syntax_error_names_its_line(folder: Path) -> None:
+    (folder / "target_syntax.py").write_text("\nclass\n")
+    assert "SyntaxError" in refused("target_syntax:Square") and "line 2" in refused("target_syntax:Square")
+
+
+def test_two_files_of_one_name_are_refused(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        (folder / name / "target_same.py").write_text(SQUARE)
+    load_target("one/target_same.py:Square")
+    assert "file names must differ" in refused("two/target_same.py:Square")

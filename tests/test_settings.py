@@ -1,0 +1,189 @@
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weir.errors import SettingsError
+from weir.settings import (
+    MODEL_PARTS,
+    SERVER_PARTS,
+    ModelToServe,
+    Settings,
+    declared_settings,
+    default_name,
+    read_settings,
+)
+
+SPELLED_OUT = (
+    "--name --workers --max-batch-size --policy --max-queue-delay --max-queue-size --timeout --predict-timeout "
+    "--pipeline-depth --max-body-size --host --port --uds --param --env --log-format --log-level --drain-timeout"
+)
+
+
+def read(
+    *targets: str, flags: dict[str, list[str]] | None = None, env: dict[str, str] | None = None, config: Any = None
+) -> Settings:
+    return read_settings(targets, flags or {}, env or {}, None if config is None else str(config))
+
+
+def sole(*targets: str, **said: Any) -> ModelToServe:
+    (model,) = read(*targets, **said).models
+    return model
+
+
+def refused(*targets: str, **said: Any) -> str:
+    with pytest.raises(SettingsError) as caught:
+        read(*targets, **said)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        file = tmp_path / "weir.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def test_each_setting_is_stated_once() -> None:
+    stated = Counter(field.name for kind in (*MODEL_PARTS.values(), *SERVER_PARTS.values()) for field in fields(kind))
+    assert [name for name, count in stated.items() if count > 1] == []
+    flags = Counter(declared.flag for declared in declared_settings().values())
+    assert [flag for flag, count in flags.items() if count > 1] == []
+
+
+def test_each_setting_is_a_flag_a_key_and_a_variable(toml: Any) -> None:
+    assert set(SPELLED_OUT.split()) <= {declared.flag for declared in declared_settings().values()}
+    declared = declared_settings()["max_batch_size"]
+    assert (declared.flag, declared.variable) == ("--max-batch-size", "WEIR_MAX_BATCH_SIZE")
+    assert declared_settings()["params"].flag == "--param"
+    assert all(declared.help for declared in declared_settings().values())
+
+
+def test_a_target_alone_says_nothing_more() -> None:
+    settings = read("square:Square")
+    assert settings.models == [ModelToServe("square:Square", "square", {}, [], {})]
+    assert settings.http.port == 8000 and settings.telemetry.log_format == "text"
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("a.b:Square", "square"), ("dir/a.py:Outer.Inner", "inner"), ("c:\\x.py:MiniLM", "minilm")]
+)
+def test_the_name_is_the_class_name_in_lower_case(target: str, name: str) -> None:
+    assert default_name(target) == name
+
+
+def test_precedence(toml: Any) -> None:
+    file = toml(
+        "workers = 2\nmax_batch_size = 2\ntimeout = 2\nport = 2\n[models.square]\nmax_batch_size = 3\ntimeout = 3\n"
+    )
+    said: dict[str, Any] = {"config": file}
+    assert sole("square:Square", **said).settings == {"workers": 2, "max_batch_size": 3, "timeout": 3.0}
+    said["env"] = {"WEIR_TIMEOUT": "4", "WEIR_PORT": "4", "HOME": "/root"}
+    assert sole("square:Square", **said).settings["timeout"] == 4.0
+    assert read("square:Square", **said).http.port == 4
+    said["flags"] = {"timeout": ["5"], "port": ["5"]}
+    assert sole("square:Square", **said).settings["timeout"] == 5.0
+    assert read("square:Square", **said).http.port == 5
+
+
+def test_params_are_merged_key_by_key(toml: Any) -> None:
+    file = toml("params = {a = 1, b = 1, c = 1, d = 1}\n[models.square.params]\nb = 2\nc = 2\nd = 2\n")
+    model = sole("m:Square", config=file, env={"WEIR_PARAMS": "c=3 d=3"}, flags={"params": ["d=4"]})
+    assert model.params == {"a": 1, "b": 2, "c": 3, "d": 4}
+
+
+def test_flags_apply_to_every_target() -> None:
+    models = read("m:One", "m:Two", flags={"workers": ["3"], "env": ["A=1"]}).models
+    assert [(model.name, model.settings) for model in models] == [
+        ("one", {"workers": 3, "env": [{"A": "1"}]}),
+        ("two", {"workers": 3, "env": [{"A": "1"}]}),
+    ]
+
+
+def test_a_file_may_say_what_is_served(toml: Any) -> None:
+    file = toml(
+        '[models.fast]\ntarget = "m:Square"\nroute = "/fast"\n'
+        '[models.slow]\ntarget = "m:Square"\nroute = ["/slow", "/v1/slow"]\npolicy = "full"\n'
+    )
+    models = read("m:Other", config=file).models
+    assert [(model.name, model.target, model.routes) for model in models] == [
+        ("other", "m:Other", []), ("fast", "m:Square", ["/fast"]), ("slow", "m:Square", ["/slow", "/v1/slow"]),
+    ]  # fmt: skip
+    assert models[2].settings == {"policy": "full"}
+    assert read(env={"WEIR_CONFIG": str(file)}).models == models[1:]
+
+
+def test_one_model_may_be_named_and_routed_by_flags(toml: Any) -> None:
+    model = sole("m:Square", flags={"name": ["sq"], "route": ["/a", "/b"]})
+    assert (model.name, model.routes) == ("sq", ["/a", "/b"])
+    assert "is for one model, but" in refused("m:One", "m:Two", flags={"route": ["/a"]})
+    assert "is taken by m:One" in refused("m:One", "m:Two", flags={"name": ["x"]})
+    file = toml('[models.other]\ntarget = "m:Other"\n')
+    assert "--name or WEIR_NAME: 'x' is for one model, but x, other are served" in refused(
+        "m:One", flags={"name": ["x"]}, config=file
+    )
+
+
+def test_unknown_keys_name_the_nearest(toml: Any) -> None:
+    assert "WEIR_MAX_BATCHSIZE: there is no such setting; did you mean WEIR_MAX_BATCH_SIZE?" in refused(
+        "m:A", env={"WEIR_MAX_BATCHSIZE": "3"}
+    )
+    assert "weir.toml: max-batch-size: there is no such setting; did you mean max_batch_size?" in refused(
+        "m:A", config=toml("max-batch-size = 3")
+    )
+    assert "weir.toml: models.a: worker: there is no such setting; did you mean workers?" in refused(
+        "m:A", config=toml("[models.a]\nworker = 3")
+    )
+    assert "there are " in refused("m:A", config=toml("[models.a]\nqqq = 3"))
+
+
+def test_keys_in_the_wrong_place_are_refused(toml: Any) -> None:
+    assert "is a setting of the whole server" in refused("m:A", config=toml("[models.a]\nport = 3"))
+    assert "say it in [models.NAME], as NAME" in refused("m:A", config=toml('name = "x"'))
+    assert "say it in [models.NAME]" in refused("m:A", config=toml('route = "/x"'))
+    assert "must be tables" in refused("m:A", config=toml("models = 3"))
+
+
+def test_a_value_against_its_rule_names_where_it_was_said(toml: Any) -> None:
+    assert refused("m:A", flags={"workers": ["0"]}) == "--workers=0: must be 1 or more"
+    assert refused("m:A", env={"WEIR_WORKERS": "0"}) == "WEIR_WORKERS=0: must be 1 or more"
+    assert "weir.toml: models.a: workers=0: must be 1 or more" in refused("m:A", config=toml("[models.a]\nworkers = 0"))
+    assert "--port=70000: must be a port number" in refused("m:A", flags={"port": ["70000"]})
+
+
+def test_rules_between_settings_hold_too() -> None:
+    assert "tls_keyfile='k': needs tls_certfile too" in refused("m:A", flags={"tls_keyfile": ["k"]})
+
+
+def test_the_same_thing_said_twice_is_refused(toml: Any) -> None:
+    assert "--policy: given 2 times (full, greedy)" in refused("m:A", flags={"policy": ["full", "greedy"]})
+    assert "must be given once" in refused("m:A", flags={"params": ["a=1", "a=2"]})
+    assert "is taken by m:A" in refused("m:A", "n:A")
+    assert "it must be said once" in refused("m:A", config=toml('[models.a]\ntarget = "n:A"'))
+    assert "must be TOML" in refused("m:A", config=toml("workers = 1\nworkers = 2"))
+    assert sole("m:A", config=toml('[models.a]\ntarget = "m:A"')).target == "m:A"
+
+
+def test_an_unreadable_file_is_refused(tmp_path: Path) -> None:
+    assert "cannot be read" in refused("m:A", config=tmp_path / "missing.toml")
+    (tmp_path / "odd.toml").write_bytes(b"\xff")
+    assert "cannot be read" in refused("m:A", config=tmp_path / "odd.toml")
+
+
+def test_nothing_to_serve_is_refused(toml: Any) -> None:
+    assert "nothing to serve" in refused()
+    assert "[models.a]: no target" in refused(config=toml("[models.a]\nworkers = 1"))
+
+
+def test_what_kubernetes_says_of_a_service_called_weir_is_not_for_us() -> None:
+    env = {
+        "WEIR_SERVICE_HOST": "10.0.0.1", "WEIR_SERVICE_PORT": "80", "WEIR_SERVICE_PORT_HTTP": "80",
+        "WEIR_PORT": "tcp://10.0.0.1:80", "WEIR_PORT_80_TCP": "tcp://10.0.0.1:80", "WEIR_PORT_80_TCP_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    assert read("m:A", env=env).http.port == 8000
