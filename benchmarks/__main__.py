@@ -1,0 +1,86 @@
+"""`python -m benchmarks setup | all | PART... [--rounds N] [--seconds S]`; `soak [--minutes M]`; `report`."""
+
+import argparse
+import resource
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks import peer_setup, report, soak
+from benchmarks.load import require_wrk
+from benchmarks.machine import describe
+from benchmarks.parts import PARTS
+from benchmarks.result import Part, Result, Run
+
+
+def main() -> None:
+    """Do what the command line says."""
+    asked = _arguments()
+    console = Console()
+    _allow_many_files()
+    if asked.what == ["setup"]:
+        console.print("Peers: " + ", ".join(peer_setup.set_up()))
+    elif asked.what == ["soak"]:
+        soak.run(console, asked.minutes)
+    elif asked.what != ["report"]:
+        require_wrk()
+        for name, value in describe().items():
+            console.print(f"[dim]{name:10}[/] {value}")
+        for part in _chosen(asked.what):
+            _measure(console, part, asked.rounds, asked.seconds)
+    if asked.what not in (["setup"], ["soak"]):
+        console.print("Written: " + ", ".join(report.write()))
+
+
+def _arguments() -> argparse.Namespace:
+    names = ", ".join(PARTS)
+    parser = argparse.ArgumentParser("benchmarks", description=__doc__)
+    parser.add_argument("what", nargs="+", metavar="PART", help=f"all, or some of: {names}; or setup, soak, report")
+    parser.add_argument("--rounds", type=int, default=5, help="alternated rounds, of which the median counts")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of load, each time")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of soak")
+    asked = parser.parse_args()
+    unknown = set(asked.what) - {*PARTS, "all", "setup", "soak", "report"}
+    if unknown:
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {names}")
+    return asked
+
+
+def _chosen(names: list[str]) -> list[Part]:
+    return [part for name, part in PARTS.items() if name in names or "all" in names]
+
+
+def _allow_many_files() -> None:
+    """Servers and loads inherit this limit; a thousand slow clients need it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _measure(console: Console, part: Part, rounds: int, seconds: float) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(part.title, total=part.steps(rounds))
+
+        def step(text: str) -> None:
+            progress.console.print(f"[dim]{part.name}:[/] {text}")
+            progress.advance(task)
+
+        result = part.measure(Run(rounds, seconds, step))
+    _show(console, part, result)
+    when = datetime.now(UTC).strftime("%Y-%m-%d")
+    report.keep(part, result, {**describe(), "rounds": f"{rounds} of {seconds:g} s", "date": when})
+
+
+def _show(console: Console, part: Part, result: Result) -> None:
+    table = Table(*result.columns, title=part.title)
+    for row in result.rows:
+        table.add_row(*row)
+    console.print(table)
+    for text, measured, met in result.goals:
+        console.print(f"[{'green' if met == 'yes' else 'red'}]{met:3}[/] {text}: {measured}")
+
+
+if __name__ == "__main__":
+    main()

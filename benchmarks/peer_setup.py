@@ -1,0 +1,38 @@
+"""The peers, each in an environment of its own under .venvs/."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.servers import PEERS, ROOT
+
+VERSIONS = {"mosec": "mosec==0.9.8", "mpservice": "mpservice==0.16.8"}
+_HOME = ROOT / ".venvs"
+
+
+def python_of(peer: str) -> str:
+    """Return the interpreter that runs `peer`; end with what to do if it is not there."""
+    python = _HOME / peer / "bin" / "python"
+    if not _stamp(peer).exists():
+        raise SystemExit(f"{peer} is not installed: python -m benchmarks setup")
+    return str(python)
+
+
+def script(name: str) -> str:
+    """Return the path of a script in peers/."""
+    return str(PEERS / name)
+
+
+def set_up() -> list[str]:
+    """Install what is missing; return what is there."""
+    for peer, requirement in VERSIONS.items():
+        if not _stamp(peer).exists():
+            subprocess.run([sys.executable, "-m", "venv", str(_HOME / peer)], check=True)
+            pip = [str(_HOME / peer / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+            subprocess.run([*pip, "install", requirement], check=True)
+            _stamp(peer).touch()
+    return list(VERSIONS.values())
+
+
+def _stamp(peer: str) -> Path:
+    return _HOME / peer / ("." + VERSIONS[peer])

@@ -1,0 +1,19 @@
+-- wrk: POST a body of a content type, given in the environment; print the summary as one line of JSON.
+local file = os.getenv("BENCH_BODY_FILE")
+if file then
+  local handle = assert(io.open(file, "rb"))
+  wrk.body = handle:read("*a")
+  handle:close()
+else
+  wrk.body = os.getenv("BENCH_BODY")
+end
+wrk.method = "POST"
+wrk.headers["Content-Type"] = os.getenv("BENCH_CONTENT_TYPE")
+
+function done(summary, latency, requests)
+  local errors = summary.errors
+  io.write(string.format(
+    '\nRESULT {"requests": %d, "seconds": %f, "p50": %f, "p99": %f, "refused": %d, "broken": %d}\n',
+    summary.requests, summary.duration / 1e6, latency:percentile(50) / 1e6, latency:percentile(99) / 1e6,
+    errors.status, errors.connect + errors.read + errors.write + errors.timeout))
+end

@@ -1,0 +1,99 @@
+"""Write docs/benchmarks.md, its picture and the README's figures from what has been measured (results.json)."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parts import PARTS
+from benchmarks.pictures import draw
+from benchmarks.result import Part, Result, count, milliseconds
+from benchmarks.servers import ROOT
+
+RESULTS = Path(__file__).with_name("results.json")
+PAGE = ROOT / "docs" / "benchmarks.md"
+PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
+README = ROOT / "README.md"
+BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
+
+INTRODUCTION = """# Benchmarks
+
+Everything on this page is written by the command that measured it: `make bench`, or one part alone with
+`make bench PART=square` (`.venv/bin/python -m benchmarks --help` names the parts). The peers run side by side with Weir
+in the same rounds, each in an environment of its own; the order changes from round to round; medians are shown, with the
+smallest and the largest in brackets, and ratios are medians of the ratios of each round. Load and servers share the
+machine, over loopback.
+"""
+
+
+def keep(part: Part, result: Result, machine: dict[str, str]) -> None:
+    """Store one part's outcome; it replaces an earlier one."""
+    stored = _stored()
+    stored[part.name] = {"machine": machine, **asdict(result)}
+    RESULTS.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
+
+
+def write() -> list[str]:
+    """Write all that can be written from what is stored; return the paths."""
+    stored = _stored()
+    pages = [INTRODUCTION]
+    if draw(_values(stored), PICTURE):
+        pages.append(f"![Requests per second beside the peers]({PICTURE.relative_to(PAGE.parent)})\n")
+    pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored]
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text("\n".join(pages))
+    return [str(path.relative_to(ROOT)) for path in (PAGE, PICTURE, README) if path != README or _write_readme(stored)]
+
+
+def _stored() -> dict[str, Any]:
+    return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+
+
+def _values(stored: dict[str, Any]) -> dict[str, float]:
+    """Return the values of all parts, under "part: name"."""
+    return {f"{part}: {name}": value for part, of in stored.items() for name, value in of["values"].items()}
+
+
+def _section(part: Part, stored: dict[str, Any]) -> str:
+    lines = [f"## {part.title}", "", part.about, "", *_table(stored["columns"], stored["rows"]), ""]
+    if stored["goals"]:
+        lines += [*_table(["wished", "measured", "met"], stored["goals"]), ""]
+    lines += [line for note in stored["notes"] for line in (note, "")]
+    machine = ". ".join(f"{name}: {value}" for name, value in stored["machine"].items() if value)
+    lines += [f"<sub>`make bench PART={part.name}`. {machine}.</sub>", ""]
+    return "\n".join(lines)
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
+    head = ["| " + " | ".join(columns) + " |", "|" + " --- |" * len(columns)]
+    return head + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def _write_readme(stored: dict[str, Any]) -> bool:
+    """Replace the figures between the two marks, where both are there and everything has been measured."""
+    text, values = README.read_text(), _values(stored)
+    if BEGIN not in text or not {"square", "in-process", "large-bodies"} <= set(stored):
+        return False
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    README.write_text(f"{before}{BEGIN}\n{_figures(values)}\n{END}{after}")
+    return True
+
+
+def _figures(values: dict[str, float]) -> str:
+    def rate(name: str) -> str:
+        return count(values[name])
+
+    rows = [
+        ["square over HTTP, 64 connections, requests/s", rate("square: Weir 64"), f"mosec: {rate('square: mosec 64')}",
+         f"{values['square: times mosec 64']:.1f}"],
+        ["square over HTTP, 256 connections, requests/s", rate("square: Weir 256"), f"mosec: {rate('square: mosec 256')}",
+         f"{values['square: times mosec 256']:.1f}"],
+        ["one connection, p50 in ms", milliseconds(values["square: p50 1"]),
+         f"mosec: {milliseconds(values['square: p50 1 mosec'])}", f"{values['square: p50 1 mosec'] / values['square: p50 1']:.0f}"],
+        ["20,000 concurrent calls in process, items/s", rate("in-process: Weir uvloop"),
+         f"mpservice: {rate('in-process: mpservice uvloop')}", f"{values['in-process: times mpservice uvloop']:.0f}"],
+        ["600 KB binary bodies, requests/s", rate("large-bodies: Weir"), f"mosec: {rate('large-bodies: mosec')}",
+         f"{values['large-bodies: Weir'] / values['large-bodies: mosec']:.1f}"],
+    ]  # fmt: skip
+    return "\n".join(_table(["", "Weir", "peer", "times better"], rows))

@@ -1,0 +1,124 @@
+"""Servers under test: started on a free port, waited for, watched, ended."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = Path(__file__).with_name("peers")
+START_SECONDS = 60.0
+
+
+class Usage(NamedTuple):
+    """CPU seconds used so far, and resident bytes (shared pages counted once)."""
+
+    front_seconds: float
+    worker_seconds: float
+    memory_bytes: int
+
+
+class Server:
+    """A running server. `front` is its first process; the workers are all below it."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], port: int, path: str, words: IO[bytes]) -> None:
+        self.name = name
+        self.process = process
+        self.words = words  # what it has written to stderr
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}{path}"
+        self.front = psutil.Process(process.pid)
+
+    def ask(self, body: bytes, content_type: str = "application/json") -> bytes:
+        """Send one request; return the body of the answer."""
+        request = urllib.request.Request(self.url, data=body, headers={"Content-Type": content_type})
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return bytes(answer.read())
+
+    def usage(self) -> Usage:
+        """Return what the server has used until now."""
+        workers = self.front.children(recursive=True)
+        everyone = [self.front, *workers]
+        times = [_cpu_seconds(process) for process in everyone]
+        return Usage(times[0], sum(times[1:]), sum(process.memory_full_info().pss for process in everyone))
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of what is measured: this tree's own source first."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+
+
+def free_port() -> int:
+    """Return a port that is free at this moment (the peers cannot choose one themselves and say which)."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expected: bytes,
+            content_type: str = "application/json") -> Iterator[Server]:  # fmt: skip
+    """Run `command` ("{port}" stands for the port) until the end of the block, from its first right answer on."""
+    port = free_port()
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            [word.format(port=port) for word in command],
+            cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=words, start_new_session=True,
+        )  # fmt: skip
+        server = Server(name, process, port, path, words)
+        try:
+            _wait_until_right(server, body, expected, content_type)
+            yield server
+        finally:
+            _end(process)
+
+
+def _wait_until_right(server: Server, body: bytes, expected: bytes, content_type: str) -> None:
+    end = time.monotonic() + START_SECONDS
+    answer: object = None
+    while time.monotonic() < end:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"{server.name} ended at its start: {_last_words(server)}")
+        try:
+            answer = server.ask(body, content_type)
+            if answer == expected:
+                return
+        except (OSError, urllib.error.URLError) as error:
+            answer = error
+        time.sleep(0.1)
+    raise RuntimeError(f"{server.name} gave no right answer within {START_SECONDS:.0f} s, last: {answer!r}")
+
+
+def _last_words(server: Server) -> str:
+    server.words.seek(0)
+    return server.words.read().decode(errors="replace")[-2000:]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def weir_command(target: str, *flags: str) -> list[str]:
+    """Return the command that serves `target` as a user would."""
+    return [sys.executable, "-m", "weir.cli", "serve", target, "--port", "{port}", "--host", "127.0.0.1",
+            "--log-level", "warning", *flags]  # fmt: skip
