@@ -26,7 +26,6 @@ class HttpSettings:
     cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
     tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
     tls_keyfile: str | None = setting(None, "private key (PEM), if not in the certificate's file", metavar="PATH")
-    metrics: bool = setting(True, "collect metrics and serve them at /metrics")
     explain: bool = setting(False, "explain the batch in the headers of every answer, as X-Explain: 1 does for one")
     development: bool = setting(False, "show callers the tracebacks of errors; never where strangers can call")
 

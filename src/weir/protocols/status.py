@@ -32,7 +32,12 @@ TABLE: dict[type[BaseException], Codes] = {
 
 def codes(error: BaseException) -> Codes:
     """Return the codes of `error`; of an exception that is none of ours, those of an internal error."""
-    return next(TABLE[kind] for kind in type(error).__mro__ if kind in TABLE)
+    return codes_of_type(type(error))
+
+
+def codes_of_type(kind: type[BaseException]) -> Codes:
+    """Return the codes of errors of this type."""
+    return next(TABLE[base] for base in kind.__mro__ if base in TABLE)
 
 
 def http_code(error: BaseException) -> int:

@@ -1,4 +1,4 @@
-"""The settings of logs."""
+"""The settings of metrics and logs."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,9 @@ from weir.fields import check, one_of, setting
 
 @dataclass(frozen=True)
 class TelemetrySettings:
-    """What the server writes about itself."""
+    """What the server tells about itself."""
 
+    metrics: bool = setting(True, "count what happens and show it at /metrics")
     log_format: str = setting(
         "text", "how log lines look: text for people, json for machines", rule=one_of("text", "json")
     )
