@@ -1,0 +1,201 @@
+"""Bounded shared memory for large payloads and results.
+
+An arena is written by the process that allocates in it and read by another one. It has no name: it is a file in memory
+whose descriptor the reader inherits, so it vanishes with the last process that holds it, however that one ends. It is
+sealed against growing and shrinking, and a place is handed out only after its memory has been set aside, so
+that no access can fail with SIGBUS.
+
+    server: Arena(requests)     ->  worker: View, read-only
+    worker: Arena(results)      ->  server: Results, whose places go back by name with the next frame
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+
+from weir.wire.pickles import Ref
+from weir.workers.allocator import Allocator
+
+STEP_BYTES = 4 << 20  # memory is set aside in steps of this, about a millisecond of work each
+
+# From linux/fcntl.h; the fcntl module has the names only where Python was built against a new enough libc.
+F_ADD_SEALS = 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
+
+
+def create_memory(name: str, size_bytes: int) -> int:
+    """Return the descriptor of nameless shared memory of exactly `size_bytes`; `name` shows in /proc only."""
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Mapping:
+    """The bytes of shared memory in this process. Keeps no claim on `fd`."""
+
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self._mmap: mmap.mmap | None = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
+        self.bytes = memoryview(self._mmap)
+
+    def view(self, offset: int, size_bytes: int) -> memoryview:
+        """Return the bytes of one place (read-only unless the mapping is writable). ValueError if it lies outside."""
+        if offset < 0 or size_bytes < 0 or offset + size_bytes > len(self.bytes):
+            raise ValueError(f"bytes {offset} to {offset + size_bytes} lie outside of an arena of {len(self.bytes)}")
+        return self.bytes[offset : offset + size_bytes]
+
+    def close(self) -> None:
+        """Unmap it now, or, while views are still held, when the last of them is gone. Idempotent."""
+        self.bytes.release()
+        mapped, self._mmap = self._mmap, None
+        if mapped is not None:
+            with contextlib.suppress(BufferError):  # the views own it from here on
+                mapped.close()
+
+
+class Arena:
+    """The writing side: allocates places. Not thread-safe.
+
+    `fd` is the descriptor of memory of at least `size_bytes` made by `create_memory`; the arena owns it from now on.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self._allocator = Allocator(size_bytes)
+        self._mapping = Mapping(fd, size_bytes, writable=True)
+        self._ready_bytes = 0  # set aside from the start up to here
+        self._closed = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What it can hold when empty."""
+        return self._allocator.size_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free, in one place or in several."""
+        return self._allocator.free_bytes
+
+    def reserve(self, size_bytes: int) -> "ArenaBlock | None":
+        """Return a new place with one share in it, or None when none is free that is as long."""
+        offset = None if self._closed else self._allocator.allocate(size_bytes)
+        if offset is None:
+            return None
+        if offset + size_bytes > self._ready_bytes and not self._set_aside(offset + size_bytes):
+            self._allocator.free(offset)
+            return None
+        return ArenaBlock(self, offset, self._mapping.view(offset, size_bytes))
+
+    def free(self, offset: int) -> None:
+        """Take back the place at `offset`; for blocks, and for places that a reader gives back by name."""
+        if not self._closed:
+            self._allocator.free(offset)
+
+    def close(self) -> None:
+        """Give the memory back, at the latest when the last view of a block is gone. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.fd)
+            self._mapping.close()
+
+    def _set_aside(self, end: int) -> bool:
+        length = -(-(end - self._ready_bytes) // STEP_BYTES) * STEP_BYTES
+        length = min(length, self.size_bytes - self._ready_bytes)
+        try:
+            os.posix_fallocate(self.fd, self._ready_bytes, length)
+        except OSError:  # the machine, or this container, has no memory left
+            return False
+        self._ready_bytes += length
+        return True
+
+
+class ArenaBlock:
+    """A place in an Arena of this process. See the Block protocol."""
+
+    __slots__ = ("_shares", "arena", "offset", "view")
+
+    def __init__(self, arena: Arena, offset: int, view: memoryview) -> None:
+        self.arena = arena
+        self._shares = 1
+        self.offset = offset
+        self.view = view
+
+    def retain(self) -> None:
+        """Take a further share in it."""
+        self._shares += 1
+
+    def release(self) -> None:
+        """Give one share back; the last one frees the place. RuntimeError when nobody has a share any more."""
+        self._shares -= 1
+        if self._shares == 0:
+            self.arena.free(self.offset)
+        elif self._shares < 0:
+            raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")
+
+
+class Results:
+    """The reading side of a worker's results.
+
+    Places given back are collected until `take_freed`; the channel sends them along with the next frame.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._mapping = Mapping(fd, size_bytes, writable=False)
+        self._freed: list[Ref] = []
+        self._closed = False
+        self.size_bytes = size_bytes
+        self.held_bytes = 0
+
+    def block(self, offset: int, size_bytes: int) -> "ResultBlock":
+        """Return the place that the worker named, with one share in it."""
+        view = self._mapping.view(offset, size_bytes)
+        self.held_bytes += size_bytes
+        return ResultBlock(self, offset, view)
+
+    def free(self, offset: int, size_bytes: int) -> None:
+        """Note that the worker may have this place back; for blocks."""
+        self.held_bytes -= size_bytes
+        if not self._closed:
+            self._freed.append((offset, size_bytes))
+
+    def take_freed(self) -> list[Ref]:
+        """Return the places given back since the last call."""
+        freed, self._freed = self._freed, []
+        return freed
+
+    def close(self) -> None:
+        """Drop the memory as a whole: now, or when the last block's view is gone. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._freed.clear()
+            self._mapping.close()
+
+
+class ResultBlock:
+    """A place in a worker's Results. See the Block protocol."""
+
+    __slots__ = ("_results", "_shares", "offset", "view")
+
+    def __init__(self, results: Results, offset: int, view: memoryview) -> None:
+        self._results = results
+        self._shares = 1
+        self.offset = offset
+        self.view = view
+
+    def retain(self) -> None:
+        """Take a further share in it."""
+        self._shares += 1
+
+    def release(self) -> None:
+        """Give one share back; the last one lets the worker reuse the place. RuntimeError beyond that."""
+        self._shares -= 1
+        if self._shares == 0:
+            self._results.free(self.offset, len(self.view))
+        elif self._shares < 0:
+            raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")

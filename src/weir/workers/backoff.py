@@ -1,0 +1,43 @@
+"""How long to wait before a worker is started again. Pure: counts in, seconds out."""
+
+
+class Backoff:
+    """Counts the deaths of one worker since it last did any good.
+
+    The first death costs no wait; the next ones `first`, then twice as long each, at most `longest` seconds. After
+    `patience` failures to load in a row there is no further try.
+    """
+
+    def __init__(self, *, first: float = 0.1, longest: float = 30.0, patience: int = 5) -> None:
+        self._first = first
+        self._longest = longest
+        self._patience = patience
+        self._deaths = 0
+        self._failures = 0
+
+    def died(self, *, suspect: bool) -> float:
+        """Return how long to wait after a ready worker died.
+
+        `suspect`: it was running what had ended a worker before. Such a death is the request's doing and is not counted.
+        """
+        if suspect:
+            return 0.0
+        self._deaths += 1
+        return self._wait(self._deaths - 1)
+
+    def failed_to_load(self) -> float | None:
+        """Return how long to wait after a worker did not become ready; None: give up."""
+        self._failures += 1
+        return self._wait(self._failures) if self._failures < self._patience else None
+
+    def loaded(self) -> None:
+        """Forget the failures to load."""
+        self._failures = 0
+
+    def finished(self) -> None:
+        """Forget the deaths: a batch was finished."""
+        self._deaths = 0
+
+    def _wait(self, earlier: int) -> float:
+        # Beyond 2**30 times `first` the limit has long been reached, whatever it is.
+        return 0.0 if earlier == 0 else min(self._first * 2.0 ** min(earlier - 1, 30), self._longest)

@@ -1,0 +1,86 @@
+"""The worker's end of the connection to the server: blocking, for one reading and one writing thread."""
+
+import socket
+import time
+from collections import deque
+from collections.abc import Container
+
+from weir.messages import Batch
+from weir.wire.frames import Cancel, Frame, FrameParser, Free, Start, Stop
+from weir.workers.places import ResultPlaces
+
+RECEIVE_BYTES = 256 << 10
+
+
+class ChildChannel:
+    """Receives what the worker has to act on, in order, and takes notes of the rest.
+
+    Free is carried out and Cancel noted as soon as they are read; `receive` returns only Start, Batch and Stop (Stop
+    also when the server closed its end). `spin`: seconds to poll before sleeping.
+    """
+
+    def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
+        self._socket = end
+        self._parser = parser
+        self._places = places
+        self._buffer = memoryview(bytearray(RECEIVE_BYTES))
+        self._frames: deque[Start | Batch | Stop] = deque()
+        self._cancelled: dict[int, set[int]] = {}  # of the batches that are here
+        self.spin = 0.0
+
+    def receive(self) -> Start | Batch | Stop:
+        """Wait for the next frame to act on."""
+        while not self._frames:
+            size = self._spin() or self._socket.recv_into(self._buffer)
+            if size == 0:
+                return Stop()
+            self._note(self._parser.feed(self._buffer[:size]))
+        return self._frames.popleft()
+
+    def look(self) -> None:
+        """Read what has arrived, without waiting: cancellations, above all."""
+        size = self._receive_now()
+        if size:
+            self._note(self._parser.feed(self._buffer[:size]))
+
+    def cancelled(self, batch_id: int) -> Container[int]:
+        """Return the entries of the batch that nobody waits for. Grows while `look` or `receive` hear of more."""
+        return self._cancelled[batch_id]
+
+    def send(self, frame: bytes | bytearray) -> None:
+        """Send `frame`, waiting for as long as the server takes to read it."""
+        self._socket.sendall(frame)
+
+    def answered(self, batch_id: int) -> None:
+        """Forget the batch."""
+        del self._cancelled[batch_id]
+
+    def _note(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            if isinstance(frame, Batch):
+                self._cancelled[frame.batch_id] = set()
+                self._frames.append(frame)
+            elif isinstance(frame, Cancel):
+                # One that comes after the answer has nothing to say any more.
+                self._cancelled.get(frame.batch_id, set()).update(frame.indices)
+            elif isinstance(frame, Free) and self._places is not None:
+                for ref in frame.refs:
+                    self._places.take_back(ref)
+            elif isinstance(frame, (Start, Stop)):
+                self._frames.append(frame)
+
+    def _receive_now(self) -> int:
+        try:
+            return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def _spin(self) -> int:
+        if not self.spin:
+            return 0
+        until = time.perf_counter() + self.spin
+        while time.perf_counter() < until:
+            size = self._receive_now()
+            if size:
+                return size
+        return 0

@@ -1,0 +1,82 @@
+"""What a worker process is started with: command line, environment and the descriptors it inherits."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import weir
+from weir.workers.settings import WorkerSettings, for_worker
+
+# What numeric libraries read, once, when they are first imported.
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Everything that one worker's processes have in common.
+
+    `source` is the model (source.py), `request_fd` the descriptor of the request arena, -1 without one.
+    """
+
+    name: str
+    index: int
+    source: bytes
+    settings: WorkerSettings
+    max_batch_size: int
+    request_fd: int = -1
+    request_bytes: int = 0
+    result_bytes: int = 0
+    path: Sequence[str] = field(default_factory=lambda: list(sys.path))
+
+    def options(self) -> dict[str, Any]:
+        """Return what the Start frame tells the process before it imports the model."""
+        return {
+            "name": self.name,
+            "index": self.index,
+            "path": list(self.path),
+            "cpu_affinity": for_worker(self.settings.cpu_affinity, self.index),
+            "max_batch_size": self.max_batch_size,
+            "retry_in_halves": self.settings.retry_in_halves,
+            "pipeline_depth": self.settings.pipeline_depth,
+            "spin": self.settings.spin,
+        }
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the process's environment: `inherited`, then the thread limits, then the worker's own settings."""
+        environment = {**inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
+        if not environment["PYTHONPATH"]:
+            del environment["PYTHONPATH"]
+        if self.settings.threads is not None:
+            environment.update(dict.fromkeys(THREAD_VARIABLES, str(self.settings.threads)))
+        environment.update(for_worker(self.settings.env, self.index) or {})
+        return environment
+
+    def start(self, end: int, result_fd: int) -> "subprocess.Popen[bytes]":
+        """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1).
+
+        Called on the thread that is to outlive the process: the kernel ends the process with that thread.
+        """
+        numbers = (os.getpid(), end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
+        return subprocess.Popen(
+            # -P: without it the current directory would come first on the path and could shadow any module.
+            [sys.executable, "-P", "-m", "weir.workers.process", f"{self.name}/{self.index}", *map(str, numbers)],
+            stdin=subprocess.DEVNULL,
+            env=self.environment(os.environ),
+            pass_fds=[fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
+            process_group=0,
+        )
+
+
+def _python_path(inherited: str) -> str:
+    """Return a PYTHONPATH on which the new process finds this very weir, also one that is not installed."""
+    root = str(Path(weir.__file__).parents[1])
+    known = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *inherited.split(os.pathsep))
+    return inherited if root in known else os.pathsep.join(filter(None, (root, inherited)))

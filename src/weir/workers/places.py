@@ -1,0 +1,104 @@
+"""How large payloads and results get into the arenas and out again: what frames.py asks for as Places and Fetch."""
+
+import threading
+from typing import Any
+
+from weir.wire.pickles import Ref
+from weir.workers.arena import Arena, ArenaBlock, Mapping, ResultBlock, Results
+
+
+class BatchPlaces:
+    """In the server, for one batch: puts payloads into the arena, or retains those that lie there already.
+
+    `blocks` are the shares that the batch has; `release` gives them back.
+    """
+
+    __slots__ = ("_arena", "blocks")
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self.blocks: list[ArenaBlock] = []
+
+    def place(self, payload: Any) -> Ref | None:
+        """Return where `payload` lies now; None if it is not in the arena and there is no room."""
+        if isinstance(payload, ArenaBlock) and payload.arena is self._arena:
+            payload.retain()
+            block = payload
+        else:
+            raw = memoryview(payload.view if isinstance(payload, (ArenaBlock, ResultBlock)) else payload).cast("B")
+            reserved = self._arena.reserve(raw.nbytes)
+            if reserved is None:
+                return None
+            block = reserved
+            block.view[:] = raw
+        self.blocks.append(block)
+        return block.offset, block.view.nbytes
+
+    def take_back(self, ref: Ref) -> None:
+        """Give one share in the place at `ref` back."""
+        position = next(position for position, block in enumerate(self.blocks) if block.offset == ref[0])
+        self.blocks.pop(position).release()
+
+    def release(self) -> None:
+        """Give all shares back."""
+        while self.blocks:
+            self.blocks.pop().release()
+
+
+class ResultFetch:
+    """In the server: encoded results stay where the worker put them; what backs Python values is copied out, because
+    nobody can say when the last of them is gone."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def cell(self, ref: Ref) -> ResultBlock:
+        """Return the place at `ref`."""
+        return self._results.block(*ref)
+
+    def buffer(self, ref: Ref) -> bytearray:
+        """Return a copy of the place at `ref`, which the worker may have back."""
+        block = self._results.block(*ref)
+        copy = bytearray(block.view)
+        block.release()
+        return copy
+
+
+class ResultPlaces:
+    """In the worker: puts results into its own arena. Thread-safe, because with two batches at once another thread
+    hears which places have been read."""
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._lock = threading.Lock()
+
+    def place(self, payload: Any) -> Ref | None:
+        """Copy `payload` into the arena and return where it is; None if there is no room."""
+        raw = memoryview(payload).cast("B")
+        with self._lock:
+            block = self._arena.reserve(raw.nbytes)
+        if block is None:
+            return None
+        block.view[:] = raw
+        return block.offset, raw.nbytes
+
+    def take_back(self, ref: Ref) -> None:
+        """Free the place at `ref`."""
+        with self._lock:
+            self._arena.free(ref[0])
+
+
+class PayloadFetch:
+    """In the worker: encoded payloads are read where they lie; what backs Python values is copied out, so that the
+    model may change and keep them."""
+
+    def __init__(self, mapping: Mapping) -> None:
+        self._mapping = mapping
+
+    def cell(self, ref: Ref) -> memoryview:
+        """Return the bytes at `ref`, good until the batch is answered."""
+        return self._mapping.view(*ref)
+
+    def buffer(self, ref: Ref) -> bytearray:
+        """Return a copy of the bytes at `ref`."""
+        return bytearray(self._mapping.view(*ref))

@@ -1,0 +1,137 @@
+"""Worker processes as an Executor."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from weir.errors import ModelNotReady, WeirError
+from weir.messages import Batch
+from weir.model import Model
+from weir.workers.arena import Arena, ArenaBlock, create_memory
+from weir.workers.executor import Listener
+from weir.workers.launch import Launch
+from weir.workers.settings import WorkerSettings
+from weir.workers.source import pack_source
+from weir.workers.supervision import Worker
+
+STOP_GRACE = 5.0
+
+
+class ProcessPool:
+    """Runs each worker of a model in a process of its own. See the Executor protocol.
+
+    `model` is the class, or where to find it (module:Class, path/file.py:Class). The processes end with the thread
+    that called `start`, whatever happens to it. `stop_grace`: seconds that a worker may take to finish and unload.
+    """
+
+    def __init__(
+        self, model: type[Model] | str, params: dict[str, Any], settings: WorkerSettings, *, name: str,
+        max_batch_size: int, stop_grace: float = STOP_GRACE,
+    ) -> None:  # fmt: skip
+        self._model = model
+        self._params = params
+        self._settings = settings
+        self._name = name
+        self._max_batch_size = max_batch_size
+        self._stop_grace = stop_grace
+        self._arena: Arena | None = None
+        self._workers: list[Worker] = []
+        self._listener: Listener
+        self._ready: asyncio.Future[None] | None = None  # while starting
+
+    async def start(self, listener: Listener) -> None:
+        """Start all workers at once; return when every one has loaded and warmed up.
+
+        Raises ModelError with the child's traceback when one does not, SettingsError when the model is not found
+        there; nothing is left running then.
+        """
+        loop = asyncio.get_running_loop()
+        self._listener = listener
+        ready = self._ready = loop.create_future()
+        source = pack_source(self._model, self._params)
+        try:
+            self._arena = self._make_arena()
+            self._workers = [self._make_worker(index, source, loop) for index in range(self._settings.workers)]
+            for worker in self._workers:
+                worker.start()
+            await ready
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._ready = None
+        for worker in self._workers:
+            worker.announce()
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Send `batch` to `worker`. Payloads over 32 KB go through the arena while it has room."""
+        self._workers[worker].run(batch)
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Tell `worker` that nobody waits for these entries any more."""
+        self._workers[worker].cancel(batch_id, list(indices))
+
+    def reserve(self, size_bytes: int) -> ArenaBlock | None:
+        """Return a place in the arena for a payload to be received into, or None while there is none that large."""
+        return None if self._arena is None else self._arena.reserve(size_bytes)
+
+    async def stop(self) -> None:
+        """Have every worker finish what it has and unload; kill those that take longer than the grace.
+
+        Also when it is cancelled, no process is left when it returns.
+        """
+        try:
+            for worker in self._workers:
+                worker.stop(self._stop_grace)
+            if self._workers:
+                await asyncio.wait([worker.stopped for worker in self._workers])
+        finally:
+            self._abort()
+            if self._ready is not None and not self._ready.done():
+                self._ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
+
+    def states(self) -> Sequence[Worker]:
+        """Return the workers, which say how they are."""
+        return self._workers
+
+    def gauges(self) -> dict[str, Any]:
+        """Return numbers for metrics."""
+        return {
+            "arena_bytes": 0 if self._arena is None else self._arena.size_bytes,
+            "arena_free_bytes": 0 if self._arena is None else self._arena.free_bytes,
+            "results_held_bytes": sum(worker.held_bytes for worker in self._workers),
+            "restarts": sum(worker.restarts for worker in self._workers),
+        }
+
+    def worker_started(self, worker: Worker) -> None:
+        """Note that `worker` is ready for the first time."""
+        if self._ready is not None and not self._ready.done() and all(w.state == "ready" for w in self._workers):
+            self._ready.set_result(None)
+
+    def worker_failed(self, worker: Worker, error: WeirError) -> None:
+        """Note that `worker` is not coming (back)."""
+        if self._ready is None:
+            if all(other.state == "failed" for other in self._workers):
+                self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
+        elif not self._ready.done():
+            self._ready.set_exception(error)
+
+    def _make_arena(self) -> Arena | None:
+        size_bytes = self._settings.arena_bytes
+        return Arena(create_memory(f"weir-requests-{self._name}", size_bytes), size_bytes) if size_bytes else None
+
+    def _make_worker(self, index: int, source: bytes, loop: asyncio.AbstractEventLoop) -> Worker:
+        launch = Launch(
+            self._name, index, source, self._settings, self._max_batch_size,
+            request_fd=-1 if self._arena is None else self._arena.fd,
+            request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
+        )  # fmt: skip
+        return Worker(launch, self._arena, self, self._listener, loop)
+
+    def _abort(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
+            worker.abort()
+        if self._arena is not None:
+            self._arena.close()

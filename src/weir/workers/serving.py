@@ -1,0 +1,56 @@
+"""What a worker process does once its model is loaded: batches in, events out, one after the other."""
+
+import os
+import queue
+import threading
+import traceback
+from typing import TYPE_CHECKING
+
+from weir.messages import Batch
+from weir.wire.frames import encode_events
+from weir.workers.child_channel import ChildChannel
+from weir.workers.places import ResultPlaces
+
+if TYPE_CHECKING:
+    from weir.workers.runner import Prepared, Runner
+
+
+def serve(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) -> None:
+    """Run one batch at a time until the server says stop or leaves."""
+    while isinstance(batch := channel.receive(), Batch):
+        batch_id = batch.batch_id
+        prepared = runner.prepare(batch)
+        channel.look()
+        answer(channel, runner, places, batch_id, prepared)
+        del batch, prepared  # a large payload does not stay while the worker is idle
+
+
+def serve_ahead(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) -> None:
+    """Do the same, while another thread receives and prepares the next batch."""
+    ahead: queue.SimpleQueue[tuple[int, Prepared] | None] = queue.SimpleQueue()
+    threading.Thread(target=_prepare_each, args=(channel, runner, ahead), name="weir-ahead", daemon=True).start()
+    while (item := ahead.get()) is not None:
+        answer(channel, runner, places, *item)
+        del item
+
+
+def answer(
+    channel: ChildChannel, runner: "Runner", places: ResultPlaces | None, batch_id: int, prepared: "Prepared"
+) -> None:
+    """Compute one batch and send what came out."""
+    events = runner.compute(prepared, channel.cancelled(batch_id))
+    channel.answered(batch_id)
+    channel.send(encode_events(events, places))
+
+
+def _prepare_each(
+    channel: ChildChannel, runner: "Runner", ahead: "queue.SimpleQueue[tuple[int, Prepared] | None]"
+) -> None:
+    try:
+        while isinstance(batch := channel.receive(), Batch):
+            ahead.put((batch.batch_id, runner.prepare(batch)))
+            del batch
+        ahead.put(None)
+    except BaseException:  # without this thread the worker would wait for ever
+        traceback.print_exc()
+        os._exit(1)

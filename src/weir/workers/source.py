@@ -1,0 +1,102 @@
+"""How a model class travels to a worker process: by name where it can be imported there, else by value."""
+
+import importlib
+import importlib.util
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weir.errors import SettingsError
+from weir.model import Model, check_model
+
+
+class Named(NamedTuple):
+    """A class that can be imported: `module` from the path, or else from `file` under that name."""
+
+    module: str
+    qualname: str
+    file: str | None
+
+
+def parse_target(target: str) -> Named:
+    """Read `module:Class` or `path/file.py:Class`. SettingsError for anything else."""
+    where, colon, qualname = target.rpartition(":")
+    if not (colon and where and qualname):
+        raise SettingsError(f"{target!r}: a model is named as module:Class or path/file.py:Class")
+    if where.endswith(".py"):
+        return Named(Path(where).stem, qualname, str(Path(where).resolve()))
+    return Named(where, qualname, None)
+
+
+def pack_source(model: type[Model] | str, params: dict[str, Any]) -> bytes:
+    """Return model and parameters as bytes for `unpack_source` in another process. Raises what pickling them raises."""
+    import cloudpickle  # slow to import, and only needed where processes are started
+
+    source = parse_target(model) if isinstance(model, str) else _named(model)
+    packed: bytes = cloudpickle.dumps((source or model, params), 5)
+    return packed
+
+
+def _named(model: type[Model]) -> Named | None:
+    """Return how `model` is imported; None if it only exists in this process, or would run a script again."""
+    module = sys.modules.get(model.__module__)
+    if module is None or model.__module__ == "__main__" or _attribute(module, model.__qualname__) is not model:
+        return None
+    return Named(model.__module__, model.__qualname__, getattr(module, "__file__", None))
+
+
+def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
+    """Return the class and its parameters. Raises what importing its module raises; SettingsError if it is no model."""
+    sys.modules["__main__"] = types.ModuleType("__main__")  # what travels by value may name the script it comes from
+    source, params = pickle.loads(packed)  # noqa: S301 - from our own parent process
+    if not isinstance(source, Named):
+        _lend_globals(source)
+        return check_model(source), params
+    module = _imported(source)
+    found = _attribute(module, source.qualname)
+    if found is None:
+        raise SettingsError(f"{source.module}:{source.qualname}: {module!r} has no such class")
+    return check_model(found), params
+
+
+def _imported(source: Named) -> types.ModuleType:
+    """Import by name, unless that would find another file than the server's."""
+    if source.file is None or _finds(source.module, source.file):
+        return importlib.import_module(source.module)
+    spec = importlib.util.spec_from_file_location(source.module, source.file)
+    if spec is None or spec.loader is None:
+        raise SettingsError(f"{source.file}: cannot be imported as a module")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[source.module] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _finds(name: str, file: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and (spec.origin == file or not file.endswith(".py"))
+
+
+def _attribute(module: types.ModuleType, qualname: str) -> Any:
+    found: Any = module
+    for name in qualname.split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _lend_globals(model: type[Model]) -> None:
+    """Put the classes and functions that a script's model uses into `__main__`, where pickle looks for them by name."""
+    main = sys.modules["__main__"]
+    for value in (model, *_globals_of(model)):
+        if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__name__"):
+            setattr(main, value.__name__, value)
+
+
+def _globals_of(model: type[Model]) -> list[Any]:
+    functions = [getattr(value, "__func__", value) for base in model.__mro__ for value in vars(base).values()]
+    return [value for function in functions for value in getattr(function, "__globals__", {}).values()]

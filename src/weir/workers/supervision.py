@@ -1,0 +1,232 @@
+"""One worker of a pool through all its processes: started, ready, lost, started again, and in the end stopped or failed.
+
+    starting ──ready──> ready ──death──> lost ──back-off──> starting
+       │                  └──────────────── stop ───────────────> stopped
+       └──does not load, again and again──> failed
+
+Everything happens on the loop's thread.
+"""
+
+import asyncio
+from typing import Protocol
+
+from weir.errors import ModelError, WeirError
+from weir.messages import Batch, Events
+from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
+from weir.workers.arena import Arena
+from weir.workers.backoff import Backoff
+from weir.workers.child import Child
+from weir.workers.executor import Listener
+from weir.workers.launch import Launch
+from weir.workers.places import BatchPlaces
+from weir.workers.timelimit import TimeLimit
+
+
+class Chief(Protocol):
+    """Hears from a Worker what concerns the whole pool."""
+
+    def worker_started(self, worker: "Worker") -> None:
+        """It is ready for the first time."""
+
+    def worker_failed(self, worker: "Worker", error: WeirError) -> None:
+        """It did not become ready at the start of the pool, or, later, is not going to be ready any more."""
+
+
+class Worker:
+    """Keeps one process running. Its public attributes are those of WorkerState."""
+
+    def __init__(
+        self, launch: Launch, arena: Arena | None, chief: Chief, listener: Listener, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.index = launch.index
+        self.state = "starting"
+        self.restarts = 0
+        self.reason = ""
+        self.stopped: asyncio.Future[None] = loop.create_future()
+        self._launch = launch
+        self._arena = arena
+        self._chief = chief
+        self._listener = listener
+        self._loop = loop
+        self._backoff = Backoff()
+        self._child: Child | None = None
+        self._batches: dict[int, tuple[int, BatchPlaces | None]] = {}  # in flight: attempt, and places in the arena
+        self._error: WeirError | None = None  # what StartFailed said
+        self._started = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._start_limit = TimeLimit(loop, launch.settings.start_timeout, self._start_too_long)
+        self._predict_limit = TimeLimit(loop, launch.settings.predict_timeout, self._predict_too_long)
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its process, while it has one."""
+        return None if self._child is None else self._child.pid
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches it has."""
+        return len(self._batches)
+
+    @property
+    def held_bytes(self) -> int:
+        """How much of its results nobody has released yet."""
+        return 0 if self._child is None else self._child.held_bytes
+
+    def start(self) -> None:
+        """Start a process; its end, good or bad, is heard of later. A refusal of the system counts as a failure to load."""
+        self.state = "starting"
+        self._error = None
+        child = Child(self._launch, self, self._loop)
+        try:
+            child.start()
+        except OSError as error:
+            self._not_loaded(ModelError(f"{self._name}: the process cannot be started: {error}"))
+            return
+        self._child = child
+        self._start_limit.begin()
+
+    def announce(self) -> None:
+        """Tell the listener that it takes batches. From now on it is started again when it dies."""
+        self._started = True
+        self._listener.worker_ready(self.index, self._launch.settings.pipeline_depth)
+
+    def run(self, batch: Batch) -> None:
+        """Send `batch` to the process. RuntimeError when there is none."""
+        if self._child is None:
+            raise RuntimeError(f"{self._name} was given a batch while {self.state}. This is a bug in Weir")
+        places = None if self._arena is None else BatchPlaces(self._arena)
+        frame = encode_batch(batch, places)
+        if not self._batches:
+            self._predict_limit.begin()
+        self._batches[batch.batch_id] = batch.attempt, places
+        self._child.send(frame)
+
+    def cancel(self, batch_id: int, indices: list[int]) -> None:
+        """Tell the process that nobody waits for these entries; nothing to say once the batch is answered."""
+        if self._child is not None and batch_id in self._batches:
+            self._child.send(encode_control(Cancel(batch_id, indices)))
+
+    def stop(self, grace: float) -> None:
+        """Ask the process to finish, unload and exit; kill it after `grace` seconds, or at once while it is loading.
+
+        `stopped` is done when it is gone. Nothing more is said to the listener, except for answers.
+        """
+        loading, self.state = self.state == "starting", "stopped"
+        self._close_timers()
+        if self._child is None:
+            self._gone()
+        elif loading:
+            self._child.kill()
+        else:
+            self._child.send(encode_control(Stop()))
+            self._timer = self._loop.call_later(grace, self._child.kill)
+
+    def kill(self, reason: str = "") -> None:
+        """End the process now; what that means is heard of later."""
+        if self._child is not None:
+            self._child.kill(reason)
+
+    def abort(self) -> None:
+        """Kill and reap the process, and free everything, before returning."""
+        self.state = "stopped"
+        self._close_timers()
+        if self._child is not None:
+            self._child.abort()
+            self._gone()
+
+    def received(self, frame: Frame) -> None:
+        """Act on a frame from the process."""
+        if isinstance(frame, Events):
+            self._answered(frame)
+        elif isinstance(frame, Restarted):
+            if frame.batch_id == next(iter(self._batches), None):
+                self._predict_limit.begin()
+        elif isinstance(frame, Ready):
+            self._loaded()
+        elif isinstance(frame, StartFailed):
+            self._error = frame.error
+
+    def exited(self, reason: str) -> None:
+        """Draw the consequences of the process's end."""
+        suspect = any(attempt > 0 for attempt, _ in self._batches.values())
+        state, self.reason = self.state, reason
+        self._gone()
+        if state == "stopped":
+            return
+        if state == "starting" or not self._started:
+            self._not_loaded(self._error or ModelError(f"{self._name} did not start: {reason}"))
+            return
+        self.state = "lost"
+        self._listener.worker_lost(self.index, reason)
+        self._start_again(self._backoff.died(suspect=suspect))
+
+    @property
+    def _name(self) -> str:
+        return f"worker {self.index} of {self._launch.name!r}"
+
+    def _loaded(self) -> None:
+        if self.state != "starting":
+            return
+        self.state, self.reason = "ready", ""
+        self._start_limit.end()
+        self._backoff.loaded()
+        if self._started:
+            self.announce()
+        else:
+            self._chief.worker_started(self)
+
+    def _answered(self, events: Events) -> None:
+        if events.final:
+            _, places = self._batches.pop(events.batch_id)
+            if places is not None:
+                places.release()
+            self._backoff.finished()
+            if self._batches:
+                self._predict_limit.begin()
+            else:
+                self._predict_limit.end()
+        self._listener.received(self.index, events)
+
+    def _not_loaded(self, error: WeirError) -> None:
+        self.reason = error.message
+        wait = self._backoff.failed_to_load() if self._started else None
+        if wait is None:
+            self.state = "failed"
+            self._chief.worker_failed(self, error)
+        else:
+            self.state = "lost"
+            self._start_again(wait)
+
+    def _start_again(self, wait: float) -> None:
+        # The listener, told of the loss, may have begun to stop everything.
+        if self.state == "lost":
+            self.restarts += 1
+            self._timer = self._loop.call_later(wait, self.start)
+
+    def _gone(self) -> None:
+        self._child = None
+        self._start_limit.end()
+        self._predict_limit.end()
+        for _, places in self._batches.values():
+            if places is not None:
+                places.release()
+        self._batches.clear()
+        if self.state == "stopped":
+            self._close_timers()
+            if not self.stopped.done():
+                self.stopped.set_result(None)
+
+    def _close_timers(self) -> None:
+        self._start_limit.close()
+        self._predict_limit.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _start_too_long(self) -> None:
+        self.kill(f"it was ended because it had not loaded within start_timeout={self._launch.settings.start_timeout}")
+
+    def _predict_too_long(self) -> None:
+        self.kill(
+            f"it was ended because a batch ran longer than predict_timeout={self._launch.settings.predict_timeout}"
+        )

@@ -1,0 +1,49 @@
+from weir.workers.backoff import Backoff
+
+
+def test_the_first_death_costs_no_wait_and_the_next_ones_twice_as_long_each() -> None:
+    backoff = Backoff(first=0.1, longest=1.0)
+
+    waits = [backoff.died(suspect=False) for _ in range(7)]
+
+    assert waits == [0.0, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+
+
+def test_a_death_with_a_suspect_batch_does_not_count() -> None:
+    backoff = Backoff(first=0.1)
+    backoff.died(suspect=False)
+
+    assert [backoff.died(suspect=True) for _ in range(10)] == [0.0] * 10
+    assert backoff.died(suspect=False) == 0.1
+
+
+def test_a_finished_batch_makes_the_deaths_forgotten() -> None:
+    backoff = Backoff(first=0.1)
+    for _ in range(5):
+        backoff.died(suspect=False)
+
+    backoff.finished()
+
+    assert backoff.died(suspect=False) == 0.0
+
+
+def test_gives_up_after_repeated_failures_to_load() -> None:
+    backoff = Backoff(first=0.1, patience=4)
+
+    assert [backoff.failed_to_load() for _ in range(4)] == [0.1, 0.2, 0.4, None]
+
+
+def test_a_load_that_succeeds_makes_the_failures_forgotten() -> None:
+    backoff = Backoff(first=0.1, patience=2)
+    backoff.failed_to_load()
+
+    backoff.loaded()
+
+    assert backoff.failed_to_load() == 0.1
+    assert backoff.failed_to_load() is None
+
+
+def test_waits_stay_bounded_for_ever() -> None:
+    backoff = Backoff(first=0.1, longest=30.0, patience=10_000)
+
+    assert max(backoff.failed_to_load() or 0.0 for _ in range(9_999)) == 30.0
