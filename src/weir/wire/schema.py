@@ -1,0 +1,192 @@
+"""Validation of one item or answer against a declared type, and that type's JSON schema.
+
+Types of pydantic go to pydantic, which is imported only then; all others to msgspec. Both say what is wrong as a list of
+`{"loc": [...], "msg": ..., "type": ...}`.
+"""
+
+import re
+import typing
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from weir.errors import InvalidRequest, SettingsError, ValidationFailed
+from weir.messages import JSON, MSGPACK
+from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable, writable
+
+# Where the components of an OpenAPI document are.
+REF_TEMPLATE = "#/components/schemas/{}"
+
+# A long list of wrong elements makes no long answer: so many errors, and so much of each input.
+MAX_ERRORS = 100
+MAX_INPUT_BYTES = 1000
+
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class Schema(Protocol):
+    """One declared type."""
+
+    def reader(self, content_type: str) -> Callable[[Any], Any]:
+        """Return the function from a body in JSON or msgpack to a value of the type. It raises ValidationFailed,
+        UNREADABLE or InvalidRequest (see `refusal`), or whatever a validator of the user's raises."""
+
+    def check(self, value: Any) -> Any:
+        """Return `value` as a value of the type; raises ValidationFailed."""
+
+    def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the JSON schema of the type, as it is read or as it is written (`output`), and the components that it
+        refers to by REF_TEMPLATE."""
+
+
+def schema_of(declared: Any, name: str) -> Schema:
+    """Return the schema of the type `declared`. SettingsError, naming `name`, if it is no type that can be checked."""
+    try:
+        return _PydanticSchema(declared) if _is_pydantic(declared) else _MsgspecSchema(declared)
+    except Exception as error:  # each library has its own, and a user's metaclass may raise anything
+        raise SettingsError(
+            f"{name}={declared!r}: must be a pydantic model or a type msgspec knows ({error})"
+        ) from None
+
+
+def refusal(error: BaseException, content_type: str, body: Any) -> InvalidRequest | ValidationFailed | None:
+    """Return what to answer when a `reader` raised `error` for `body`; None if that was a stranger's exception."""
+    if isinstance(error, (InvalidRequest, ValidationFailed)):
+        return error
+    if not isinstance(error, UNREADABLE):
+        return None
+    try:
+        DECODE[content_type](body)  # a typed decoder stops at the first wrong type: what follows may be no JSON at all
+    except UNREADABLE as malformed:
+        return unreadable(malformed, content_type)
+    return _msgspec_failure(error)
+
+
+def _is_pydantic(declared: Any) -> bool:
+    """Tell whether the type, or one inside it, or a rule in its annotation is pydantic's."""
+    if hasattr(declared, "__get_pydantic_core_schema__") or hasattr(declared, "__pydantic_core_schema__"):
+        return True
+    metadata = getattr(declared, "__metadata__", ())
+    if any(type(rule).__module__.partition(".")[0] in ("pydantic", "annotated_types") for rule in metadata):
+        return True
+    return any(map(_is_pydantic, typing.get_args(declared)))
+
+
+class _MsgspecSchema:
+    def __init__(self, declared: Any) -> None:
+        self._type = declared
+        self._readers: dict[str, Callable[[Any], Any]] = {
+            JSON: msgspec.json.Decoder(declared).decode,
+            MSGPACK: msgspec.msgpack.Decoder(declared).decode,
+        }
+
+    def reader(self, content_type: str) -> Callable[[Any], Any]:
+        return self._readers[content_type]
+
+    def check(self, value: Any) -> Any:
+        try:
+            checked = msgspec.convert(value, self._type)
+        except msgspec.ValidationError as error:
+            return self._check_plain(value, error)
+        if checked is value and not isinstance(value, _PLAIN):
+            self._check_deeply(value)
+        return checked
+
+    def _check_plain(self, value: Any, error: msgspec.ValidationError) -> Any:
+        """Numpy's numbers and arrays are as good as Python's."""
+        try:
+            plain = msgspec.to_builtins(value, builtin_types=(bytes, bytearray), enc_hook=writable)
+            return msgspec.convert(plain, self._type)
+        except msgspec.ValidationError:
+            raise _msgspec_failure(error) from None
+        except UNWRITABLE:
+            raise _msgspec_failure(error) from None
+
+    def _check_deeply(self, value: Any) -> None:
+        """A struct is not validated when it is made."""
+        try:
+            self._readers[MSGPACK](msgspec.msgpack.encode(value))
+        except msgspec.ValidationError as error:
+            raise _msgspec_failure(error) from None
+        except UNWRITABLE:
+            return  # it holds values that only the model understands
+
+    def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        (schema,), components = msgspec.json.schema_components(
+            [self._type],
+            schema_hook=lambda custom: {"title": custom.__name__},
+            ref_template=REF_TEMPLATE.format("{name}"),
+        )
+        return schema, dict(components)
+
+
+_LOCATION = re.compile(r"\.([^.\[`]+)|\[(\d+|\.\.\.)\]")
+_KINDS = (
+    ("Object missing required field", "missing"),
+    ("Object contains unknown field", "unknown_field"),
+    ("Expected", "type"),
+)
+
+
+def _msgspec_failure(error: Exception) -> ValidationFailed:
+    """Take apart "Expected `int`, got `str` - at `$.a[0]`"."""
+    text, _, path = str(error).partition(" - at ")
+    loc: list[str | int] = [
+        int(index) if index.isdigit() else field or index for field, index in _LOCATION.findall(path)
+    ]
+    kind = next((kind for beginning, kind in _KINDS if text.startswith(beginning)), "value")
+    return ValidationFailed(str(error), details=[{"loc": loc, "msg": text, "type": kind}])
+
+
+class _PydanticSchema:
+    def __init__(self, declared: Any) -> None:
+        import pydantic  # here, for it takes long to load; the user's type is of it, so it is loaded already
+
+        self._adapter: Any = pydantic.TypeAdapter(declared)
+        self._error: type[Any] = pydantic.ValidationError
+
+    def reader(self, content_type: str) -> Callable[[Any], Any]:
+        return self._read_json if content_type == JSON else self._read_msgpack
+
+    def _read_json(self, body: bytes | memoryview) -> Any:
+        DECODE[JSON](body)  # pydantic's own parser takes NaN, infinities and what overflows to them
+        try:
+            return self._adapter.validate_json(bytes(body))
+        except self._error as error:
+            raise _pydantic_failure(error) from None
+
+    def _read_msgpack(self, body: bytes | memoryview) -> Any:
+        return self.check(DECODE[MSGPACK](body))
+
+    def check(self, value: Any) -> Any:
+        try:
+            return self._adapter.validate_python(value)
+        except self._error as error:
+            raise _pydantic_failure(error) from None
+
+    def json_schema(self, *, output: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        mode = "serialization" if output else "validation"
+        schema = self._adapter.json_schema(mode=mode, ref_template=REF_TEMPLATE.format("{model}"))
+        return schema, schema.pop("$defs", {})
+
+
+def _pydantic_failure(error: Any) -> ValidationFailed:
+    errors = error.errors(include_url=False)
+    where = ".".join(map(str, errors[0]["loc"])) or "item"
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    details = [{key: _json_able(part) for key, part in each.items()} for each in errors[:MAX_ERRORS]]
+    return ValidationFailed(f"{where}: {errors[0]['msg']}{more}", details=details)
+
+
+def _json_able(value: Any) -> Any:
+    """A part of an error, which may hold the input or an exception: as it is if JSON can say it in few words."""
+    try:
+        encoded = ENCODE[JSON](value)
+    except UNWRITABLE:
+        if isinstance(value, dict):
+            return {str(key): _json_able(each) for key, each in value.items()}
+        return (str(value) if isinstance(value, Exception) else repr(value))[:MAX_INPUT_BYTES]
+    if len(encoded) <= MAX_INPUT_BYTES:
+        return DECODE[JSON](encoded)
+    return encoded[:MAX_INPUT_BYTES].decode(errors="replace") + "..."

@@ -1,0 +1,178 @@
+"""Named tensors: nested lists or arrays, held against what a model declares.
+
+Datatypes are those of the Open Inference Protocol. An array of BYTES holds bytes objects; in JSON they are strings.
+A value is converted where nothing is lost: integers to floats, floats to shorter ones, but no float to an integer, no number
+out of range, no string to a number.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from weir.errors import InvalidRequest, WeirError
+from weir.model import Tensor
+
+Arrays = dict[str, numpy.ndarray[Any, Any]]
+Complain = Callable[[str], WeirError]
+
+DTYPES: dict[str, numpy.dtype[Any]] = {
+    "BOOL": numpy.dtype(numpy.bool_),
+    "UINT8": numpy.dtype(numpy.uint8),
+    "UINT16": numpy.dtype(numpy.uint16),
+    "UINT32": numpy.dtype(numpy.uint32),
+    "UINT64": numpy.dtype(numpy.uint64),
+    "INT8": numpy.dtype(numpy.int8),
+    "INT16": numpy.dtype(numpy.int16),
+    "INT32": numpy.dtype(numpy.int32),
+    "INT64": numpy.dtype(numpy.int64),
+    "FP16": numpy.dtype(numpy.float16),
+    "FP32": numpy.dtype(numpy.float32),
+    "FP64": numpy.dtype(numpy.float64),
+    "BYTES": numpy.dtype(numpy.object_),
+}
+# The kinds of array (numpy's letters) that may become a datatype's.
+_SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
+
+
+def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = InvalidRequest) -> Arrays:
+    """Return `value` (a dict of nested lists or arrays) as the arrays `declared`, in that order.
+
+    Raises what `complain` makes of a text that names the tensor, the value and the rule: names, datatypes, shapes, and
+    an equal first dimension of at least 1.
+    """
+    if not isinstance(value, dict):
+        raise complain(f"tensors: a {type(value).__name__}, must be an object with {_names(declared)}")
+    unknown = [name for name in value if all(name != tensor.name for tensor in declared)]
+    if unknown:
+        raise complain(f"tensor {unknown[0]!r}: not one of {_names(declared)}")
+    arrays: Arrays = {}
+    for tensor in declared:
+        if tensor.name not in value:
+            raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
+        array = _array(value[tensor.name], tensor, complain)
+        _check_shape(array, tensor, complain)
+        arrays[tensor.name] = array
+    _check_rows(arrays, complain)
+    return arrays
+
+
+def rows_of(arrays: Arrays) -> int:
+    """Return the length of the first dimension."""
+    return len(next(iter(arrays.values())))
+
+
+def shape_key(arrays: Arrays) -> tuple[Any, ...]:
+    """Return what must be equal in tensors that share a batch: datatypes, and all dimensions but the first."""
+    return tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items())
+
+
+def concatenate(parts: Sequence[Arrays]) -> Arrays:
+    """Return one dict of arrays with the rows of all `parts` in order."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {name: numpy.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def divide(arrays: Arrays, rows: Sequence[int]) -> list[Arrays]:
+    """Return the parts of `rows` rows each, as views."""
+    if len(rows) == 1:
+        return [arrays]
+    parts, start = [], 0
+    for count in rows:
+        parts.append({name: array[start : start + count] for name, array in arrays.items()})
+        start += count
+    return parts
+
+
+def to_text(arrays: Arrays) -> dict[str, Any]:
+    """Return `arrays` for JSON: elements of BYTES as strings. UnicodeDecodeError if one is not UTF-8."""
+    return {name: _texts(array.tolist()) if array.dtype.kind == "O" else array for name, array in arrays.items()}
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, list):
+        return list(map(_texts, value))
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _names(declared: Sequence[Tensor]) -> str:
+    return ", ".join(repr(tensor.name) for tensor in declared)
+
+
+def _array(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
+    dtype = DTYPES[tensor.datatype]
+    try:
+        array = numpy.asarray(value, dtype=object if dtype.kind == "O" else None)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise complain(f"tensor {tensor.name!r}: must be nested lists of equal lengths ({error})") from None
+    if dtype.kind == "O":
+        return _bytes_array(array, tensor, complain)
+    if array.dtype == dtype:
+        return array
+    if not array.size and array.dtype == numpy.float64:
+        return array.astype(dtype)  # an empty list has no elements to be of a wrong type
+    if array.dtype.kind not in _SOURCES[dtype.kind]:
+        raise complain(f"tensor {tensor.name!r}: has {_described(array)}, must be {tensor.datatype}")
+    return _cast(array, dtype, tensor, complain)
+
+
+def _described(array: numpy.ndarray[Any, Any]) -> str:
+    if array.dtype.kind in "US":
+        return "strings"
+    if array.dtype.kind == "O":
+        odd = [type(value).__name__ for value in array.flat if not isinstance(value, (int, float))]
+        return f"{odd[0]} elements" if odd else "integers of more than 64 bits"
+    return f"elements of {array.dtype}"
+
+
+def _cast(
+    array: numpy.ndarray[Any, Any], dtype: numpy.dtype[Any], tensor: Tensor, complain: Complain
+) -> numpy.ndarray[Any, Any]:
+    if numpy.can_cast(array.dtype, dtype, "safe"):
+        return array.astype(dtype)
+    if dtype.kind in "ui" and array.size:
+        bounds = numpy.iinfo(dtype)
+        for extreme in (int(array.min()), int(array.max())):
+            if not bounds.min <= extreme <= bounds.max:
+                raise complain(f"tensor {tensor.name!r}: has {extreme}, out of the range of {tensor.datatype}")
+    with numpy.errstate(over="ignore"):
+        cast = array.astype(dtype)
+    if dtype.kind == "f":
+        lost = numpy.isinf(cast) & numpy.isfinite(array)
+        if lost.any():
+            raise complain(f"tensor {tensor.name!r}: has {array[lost][0]}, out of the range of {tensor.datatype}")
+    return cast
+
+
+def _bytes_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
+    if all(type(value) is bytes for value in array.flat):
+        return array
+    elements = numpy.empty(array.shape, object)
+    for place, value in enumerate(array.flat):
+        if not isinstance(value, (str, bytes)):
+            kind = type(value).__name__
+            raise complain(f"tensor {tensor.name!r}: has an element of type {kind}, must be {tensor.datatype}")
+        elements.flat[place] = value.encode() if isinstance(value, str) else bytes(value)
+    return elements
+
+
+def _check_shape(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Complain) -> None:
+    """The first dimension is the batch: any length."""
+    shape, declared = array.shape, tuple(tensor.shape)
+    if len(shape) == len(declared) and all(
+        rule in (-1, length) for length, rule in zip(shape[1:], declared[1:], strict=True)
+    ):
+        return
+    raise complain(f"tensor {tensor.name!r}: has shape {list(shape)}, must be {[-1, *declared[1:]]} (-1: any length)")
+
+
+def _check_rows(arrays: Arrays, complain: Complain) -> None:
+    (first, array), *others = arrays.items()
+    if not len(array):
+        raise complain(f"tensor {first!r}: has 0 rows, must have at least 1")
+    for name, other in others:
+        if len(other) != len(array):
+            raise complain(
+                f"tensor {name!r}: has {len(other)} rows, tensor {first!r} has {len(array)}; they must be equal"
+            )

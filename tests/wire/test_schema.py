@@ -1,0 +1,183 @@
+import subprocess
+import sys
+from typing import Annotated, Any
+
+import annotated_types
+import msgspec
+import numpy
+import pydantic
+import pytest
+
+from weir.errors import InvalidRequest, SettingsError, ValidationFailed
+from weir.messages import JSON, MSGPACK
+from weir.wire.schema import MAX_ERRORS, refusal, schema_of
+from weir.wire.values import encode
+
+
+class Point(msgspec.Struct):
+    x: float
+    tags: list[str] = []
+
+
+class Strict(msgspec.Struct, forbid_unknown_fields=True):
+    x: float
+
+
+class PointModel(pydantic.BaseModel):
+    x: float
+    tags: list[str] = []
+
+
+class Nested(pydantic.BaseModel):
+    point: PointModel
+
+
+def read(declared: Any, value: Any, content_type: str = JSON) -> Any:
+    body = value if isinstance(value, bytes) else encode(value, content_type)
+    try:
+        return schema_of(declared, "Input").reader(content_type)(body)
+    except Exception as error:
+        answer = refusal(error, content_type, body)
+        if answer is None:
+            raise
+        raise answer from None
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@pytest.mark.parametrize("declared", [Point, PointModel])
+def test_a_good_body_becomes_an_instance(declared: Any, content_type: str) -> None:
+    point = read(declared, {"x": 1, "tags": ["a"]}, content_type)
+    assert isinstance(point, declared)
+    assert point == declared(x=1.0, tags=["a"])
+    assert read(list[declared], [{"x": 1}], content_type) == [declared(x=1.0)]
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@pytest.mark.parametrize("declared", [Point, PointModel])
+def test_a_bad_one_gets_the_validators_own_list(declared: Any, content_type: str) -> None:
+    with pytest.raises(ValidationFailed, match="tags") as caught:
+        read(declared, {"x": 1, "tags": ["a", 2]}, content_type)
+    (detail,) = caught.value.details
+    assert detail["loc"] == ["tags", 1]
+    assert {"loc", "msg", "type"} <= set(detail)
+    encode(caught.value.details, JSON)
+
+
+@pytest.mark.parametrize("declared", [Point, PointModel, int, Annotated[int, pydantic.Field(gt=0)]])
+@pytest.mark.parametrize("body", [b"", b"{", b"NaN", b'{"x": NaN}', b"[" * 100_000, b'"\xff"'])
+def test_what_is_no_json_is_malformed_not_invalid(declared: Any, body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="body: must be application/json"):
+        read(declared, body)
+
+
+@pytest.mark.parametrize("declared", [Point, PointModel])
+def test_a_number_no_float_can_hold(declared: Any) -> None:
+    with pytest.raises(InvalidRequest, match="out of range"):
+        read(declared, b'{"x": 1e999}')
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "loc"),
+    [
+        (b"{}", "missing", []),
+        (b"[]", "type", []),
+        (b'{"x": "a"}', "type", ["x"]),
+        (b'{"x": 1, "y": 2}', "unknown_field", []),
+    ],
+)
+def test_kinds_of_msgspec_errors(body: bytes, kind: str, loc: list[Any]) -> None:
+    with pytest.raises(ValidationFailed) as caught:
+        read(Strict, body)
+    assert [(each["type"], each["loc"]) for each in caught.value.details] == [(kind, loc)]
+
+
+@pytest.mark.parametrize("declared", [Point, PointModel])
+def test_python_values(declared: Any) -> None:
+    schema = schema_of(declared, "Output")
+    assert schema.check({"x": 1.0}) == declared(x=1.0)
+    assert schema.check(declared(x=1.0)) == declared(x=1.0)
+    assert schema.check({"x": numpy.float32(0.5), "tags": []}).x == 0.5
+    with pytest.raises(ValidationFailed):
+        schema.check({"x": "one"})
+    with pytest.raises(ValidationFailed):
+        schema.check(object())
+
+
+def test_a_struct_made_wrong_is_found() -> None:
+    wrong: Any = "no number"
+    with pytest.raises(ValidationFailed, match="Expected `float`"):
+        schema_of(Point, "Output").check(Point(wrong))
+
+
+class Picture(msgspec.Struct):
+    pixels: numpy.ndarray[Any, Any]
+
+
+def test_a_struct_may_hold_what_only_the_model_understands() -> None:
+    picture = Picture(numpy.zeros((2, 2), dtype=object))
+    assert schema_of(Picture, "Input").check(picture) is picture
+    strange: Any = {1j: object()}
+    with pytest.raises(ValidationFailed):
+        schema_of(Picture, "Input").check({"pixels": strange})
+
+
+def test_rules_of_pydantic_and_of_msgspec_in_annotations() -> None:
+    for declared in (
+        Annotated[int, msgspec.Meta(gt=0)],
+        Annotated[int, pydantic.Field(gt=0)],
+        Annotated[int, annotated_types.Gt(0)],
+    ):
+        assert read(declared, b"1") == 1
+        with pytest.raises(ValidationFailed):
+            read(declared, b"0")
+
+
+class Picky(pydantic.BaseModel):
+    x: int
+
+    @pydantic.field_validator("x")
+    @classmethod
+    def refuse(cls, value: int) -> int:
+        if value == 7:
+            raise LookupError("a validator's own trouble")
+        raise ValueError("none is good enough")
+
+
+def test_errors_of_validators() -> None:
+    with pytest.raises(ValidationFailed, match="x: Value error, none is good enough") as caught:
+        read(Picky, {"x": 1})
+    assert caught.value.details[0]["ctx"] == {"error": "none is good enough"}
+    with pytest.raises(LookupError):
+        read(Picky, {"x": 7})
+
+
+def test_a_long_list_of_errors_is_cut() -> None:
+    with pytest.raises(ValidationFailed, match=r"and 4999 more") as caught:
+        read(list[PointModel], [{"x": "a" * 3000}] * 5000)
+    assert len(caught.value.details) == MAX_ERRORS
+    assert len(encode(caught.value.details, JSON)) < 200_000
+
+
+def test_what_is_no_type() -> None:
+    for wrong in (3, "int"):
+        with pytest.raises(SettingsError, match=r"Square\.Input=.*must be a pydantic model"):
+            schema_of(wrong, "Square.Input")
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_json_schemas_refer_to_components(output: bool) -> None:
+    for declared, name in ((Point, "Point"), (list[PointModel], "PointModel")):
+        schema, components = schema_of(declared, "Input").json_schema(output=output)
+        assert f"#/components/schemas/{name}" in str(schema)
+        assert components[name]["properties"]["x"] == {"type": "number"} | (
+            {"title": "X"} if name == "PointModel" else {}
+        )
+    schema, components = schema_of(Nested, "Input").json_schema(output=output)
+    assert schema["properties"]["point"] == {"$ref": "#/components/schemas/PointModel"}
+    assert schema_of(Picture, "Input").json_schema(output=output)
+    assert schema_of(int, "Input").json_schema(output=output) == ({"type": "integer"}, {})
+
+
+def test_pydantic_is_not_imported_for_others() -> None:
+    code = "import sys, weir.wire.schema as s; s.schema_of(list[int], 'Input').check([1]); assert 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,137 @@
+import math
+from typing import Any
+
+import numpy
+import pytest
+
+from weir.errors import InvalidRequest, ModelError
+from weir.messages import JSON, MSGPACK
+from weir.model import DATATYPES, Tensor
+from weir.wire.tensors import DTYPES, concatenate, divide, rows_of, shape_key, to_arrays, to_text
+from weir.wire.values import decode, encode
+
+XY = (Tensor("x", "FP32", [-1, 2]), Tensor("y", "INT64", [-1]))
+
+
+def one(datatype: str, value: Any, shape: tuple[int, ...] = (-1,)) -> numpy.ndarray[Any, Any]:
+    return to_arrays({"t": value}, [Tensor("t", datatype, shape)])["t"]
+
+
+def test_every_datatype_has_a_dtype() -> None:
+    assert set(DTYPES) == set(DATATYPES)
+
+
+def test_lists_become_the_arrays_declared() -> None:
+    arrays = to_arrays({"y": [5, 6, 7], "x": [[1, 2], [3, 4.5], [0, 0]]}, XY)
+    assert list(arrays) == ["x", "y"]
+    assert arrays["x"].dtype == numpy.float32
+    assert arrays["x"].tolist() == [[1, 2], [3, 4.5], [0, 0]]
+    assert rows_of(arrays) == 3
+
+
+def test_a_fitting_array_is_taken_as_it_is() -> None:
+    array = numpy.zeros((3, 2), numpy.float32)
+    assert to_arrays({"x": array}, XY[:1])["x"] is array
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ([1], "a list, must be an object with 'x', 'y'"),
+        ({"x": [[1, 2]]}, "tensor 'y': is missing, the model declares 'x', 'y'"),
+        ({"x": [[1, 2]], "y": [1], "z": 0}, "tensor 'z': not one of 'x', 'y'"),
+        ({"x": [[1, 2]], "y": [1, 2]}, "tensor 'y': has 2 rows, tensor 'x' has 1; they must be equal"),
+        ({"x": [[1, 2, 3]], "y": [1]}, r"tensor 'x': has shape \[1, 3\], must be \[-1, 2\]"),
+        ({"x": [1, 2], "y": [1]}, r"tensor 'x': has shape \[2\], must be \[-1, 2\]"),
+        ({"x": 1, "y": [1]}, r"tensor 'x': has shape \[\], must be"),
+        ({"x": numpy.zeros((0, 2)), "y": []}, "tensor 'x': has 0 rows, must have at least 1"),
+        ({"x": [[1], [2, 3]], "y": [1]}, "tensor 'x': must be nested lists of equal lengths"),
+        ({"x": [["1", "2"]], "y": [1]}, "tensor 'x': has strings, must be FP32"),
+        ({"x": [[1, None]], "y": [1]}, "tensor 'x': has NoneType elements, must be FP32"),
+        ({"x": [[1, {}]], "y": [1]}, "tensor 'x': has dict elements, must be FP32"),
+        ({"x": [[True, False]], "y": [1]}, "tensor 'x': has elements of bool, must be FP32"),
+        ({"x": [[1, 1e300]], "y": [1]}, r"tensor 'x': has 1e\+300, out of the range of FP32"),
+        ({"x": [[1, 2]], "y": [1.5]}, "tensor 'y': has elements of float64, must be INT64"),
+        ({"x": [[1, 2]], "y": [2**63]}, "tensor 'y': has 9223372036854775808, out of the range of INT64"),
+        ({"x": [[1, 2]], "y": [10**30]}, "tensor 'y': has integers of more than 64 bits, must be INT64"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name_and_rule(value: Any, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        to_arrays(value, XY)
+    with pytest.raises(ModelError, match=text):
+        to_arrays(value, XY, ModelError)
+
+
+def test_nesting_deeper_than_any_array() -> None:
+    value: Any = 1.0
+    for _ in range(500):
+        value = [value]
+    with pytest.raises(InvalidRequest, match="tensor 't'"):
+        one("FP32", value)
+
+
+@pytest.mark.parametrize(
+    ("datatype", "value", "good"),
+    [
+        ("UINT8", [0, 255], True),
+        ("UINT8", [256], False),
+        ("UINT8", [-1], False),
+        ("INT8", [-128, 127], True),
+        ("INT8", [-129], False),
+        ("UINT64", [2**64 - 1], True),
+        ("BOOL", [True, False], True),
+        ("BOOL", [0, 1], False),
+        ("FP16", [65504, -0.5], True),
+        ("FP16", [70000.0], False),
+        ("FP64", [1, 2], True),
+        ("FP32", [math.nan, math.inf], True),
+        ("BYTES", ["ä", b"\x00\xff"], True),
+        ("BYTES", [1], False),
+        ("BYTES", ["a", 1], False),
+        ("BYTES", ["a", None], False),
+        ("BYTES", [["a"], ["b", "c"]], False),
+    ],
+)
+def test_ranges(datatype: str, value: list[Any], good: bool) -> None:
+    if not good:
+        with pytest.raises(InvalidRequest, match=f"tensor 't': .*{datatype}"):
+            one(datatype, value)
+        return
+    array = one(datatype, value)
+    assert array.dtype == DTYPES[datatype]
+
+
+def test_bytes_are_bytes_objects_and_text_in_json() -> None:
+    array = one("BYTES", [["ä", "b"], [b"c", "d"]], (-1, 2))
+    assert array.tolist() == [["ä".encode(), b"b"], [b"c", b"d"]]
+    assert one("BYTES", array, (-1, 2)) is array
+    assert one("BYTES", [b"nul\0"]).tolist() == [b"nul\0"]
+    assert decode(encode(to_text({"t": array}), JSON), JSON) == {"t": [["ä", "b"], ["c", "d"]]}
+    with pytest.raises(UnicodeDecodeError):
+        to_text({"t": one("BYTES", [b"\xff"])})
+
+
+def test_arrays_come_back_through_json_and_msgpack() -> None:
+    arrays = to_arrays({"x": [[1, 2], [3, 4.5]], "y": [5, 6]}, XY)
+    for content_type in (JSON, MSGPACK):
+        back = to_arrays(decode(encode(to_text(arrays), content_type), content_type), XY)
+        assert all((back[name] == arrays[name]).all() for name in arrays)
+
+
+def test_parts_are_joined_and_divided_by_rows() -> None:
+    parts = [to_arrays({"x": [[i, i]] * rows, "y": [i] * rows}, XY) for i, rows in enumerate([1, 3, 2])]
+    joined = concatenate(parts)
+    assert joined["y"].tolist() == [0, 1, 1, 1, 2, 2]
+    for part, back in zip(parts, divide(joined, [1, 3, 2]), strict=True):
+        assert all((part[name] == back[name]).all() for name in part)
+    assert concatenate(parts[:1]) == parts[0]
+    assert divide(joined, [6]) == [joined]
+
+
+def test_only_equal_shapes_have_equal_keys() -> None:
+    tensors = [Tensor("x", "FP32", [-1, -1])]
+    narrow, wide = (to_arrays({"x": [[0] * width] * rows}, tensors) for rows, width in ((1, 2), (4, 3)))
+    assert shape_key(narrow) != shape_key(wide)
+    assert shape_key(narrow) == shape_key(to_arrays({"x": [[1, 2]] * 9}, tensors))
+    assert hash(shape_key(narrow))
