@@ -20,8 +20,8 @@ OCTETS = "application/octet-stream"
 class Kind(IntEnum):
     """What the payload of a request is.
 
-    ITEM: one item, never divided. ITEMS: a list, one row or more each, divided between items. TENSORS: a dict of
-    arrays with the batch as first dimension, divided along it.
+    ITEM: one item, never divided. ITEMS: a list of items of equal rows and cost, divided between items (items that
+    differ travel as requests of their own). TENSORS: a dict of arrays with the batch as first dimension, divided along it.
     """
 
     ITEM = 0
@@ -71,7 +71,7 @@ class Request(Protocol):
     door: str  # "python", "http", ...
 
     settled: bool  # has had its end (answer, error or cancellation)
-    taken: int  # rows (ITEMS: items) dispatched so far
+    taken: int  # rows (ITEMS: items) dispatched so far; `rows` as soon as nothing is left in the line
     overtaken: int  # batches of small requests that have gone before it
     partial: Any  # answers gathered so far, while only some pieces of a divided request are back
 
@@ -118,19 +118,20 @@ class Dispatch:
     """A decision to run these requests now, and its explanation.
 
     `slices` is None when every request is in it whole; else, for each request, the half-open range of its rows
-    (TENSORS) or items (ITEMS) that is in this batch, or None for the whole. `oldest_age` and `waiting` (rows) are as
-    they were when the decision was made; `limit` is the number of rows that the policy waited for, if it had one.
+    (TENSORS) or items (ITEMS) that is in this batch, or None for the whole. `plain` says that every request is one
+    ITEM, so that the batch's entries are the requests. `oldest_age` and `waiting` (rows of the group) are as they were
+    when the decision was made; `limit` is the number of rows that the policy waited for, if it had one.
     """
 
     __slots__ = (
-        "attempt", "at", "batch_id", "cost", "limit", "oldest_age", "reason", "requests", "rows", "slices", "waiting",
-        "wakeup", "worker",
+        "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "oldest_age", "plain", "reason", "requests",
+        "rows", "slices", "waiting", "wakeup", "worker",
     )  # fmt: skip
 
     def __init__(
         self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
         rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        at: float, attempt: int = 0,
+        at: float, attempt: int = 0, plain: bool = False,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.worker = worker
@@ -145,6 +146,9 @@ class Dispatch:
         self.wakeup = wakeup
         self.at = at
         self.attempt = attempt  # how many times a worker has died with these requests
+        self.plain = plain
+        self.entries: list[tuple[Request, int, int]] | None = None  # collate.py's memory of the batch's entries
+        self.begun: set[int] | None = None  # entries that have received a part
 
     def explain(self) -> dict[str, Any]:
         """Return the explanation as a JSON-able dict."""

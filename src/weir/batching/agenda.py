@@ -1,0 +1,60 @@
+"""A priority queue whose members may change their place or leave."""
+
+from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+M = TypeVar("M", bound=Hashable)
+Rank = tuple[float, float]
+
+SLACK = 64  # outdated entries that are tolerated before the heap is built anew
+
+
+class Agenda(Generic[M]):
+    """Members in order of rank; equal ranks in the order in which they were put. Each operation is O(log n), amortised.
+
+    An entry that a member no longer stands for stays in the heap until it comes to the front, or until such entries
+    are more than half of the heap.
+    """
+
+    __slots__ = ("_entries", "_heap", "_puts")
+
+    def __init__(self) -> None:
+        self._entries: dict[M, tuple[Rank, int, M]] = {}
+        self._heap: list[tuple[Rank, int, M]] = []
+        self._puts = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, member: M) -> bool:
+        return member in self._entries
+
+    def put(self, member: M, rank: Rank) -> None:
+        """Add `member`, or move it to `rank`."""
+        self._puts += 1
+        entry = (rank, self._puts, member)
+        self._entries[member] = entry
+        heap = self._heap
+        heappush(heap, entry)
+        if len(heap) > 2 * len(self._entries) + SLACK:
+            heap[:] = self._entries.values()
+            heapify(heap)
+
+    def discard(self, member: M) -> None:
+        """Take `member` out, if it is in."""
+        self._entries.pop(member, None)
+
+    def first(self) -> tuple[Rank, M] | None:
+        """Return the lowest rank and its member, or None when there is no member."""
+        heap, entries = self._heap, self._entries
+        while heap:
+            entry = heap[0]
+            if entries.get(entry[2]) is entry:
+                return entry[0], entry[2]
+            heappop(heap)
+        return None
+
+    def members(self) -> list[M]:
+        """Return all members, those put longest ago first."""
+        return list(self._entries)

@@ -1,0 +1,51 @@
+"""Ask the policy, and hold its answer within bounds.
+
+Every wait is clamped to oldest + max_queue_delay and to the earliest deadline - the service time in which most batches are
+done: no request starves, and none is held until it can no longer make it. The clamps are instants, compared with the
+very values that arm the timer.
+"""
+
+from typing import NamedTuple
+
+from weir.batching.estimate import ServiceTime
+from weir.messages import Reason
+from weir.policy.decision import Observation, Policy
+
+MARGIN = 0.001  # seconds between the end of a batch and the answer at its caller
+
+
+class Choice(NamedTuple):
+    """`rows` > 0: cut a batch of up to that many, for `reason`. 0: wait until `until`, which is after now."""
+
+    rows: int
+    reason: Reason
+    until: float
+    limit: int | None
+
+
+def choose(policy: Policy, seen: Observation, service: ServiceTime) -> Choice:
+    """Return what `policy` decides, clamped. Raises whatever it raises."""
+    rows, reason, until, limit = policy.decide(seen)
+    largest = seen.max_batch_size
+    if rows > 0:
+        return Choice(min(rows, largest), reason, seen.now, limit)
+    if seen.draining:
+        return Choice(largest, Reason.DRAIN, seen.now, limit)
+    clamped, reason = clamp(seen, until, service)
+    return Choice(0 if seen.now < clamped else largest, reason, clamped, limit)
+
+
+def clamp(seen: Observation, until: float | None, service: ServiceTime) -> tuple[float, Reason]:
+    """Return when a wait ends at the latest, and why then."""
+    end, reason = seen.oldest_arrival + seen.max_queue_delay, Reason.DELAY
+    latest_start = seen.earliest_deadline - service.careful(min(seen.waiting, seen.max_batch_size)) - MARGIN
+    if latest_start < end:
+        end, reason = latest_start, Reason.DEADLINE
+    if until is not None and until < end:
+        end, reason = until, Reason.POLICY
+    return end, reason
+
+
+def greedily(seen: Observation) -> Choice:
+    """Return the choice that replaces that of a policy which raised."""
+    return Choice(min(seen.waiting, seen.max_batch_size), Reason.IDLE, seen.now, None)

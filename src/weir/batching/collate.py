@@ -1,0 +1,125 @@
+"""Turn a dispatch into the batch that a worker gets, and the worker's events into answers.
+
+A dispatch speaks of requests, a batch of *entries*: one for an item, one for each item of a list, one for tensors. An
+entry is (request, start, stop), the range being that of its items (0 to 1 for a single item) or rows.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from weir.batching.gather import gather_of
+from weir.errors import ModelError, WeirError
+from weir.messages import Batch, Dispatch, EventKind, Events, Kind, Request
+
+Entry = tuple[Request, int, int]
+End = tuple[Request, Any]
+
+
+def entries_of(dispatch: Dispatch) -> list[Entry]:
+    """Return the entries of a dispatch, in order."""
+    if dispatch.entries is None:
+        slices = dispatch.slices or [None] * len(dispatch.requests)
+        dispatch.entries = [
+            entry for request, part in zip(dispatch.requests, slices, strict=True) for entry in _entries(request, part)
+        ]
+    return dispatch.entries
+
+
+def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
+    if request.kind is Kind.ITEM:
+        return [(request, 0, 1)]
+    if request.kind is Kind.TENSORS:
+        return [(request, *(part or (0, request.rows)))]
+    start, stop = part or (0, len(request.payload))
+    return [(request, item, item + 1) for item in range(start, stop)]
+
+
+def is_done(entry: Entry) -> bool:
+    """Tell whether this entry has its answer, or its request has had its end."""
+    request, start, _ = entry
+    return request.settled or (request.partial is not None and gather_of(request).has(start))
+
+
+def to_batch(dispatch: Dispatch) -> Batch:
+    """Return what the worker of `dispatch` gets. Payloads stay as they are; tensors are sliced, not copied."""
+    if dispatch.plain:
+        requests = dispatch.requests
+        payloads = [request.payload for request in requests]
+    else:
+        entries = entries_of(dispatch)
+        requests = [entry[0] for entry in entries]
+        payloads = [_payload(*entry) for entry in entries]
+    content_types = _one_or_all([request.content_type for request in requests])
+    accepts = _one_or_all([request.accept for request in requests])
+    return Batch(dispatch.batch_id, payloads, content_types, accepts, dispatch.attempt)
+
+
+def _payload(request: Request, start: int, stop: int) -> Any:
+    if request.kind is Kind.ITEM:
+        return request.payload
+    if request.kind is Kind.ITEMS:
+        return request.payload[start]
+    if stop - start == request.rows:
+        return request.payload
+    return {name: array[start:stop] for name, array in request.payload.items()}
+
+
+def _one_or_all(values: list[str]) -> str | list[str]:
+    return values[0] if values.count(values[0]) == len(values) else values
+
+
+def deliver(dispatch: Dispatch, events: Events) -> list[End]:
+    """Return the requests that reach their end by these events, each with its output or its WeirError.
+
+    They are marked settled. What is for a request that has had its end already is dropped. After the final events no
+    request is left waiting for this batch: an entry that the worker forgot gets a ModelError.
+    """
+    outputs = events.outputs
+    requests = dispatch.requests
+    if dispatch.plain and events.indices is None and events.kinds is None and len(outputs) == len(requests):
+        ends = []
+        for request, output in zip(requests, outputs, strict=True):
+            if not request.settled:
+                request.settled = True
+                ends.append((request, output))
+        return ends
+    return _deliver_each(dispatch, events)
+
+
+def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
+    entries = entries_of(dispatch)
+    indices = range(len(events.outputs)) if events.indices is None else events.indices
+    kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
+    ends: list[End] = []
+    for index, kind, output in zip(indices, kinds, events.outputs, strict=True):
+        if kind == EventKind.PART:
+            dispatch.begun = dispatch.begun or set()
+            dispatch.begun.add(index)
+        elif 0 <= index < len(entries):
+            _put(ends, entries[index], output)
+    if events.final:
+        forgotten = [entry for entry in entries if not is_done(entry)]
+        ends += fail_entries(forgotten, lambda: ModelError("the worker ended the batch without an answer to this item"))
+    return ends
+
+
+def fail_entries(entries: Iterable[Entry], error: Callable[[], WeirError]) -> list[End]:
+    """Put an error, made by `error` for each, in the place of these entries' answers; return the requests that reach
+    their end thereby, marked settled, each with its output or error."""
+    ends: list[End] = []
+    for entry in entries:
+        _put(ends, entry, error())
+    return ends
+
+
+def _put(ends: list[End], entry: Entry, output: Any) -> None:
+    request, start, stop = entry
+    if request.settled:
+        return
+    if request.kind is not Kind.ITEM:
+        gather = gather_of(request)
+        if not gather.put(start, stop, output):
+            return
+        output = gather.result()
+    request.settled = True
+    ends.append((request, output))

@@ -1,0 +1,160 @@
+"""Take the next batch from the line of a group.
+
+Higher priority goes first. Within a priority small requests go before large ones, until `max_overtakes` batches have
+gone before the large request at the head; then that one goes first, and the count starts anew. Within a lane the order
+is that of arrival. Requests that can be divided are, so that the batch is filled exactly; where the head of a lane
+does not fit into what is left, the next lane is tried, but nobody within a lane is passed over.
+"""
+
+from weir.batching.line import Group, Lane, Level
+from weir.batching.pieces import rows_left, steps
+from weir.messages import Kind, Request
+
+
+class Load:
+    """What was taken for one batch, and what was left out because its answer would come after its deadline."""
+
+    __slots__ = (
+        "cost",
+        "departed",
+        "divided",
+        "late",
+        "max_cost",
+        "max_rows",
+        "must_last",
+        "plain",
+        "requests",
+        "rows",
+        "slices",
+    )
+
+    def __init__(self, max_rows: int, max_cost: float, must_last: float) -> None:
+        self.max_rows = max_rows
+        self.max_cost = max_cost
+        self.must_last = must_last
+        self.requests: list[Request] = []
+        self.slices: list[tuple[int, int] | None] | None = None
+        self.rows = 0
+        self.cost = 0.0
+        self.departed = 0  # rows that left the line, late ones included
+        self.late: list[Request] = []
+        self.plain = True  # all are single items
+        self.divided: Request | None = None  # taken in part, the rest still waits
+
+    def take(self, request: Request) -> bool:
+        """Take as much of `request` as fits; tell whether that was all of it."""
+        total = steps(request)
+        start = request.taken
+        unit_rows, unit_cost = request.rows // total, request.cost / total
+        count = min(total - start, (self.max_rows - self.rows) // unit_rows, self._affordable(unit_cost, total))
+        if count <= 0:
+            return False
+        stop = start + count
+        whole = start == 0 and stop == total
+        if not whole and self.slices is None:
+            self.slices = [None] * len(self.requests)
+        if self.slices is not None:
+            self.slices.append(None if whole else (start, stop))
+        self.requests.append(request)
+        self.plain = self.plain and request.kind is Kind.ITEM
+        self.rows += count * unit_rows
+        self.cost += count * unit_cost
+        self.departed += count * unit_rows
+        request.taken = request.rows if stop == total else stop
+        return stop == total
+
+    def _affordable(self, unit_cost: float, total: int) -> int:
+        if self.cost + total * unit_cost <= self.max_cost:
+            return total
+        count = int((self.max_cost - self.cost) / unit_cost)
+        while count and self.cost + count * unit_cost > self.max_cost:
+            count -= 1
+        return count
+
+
+def compose(group: Group, max_rows: int, max_cost: float, must_last: float, max_overtakes: int) -> Load:
+    """Take up to `max_rows` rows and `max_cost` cost from `group`, in order.
+
+    Requests whose deadline is not after `must_last` leave the line too, as `late`; they are marked settled. The load may be
+    empty if all are. `group.departed` is brought up to date.
+    """
+    load = Load(max_rows, max_cost, must_last)
+    plain = group.plain
+    if len(group.levels) == 1 and not plain.odd and not plain.dead and not group.levels[0].large.waiting:
+        count = min(len(plain.waiting), max_rows)
+        if count <= max_cost and group.deadlines.earliest() > must_last:
+            _take_plain(load, plain, count)
+            group.departed += count
+            group.deadlines.trim(len(plain.waiting))
+            return load
+    for level in group.levels:
+        if load.rows >= max_rows:
+            break
+        _take_level(load, level, max_overtakes)
+    group.departed += load.departed
+    group.tidy()
+    return load
+
+
+def _take_plain(load: Load, lane: Lane, count: int) -> None:
+    popleft = lane.waiting.popleft
+    load.requests = requests = [popleft() for _ in range(count)]
+    for request in requests:
+        request.taken = 1
+    load.rows = load.departed = count
+    load.cost = float(count)
+
+
+def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
+    small, large = level.small, level.large
+    overtaken, first_led = None, False
+    lanes = [small, large]
+    while lanes and load.rows < load.max_rows:
+        lane = _next_lane(lanes, small, large, max_overtakes)
+        request = lane.head
+        if request is None:
+            lanes.remove(lane)
+            continue
+        if request.deadline <= load.must_last:
+            _leave_out(load, lane, request)
+            continue
+        rival = large.head
+        if lane is small and rival is not None and rival.arrival <= request.arrival:
+            overtaken = rival
+        elif lane is large and small.waiting:
+            first_led = True
+        taken = request.taken
+        if load.take(request):
+            lane.advance()
+        else:
+            if request.taken > taken:
+                load.divided = request
+            lanes.remove(lane)
+    _count_overtaking(large, overtaken, first_led)
+
+
+def _next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) -> Lane:
+    if len(lanes) == 1:
+        return lanes[0]
+    first, rival = small.head, large.head
+    if first is None or rival is None:
+        return small if rival is None else large
+    is_due = rival.overtaken >= max_overtakes and rival.arrival <= first.arrival
+    return large if is_due else small
+
+
+def _count_overtaking(large: Lane, overtaken: Request | None, large_led: bool) -> None:
+    head = large.head
+    if head is None:
+        return
+    if large_led:
+        head.overtaken = 0
+    elif overtaken is head:
+        head.overtaken += 1
+
+
+def _leave_out(load: Load, lane: Lane, request: Request) -> None:
+    load.departed += rows_left(request)
+    load.late.append(request)
+    lane.advance()
+    request.settled = True

@@ -1,0 +1,73 @@
+"""How long a batch takes, learned from those that came back: a straight line, fixed cost + cost per row.
+
+A weighted least-squares fit in which older batches count less and less. While all batches have had the same size, the
+whole time counts as fixed cost.
+"""
+
+FADE = 0.95  # weight that a batch loses with each later one: about the last 20 count
+ENOUGH = 3  # batches after which the estimate may refuse work
+STALE_SERVICES = 10.0  # an estimate older than this many service times ...
+STALE_MIN = 1.0  # ... and than this many seconds refuses nothing: one slow batch must not lock work out for ever
+
+
+class ServiceTime:
+    """The expected service time of a batch of n rows, in seconds. Before anything was measured it is 0."""
+
+    __slots__ = ("_at", "_count", "_fixed", "_n", "_nn", "_nt", "_per_row", "_spread", "_t", "_w")
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._at = float("-inf")
+        self._w = self._n = self._t = self._nn = self._nt = 0.0
+        self._fixed = self._per_row = self._spread = 0.0
+
+    def learn(self, rows: int, seconds: float, now: float) -> None:
+        """Learn that a batch of `rows` took `seconds`, at the instant `now`."""
+        if self._count:
+            error = abs(seconds - self.expected(rows))
+            self._spread += (1.0 - FADE if self._count > 10 else 1.0 / self._count) * (error - self._spread)
+        self._count += 1
+        self._at = now
+        self._w = FADE * self._w + 1.0
+        self._n = FADE * self._n + rows
+        self._t = FADE * self._t + seconds
+        self._nn = FADE * self._nn + rows * rows
+        self._nt = FADE * self._nt + rows * seconds
+        self._fit()
+
+    def _fit(self) -> None:
+        weight, rows, seconds = self._w, self._n, self._t
+        variance = self._nn * weight - rows * rows
+        slope = (self._nt * weight - rows * seconds) / variance if variance > 1e-3 * rows * rows else 0.0
+        slope = max(slope, 0.0)
+        fixed = (seconds - slope * rows) / weight
+        if fixed < 0.0:
+            fixed, slope = 0.0, self._nt / self._nn
+        self._fixed, self._per_row = fixed, slope
+
+    def expected(self, rows: int) -> float:
+        """Return the expected service time of a batch of `rows`."""
+        return self._fixed + self._per_row * rows
+
+    def careful(self, rows: int) -> float:
+        """Return a time in which most batches of `rows` are done."""
+        return self._fixed + self._per_row * rows + 2.0 * self._spread
+
+    def optimistic(self, rows: int) -> float:
+        """Return a time in which hardly any batch of `rows` is done."""
+        return max(0.0, self._fixed + self._per_row * rows - 2.0 * self._spread)
+
+    def is_trusted(self, now: float) -> bool:
+        """Tell whether work may be refused by this estimate: enough was measured, and not too long ago."""
+        if self._count < ENOUGH:
+            return False
+        return now <= self._at + max(STALE_MIN, STALE_SERVICES * self._t / self._w)
+
+    def rate(self, rows: int) -> float:
+        """Return the rows per second that one worker serves in batches of `rows`; infinity if nothing is known."""
+        seconds = self.expected(rows)
+        return rows / seconds if seconds > 0.0 else float("inf")
+
+    def typical_rows(self) -> float:
+        """Return the mean size of the last batches; infinity if there were none."""
+        return self._n / self._w if self._count else float("inf")

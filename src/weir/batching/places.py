@@ -1,0 +1,77 @@
+"""The workers and their places: who can take a batch now, and who should."""
+
+from collections.abc import Iterator
+
+
+class Worker:
+    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone with it."""
+
+    __slots__ = ("alone", "batches", "idle_since", "index", "places")
+
+    def __init__(self, index: int, places: int, now: float) -> None:
+        self.index = index
+        self.places = places
+        self.idle_since = now  # when it last gave something back
+        self.batches: dict[int, None] = {}  # ids, in the order given
+        self.alone = False
+
+    @property
+    def free(self) -> int:
+        """How many further batches it takes."""
+        return 0 if self.alone else self.places - len(self.batches)
+
+
+class Places:
+    """Counts free places. `free` is the total; all else is by worker index."""
+
+    __slots__ = ("_workers", "free")
+
+    def __init__(self) -> None:
+        self._workers: dict[int, Worker] = {}
+        self.free = 0
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def add(self, index: int, places: int, now: float) -> None:
+        """A worker is ready. One that was there under this index must have been removed."""
+        self._workers[index] = Worker(index, places, now)
+        self.free += places
+
+    def remove(self, index: int) -> list[int]:
+        """A worker is gone; return the ids of the batches it had."""
+        worker = self._workers.pop(index, None)
+        if worker is None:
+            return []
+        self.free -= worker.free
+        return list(worker.batches)
+
+    def pick(self, *, empty: bool = False) -> Worker | None:
+        """Return the worker for the next batch: fewest batches, then longest idle; with `empty` only one that has none."""
+        best = None
+        for worker in self._workers.values():
+            if worker.free <= 0 or (empty and worker.batches):
+                continue
+            if best is None or (len(worker.batches), worker.idle_since) < (len(best.batches), best.idle_since):
+                best = worker
+        return best
+
+    def give(self, worker: Worker, batch_id: int, *, alone: bool = False) -> None:
+        """`worker` gets a batch; with `alone` it gets no other until this one is back."""
+        before = worker.free
+        worker.batches[batch_id] = None
+        worker.alone = alone
+        self.free += worker.free - before
+
+    def take_back(self, index: int, batch_id: int, now: float) -> float:
+        """A batch is back; return since when its worker had nothing else to do before it."""
+        worker = self._workers[index]
+        before, since = worker.free, worker.idle_since
+        del worker.batches[batch_id]
+        worker.alone = False
+        worker.idle_since = now
+        self.free += worker.free - before
+        return since

@@ -1,0 +1,134 @@
+"""Suspects: what was with a worker when it died.
+
+One of them may have killed it, so they run again in halves, each half alone with a worker, until the guilty one is
+found: at most ceil(log2 n) + 1 rounds for n entries. An entry that died alone gets one more try, alone.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import NamedTuple
+
+from weir.batching.collate import Entry, entries_of, is_done
+from weir.batching.compose import Load
+from weir.messages import Dispatch, Kind, Request
+
+
+@dataclass
+class Lost:
+    """The entries that a dead worker leaves behind and that do not run again, as (request, start, stop).
+
+    `crashed` are out of tries: each ended its worker even alone. `interrupted` had already received a part.
+    """
+
+    crashed: list[Entry] = field(default_factory=list)
+    interrupted: list[Entry] = field(default_factory=list)
+
+
+class Part(NamedTuple):
+    """Entries that run again together. `last`: it is the one more try of a single entry."""
+
+    entries: list[Entry]
+    attempt: int
+    last: bool
+
+
+class Suspects:
+    """The parts that are to run again, in the order in which their workers died."""
+
+    __slots__ = ("_last_tries", "_parts")
+
+    def __init__(self) -> None:
+        self._parts: deque[Part] = deque()
+        self._last_tries: set[int] = set()  # batches that are somebody's last try
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def died(self, dispatch: Dispatch, lost: Lost) -> None:
+        """The worker of `dispatch` died: queue what can run again, add the rest to `lost`."""
+        entries = entries_of(dispatch)
+        begun = dispatch.begun or ()
+        left = []
+        for index, entry in enumerate(entries):
+            if is_done(entry):
+                continue
+            if index in begun:
+                lost.interrupted.append(entry)
+            else:
+                left.append(entry)
+        if dispatch.batch_id in self._last_tries:
+            self._last_tries.discard(dispatch.batch_id)
+            lost.crashed.extend(left)
+        elif left:
+            self._halve(left, dispatch.attempt + 1, last=len(entries) == 1)
+
+    def _halve(self, entries: list[Entry], attempt: int, *, last: bool) -> None:
+        middle = (len(entries) + 1) // 2
+        for half in (entries[:middle], entries[middle:]):
+            if half:
+                self._parts.append(Part(half, attempt, last))
+
+    def pop(self) -> Part | None:
+        """Return the next part, without what has had its end meanwhile; None if nothing is left."""
+        while self._parts:
+            entries, attempt, last = self._parts.popleft()
+            left = [entry for entry in entries if not is_done(entry)]
+            if left:
+                return Part(left, attempt, last)
+        return None
+
+    def started(self, batch_id: int, part: Part) -> None:
+        """`part` runs as batch `batch_id`."""
+        if part.last:
+            self._last_tries.add(batch_id)
+
+    def ended(self, batch_id: int) -> None:
+        """A batch came back: its worker survived it."""
+        self._last_tries.discard(batch_id)
+
+    def entries(self) -> list[Entry]:
+        """Return all entries that are to run again and have not had their end."""
+        return [entry for part in self._parts for entry in part.entries if not is_done(entry)]
+
+    def earliest_deadline(self) -> float:
+        """Return the earliest deadline among them; infinity if there is none."""
+        return min((entry[0].deadline for entry in self.entries()), default=inf)
+
+    def passed(self, now: float) -> list[Request]:
+        """Return the requests whose deadline is not after `now` and that have not had their end."""
+        return [entry[0] for entry in self.entries() if entry[0].deadline <= now]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._parts.clear()
+        self._last_tries.clear()
+
+
+def load_of(entries: list[Entry]) -> Load:
+    """Return a load that consists of `entries`; neighbouring ones of one request become one slice."""
+    load = Load(0, inf, 0.0)
+    load.slices = []
+    rows = 0.0
+    for request, start, stop in entries:
+        load.plain = load.plain and request.kind is Kind.ITEM
+        share = (stop - start) / _entry_range(request)
+        rows += request.rows * share
+        load.cost += request.cost * share
+        last = load.slices[-1] if load.slices else None
+        if last is not None and load.requests[-1] is request and last[1] == start:
+            load.slices[-1] = (last[0], stop)
+        else:
+            load.requests.append(request)
+            load.slices.append((start, stop))
+    load.rows = ceil(rows - 1e-9)
+    if load.plain:
+        load.slices = None
+    return load
+
+
+def _entry_range(request: Request) -> int:
+    """Return where the ranges of the entries of `request` end."""
+    if request.kind is Kind.TENSORS:
+        return request.rows
+    return len(request.payload) if request.kind is Kind.ITEMS else 1

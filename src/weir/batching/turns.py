@@ -1,0 +1,86 @@
+"""Whose turn it is: the group with the earliest deadline, then the oldest.
+
+A group is *awake* when its policy is to be asked, *asleep* when it is empty or its policy waits. It wakes at an arrival of
+its own, at the instant until which it waits, and when a place becomes free (at most WOKEN_AT_ONCE groups each time, in
+turn, so that thousands of groups cost no more than a few).
+"""
+
+from weir.batching.agenda import Agenda
+from weir.batching.line import Group
+
+WOKEN_AT_ONCE = 64
+
+
+class Turns:
+    """The groups that wait for something."""
+
+    __slots__ = ("_awake", "_parked")
+
+    def __init__(self) -> None:
+        self._awake: Agenda[Group] = Agenda()
+        self._parked: Agenda[Group] = Agenda()
+
+    def wake(self, group: Group) -> None:
+        """`group` is to be asked; also when its rank has changed."""
+        group.asleep = False
+        self._parked.discard(group)
+        self._awake.put(group, (group.deadlines.earliest(), group.oldest()))
+
+    def park(self, group: Group, until: float) -> None:
+        """The policy of `group` waits until then."""
+        group.asleep = True
+        self._awake.discard(group)
+        self._parked.put(group, (until, 0.0))
+
+    def close(self, group: Group) -> None:
+        """`group` is empty."""
+        group.asleep = True
+        self._awake.discard(group)
+        self._parked.discard(group)
+
+    def wake_due(self, now: float) -> None:
+        """Wake the groups whose wait is over."""
+        while (first := self._parked.first()) is not None and first[0][0] <= now:
+            self.wake(first[1])
+
+    def wake_some(self) -> None:
+        """Wake those that have slept longest: a place is free for them."""
+        for group in self._parked.members()[:WOKEN_AT_ONCE]:
+            self.wake(group)
+
+    def wake_all(self) -> None:
+        """Wake every group."""
+        for group in self._parked.members():
+            self.wake(group)
+
+    def first(self) -> Group | None:
+        """Return the group whose turn it is, or None if all sleep."""
+        awake = self._awake
+        while (first := awake.first()) is not None:
+            rank, group = first
+            if len(awake) == 1:
+                return group
+            current = (group.deadlines.earliest(), group.oldest())
+            if current <= rank:
+                return group
+            awake.put(group, current)  # what gave it the turn has gone
+        return None
+
+    def end_of_wait(self) -> float:
+        """Return the earliest instant until which a group waits; infinity if none does."""
+        first = self._parked.first()
+        return float("inf") if first is None else first[0][0]
+
+    def earliest_deadline(self) -> float:
+        """Return an instant before which no deadline of an awake group passes; infinity if all sleep."""
+        first = self._awake.first()
+        return float("inf") if first is None else first[0][0]
+
+    def passed(self, now: float) -> list[Group]:
+        """Return the groups that may have a deadline not after `now`, awake."""
+        self.wake_due(now)
+        groups = []
+        while (first := self._awake.first()) is not None and first[0][0] <= now:
+            groups.append(first[1])
+            self._awake.discard(first[1])
+        return groups

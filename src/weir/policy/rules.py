@@ -1,0 +1,77 @@
+"""The policies that come with Weir, except those that are solved.
+
+Each is a frozen dataclass whose fields are its settings, and pure: the same observation gives the same decision.
+"""
+
+from dataclasses import dataclass
+
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
+from weir.messages import Reason
+from weir.policy.decision import Decision, Observation
+
+
+def all_of(seen: Observation) -> int:
+    """Return how many rows there are to take: all that wait, but at most a full batch."""
+    return min(seen.waiting, seen.max_batch_size)
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Never wait while a worker is idle. The default, and the baseline that every policy must beat."""
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch whatever waits."""
+        if seen.waiting >= seen.max_batch_size:
+            return Decision(seen.max_batch_size, Reason.SIZE, None, seen.max_batch_size)
+        return Decision(seen.waiting, Reason.IDLE)
+
+
+@dataclass(frozen=True)
+class SizeOrDelay:
+    """Wait until `size` rows wait or the oldest has waited `delay` seconds, whichever is first."""
+
+    size: int | None = setting(None, "rows to wait for; without it a full batch", rule=AT_LEAST_ONE)
+    delay: float = setting(0.005, "longest wait of the oldest, in seconds", rule=AT_LEAST_ZERO)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch all that waits, as soon as it is enough or old enough."""
+        size = seen.max_batch_size if self.size is None else min(self.size, seen.max_batch_size)
+        if seen.waiting >= size:
+            return Decision(all_of(seen), Reason.SIZE, None, size)
+        end = seen.oldest_arrival + self.delay
+        if seen.now >= end:
+            return Decision(all_of(seen), Reason.DELAY, None, size)
+        return Decision(0, Reason.DELAY, end, size)
+
+
+@dataclass(frozen=True)
+class FullBatches:
+    """Dispatch batches of exactly `size` rows, and others only where the batcher's bounds on waiting demand it."""
+
+    size: int | None = setting(None, "rows of each batch; without it as many as a batch may have", rule=AT_LEAST_ONE)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch one batch of `size` rows if there are as many."""
+        size = seen.max_batch_size if self.size is None else min(self.size, seen.max_batch_size)
+        return Decision(size if seen.waiting >= size else 0, Reason.SIZE, None, size)
+
+
+@dataclass(frozen=True)
+class ControlLimit:
+    """Dispatch if and only if at least `limit` rows wait (Deb and Serfozo's M is `limit` - 1: they say "exceeds M")."""
+
+    limit: int = setting(1, "rows from which on a batch is cut", rule=AT_LEAST_ONE)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch all that waits once the limit is reached."""
+        limit = min(self.limit, seen.max_batch_size)
+        return Decision(all_of(seen) if seen.waiting >= limit else 0, Reason.POLICY, None, limit)
