@@ -1,21 +1,19 @@
-"""The request of a caller in this process: a future that is its own request."""
+"""The requests of callers in this process: futures that are their own requests."""
 
 import asyncio
+import concurrent.futures
 from collections.abc import Callable, Generator, Hashable
+from contextlib import suppress
 from typing import Any
 
 from weir.errors import ModelError, WeirError
 from weir.messages import OBJECT, Dispatch, Kind
 
 
-class Call(asyncio.Future[Any]):
-    """What `Service.infer` returns: awaits to the answer or raises the error.
+class InProcess:
+    """The attributes of messages.Request that rarely differ from call to call.
 
-    It works with await, gather, wait_for, asyncio.timeout, create_task and TaskGroup. Cancelling it (or a task that
-    awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour notices.
-
-    It has all attributes of messages.Request. Those that rarely differ are class attributes, because setting them for
-    each call costs more than all the rest of making one.
+    They are attributes of the class, because setting them for each call costs more than all the rest of making one.
     """
 
     kind: Kind = Kind.ITEM
@@ -31,29 +29,41 @@ class Call(asyncio.Future[Any]):
     taken: int = 0
     overtaken: int = 0
     partial: Any = None
-    outside: bool = False
-    return_errors: bool = False
+    outside: bool = False  # waits for room in the line
+    return_errors: bool = False  # ITEMS: errors stand in the list, in their items' places
+
+
+def first_error(output: list[Any]) -> WeirError | None:
+    """Return the first error that stands in a list of answers."""
+    return next((entry for entry in output if isinstance(entry, WeirError)), None)
+
+
+class Call(InProcess, asyncio.Future[Any]):
+    """What `Service.infer` returns: awaits to the answer or raises the error.
+
+    It works with await, gather, wait_for, asyncio.timeout, create_task and TaskGroup. Cancelling it (or a task that
+    awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour notices.
+    """
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, loop: asyncio.AbstractEventLoop,
-        cancel: Callable[["Call"], None],
+        withdraw: Callable[["Call"], None],
     ) -> None:  # fmt: skip
         super().__init__(loop=loop)
         self.payload = payload
         self.arrival = arrival
         self.timeout = timeout
         self.deadline = arrival + timeout
-        self._cancel_request = cancel
+        self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Resolve with the answer; a list that holds errors raises the first one, unless errors were asked for."""
         if self.done():
             return
-        if self.kind is Kind.ITEMS and not self.return_errors:
-            error = next((entry for entry in output if isinstance(entry, WeirError)), None)
-            if error is not None:
-                return self.fail(error)
-        self.set_result(output)
+        if self.kind is Kind.ITEMS and not self.return_errors and (error := first_error(output)) is not None:
+            self.fail(error)
+        else:
+            self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
         """Raise `error` in whoever awaits."""
@@ -65,10 +75,10 @@ class Call(asyncio.Future[Any]):
             self._log_traceback = False
 
     def cancel(self, msg: Any = None) -> bool:
-        """Cancel the request wherever it is; False if it already has its end."""
+        """Withdraw the request wherever it is; False if it already has its end."""
         if not super().cancel(msg):
             return False
-        self._cancel_request(self)
+        self._withdraw(self)
         return True
 
     # With these three, asyncio takes a call for a coroutine, so that create_task and TaskGroup accept it.
@@ -82,10 +92,45 @@ class Call(asyncio.Future[Any]):
         return self._steps().throw(*error)
 
     def close(self) -> None:
-        """Cancel the request if it is still under way: the coroutine protocol."""
+        """Withdraw the request if it is still under way: the coroutine protocol."""
         self.cancel()
 
     def _steps(self) -> Generator[Any, None, Any]:
         if "_generator" not in self.__dict__:
             self._generator = self.__await__()
         return self._generator
+
+
+class ThreadCall(InProcess, concurrent.futures.Future[Any]):
+    """What `BlockingService.submit` returns: a concurrent.futures.Future that may be cancelled until its end."""
+
+    def __init__(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["ThreadCall"], None]) -> None:
+        super().__init__()
+        self.payload = payload
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        self._withdraw = withdraw
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Resolve with the answer; a list that holds errors raises the first one, unless errors were asked for."""
+        if self.kind is Kind.ITEMS and not self.return_errors and (error := first_error(output)) is not None:
+            self.fail(error)
+            return
+        with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
+            self.set_result(output)
+
+    def fail(self, error: WeirError) -> None:
+        """Raise `error` in whoever waits."""
+        with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
+            self.set_exception(error)
+
+    def cancel(self) -> bool:
+        """Withdraw the request wherever it is; False if it already has its end."""
+        before = self.cancelled()
+        if not super().cancel():
+            return False
+        if not before:
+            self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not hear of it
+            self._withdraw(self)
+        return True

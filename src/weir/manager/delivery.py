@@ -23,7 +23,7 @@ class Delivery:
 
     def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
         """Give the requests of `dispatch` what `events` say of them."""
-        whole = dispatch.slices is None and events.indices is None and events.kinds is None
+        whole = dispatch.plain and events.indices is None and events.kinds is None
         if whole and len(events.outputs) == len(dispatch.requests):
             self._give_whole(dispatch, events.outputs, now)
         else:

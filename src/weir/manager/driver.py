@@ -12,7 +12,17 @@ from typing import cast
 
 from weir.batching.batcher import Batcher
 from weir.batching.collate import fail_entries, to_batch
-from weir.errors import Cancelled, DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, WeirError
+from weir.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    ModelCrashed,
+    ModelError,
+    ModelNotReady,
+    Overloaded,
+    WeirError,
+    WorkerLost,
+)
 from weir.manager.clock import Timer
 from weir.manager.delivery import Delivery, discard, logger
 from weir.manager.outside import Outside, Patient
@@ -36,6 +46,7 @@ class Driver:
         self.outside = Outside()
         self.executor = executor
         self.phase = Phase.NEW
+        self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
         self._delivery = delivery
@@ -74,6 +85,8 @@ class Driver:
     async def drain(self, seconds: float) -> None:
         """Take no more; return when all that was accepted has its end, or after that many seconds."""
         self.draining = True
+        if self.phase is not Phase.RUNNING:
+            return
         self._emptied.clear()
         give_up = self._clock() + seconds
         limit = Timer(self._clock, self._loop, lambda: self._drain_limit(limit, give_up))
@@ -99,7 +112,9 @@ class Driver:
             if self.draining:
                 raise Draining(f"model {self._delivery.model!r} is being stopped and takes no more requests")
             if self.outside:
-                raise Overloaded(f"the line of model {self._delivery.model!r} is full and calls wait outside")
+                # Who came first goes first: calls that wait outside are before any that come now.
+                retry_after = self.batcher.drain_time()
+                raise Overloaded(f"the line of model {self._delivery.model!r} is full", retry_after=retry_after)
             self.batcher.submit(request, now)
         except WeirError as error:
             self._delivery.refused(request, error)
@@ -146,8 +161,12 @@ class Driver:
     def worker_lost(self, worker: int, reason: str) -> None:
         self._worker_changed(worker, "lost", reason)
         now = self._clock()
+        dispatches = [dispatch for dispatch in self.batcher.running.values() if dispatch.worker == worker]
         lost = self.batcher.worker_lost(worker, now)
-        self._delivery.give_each(fail_entries(lost), now)
+        if lost.crashed or lost.interrupted:
+            ends = fail_entries(lost.crashed, lambda: crashed(reason))
+            ends += fail_entries(lost.interrupted, lambda: WorkerLost(f"the worker died in the middle of it: {reason}"))
+            self._delivery.give_each(ends, dispatches[-1], now)
         self._poll(Wakeup.WORKER)
 
     def received(self, worker: int, events: Events) -> None:
@@ -199,6 +218,14 @@ class Driver:
                 self.executor.run(dispatch.worker, batch)
             except Exception as error:
                 self._could_not_run(dispatch, batch, error)
+            if not self.handed_later:
+                self._delivery.dispatched(dispatch)
+
+    def handed(self, batch_id: int) -> None:
+        """A batch that went through a hook is with its worker only now: the time before counts as waiting."""
+        dispatch = self.batcher.dispatch_of(batch_id)
+        if dispatch is not None:
+            dispatch.at = self._clock()
             self._delivery.dispatched(dispatch)
 
     def _could_not_run(self, dispatch: Dispatch, batch: Batch, error: Exception) -> None:
@@ -239,8 +266,13 @@ class Driver:
             observer.worker_changed(self._delivery.model, worker, state, reason)
 
     def _note_if_emptied(self) -> None:
-        if self.draining and not (self.outside or self.batcher.running or self.batcher.waiting_requests):
+        if self.draining and not self.outside and self.batcher.is_empty:
             self._emptied.set()
+
+
+def crashed(reason: str) -> WeirError:
+    """Return the error of a request that ended its worker, also when it was run alone."""
+    return ModelCrashed(f"this request ended its worker process, also when it was run alone: {reason}")
 
 
 def too_late(request: Request) -> WeirError:

@@ -8,16 +8,17 @@ from typing import Any, Self
 
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, WeirError
-from weir.manager.call import Call
+from weir.manager.call import Call, ThreadCall
 from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver, Phase
 from weir.manager.executors import make_executor
 from weir.manager.health import run_examples
+from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
 from weir.manager.measuring import describe, measure
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
-from weir.manager.stream import stream_async, stream_sync
+from weir.manager.stream import Window, stream_async, stream_sync
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
@@ -80,6 +81,10 @@ class Service:
         """
         await self._driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
 
+    async def drain(self, drain_timeout: float | None = None) -> None:
+        """Take no more; return when all that was accepted has its end, or after the timeout. The workers stay."""
+        await self._driver.drain(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -103,7 +108,7 @@ class Service:
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
         call = self._new_call(item, timeout, priority, key)
-        self._enter(call, backpressure)
+        self.enter(call, backpressure)
         return call
 
     def infer_many(
@@ -136,11 +141,13 @@ class Service:
         def infer(item: Any) -> Call:
             return self.infer(item, timeout=timeout, priority=priority, key=key, backpressure=True)
 
-        # One batch in every place, and as much again waiting.
-        window = 2 * self.batching.max_batch_size * self.workers.workers * self.workers.pipeline_depth
-        if isinstance(items, AsyncIterable):
-            return stream_async(items, infer, window, return_inputs, return_errors)
-        return stream_sync(items, infer, window, return_inputs, return_errors)
+        window = Window(infer, self.stream_size, return_inputs, return_errors)
+        return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
+
+    @property
+    def stream_size(self) -> int:
+        """How many items a stream keeps under way: one batch in every place, and as much again waiting."""
+        return 2 * self.batching.max_batch_size * self.workers.workers * self.workers.pipeline_depth
 
     # Hooks, for subclasses.
 
@@ -214,17 +221,18 @@ class Service:
 
     def _infer_list(self, items: list[Any], return_errors: bool, options: dict[str, Any]) -> Call:
         call = self._new_call(items, options["timeout"], options["priority"], options["key"])
+        call.return_errors = return_errors
         call.kind = Kind.ITEMS
         call.rows = len(items)
         call.cost = float(len(items))
         call.large = 0 < self.batching.small_request_size < len(items)
-        call.return_errors = return_errors
-        self._enter(call, options["backpressure"])
+        self.enter(call, options["backpressure"])
         return call
 
-    def _enter(self, call: Call, backpressure: bool | None) -> None:
+    def enter(self, call: Call | ThreadCall, backpressure: bool | None) -> None:
+        """Put a call into the line or let it wait outside; if that is refused, the call fails with the reason."""
         try:
-            if not self._plain:
+            if not self._plain and call.kind is Kind.ITEM:
                 describe(self.model, call, self.batching.small_request_size)
             if self.settings.backpressure if backpressure is None else backpressure:
                 self._driver.submit_or_wait(call, call.arrival)
@@ -238,5 +246,11 @@ class Service:
         executor = self._executor or make_executor(
             self.model, self.params, self.workers, name=self.name, max_batch_size=self.batching.max_batch_size
         )
-        batcher = Batcher(self.batching, self.policy)
-        return Driver(batcher, executor, Delivery(self.name, self.observers), self._clock)
+        driver = Driver(Batcher(self.batching, self.policy), executor, Delivery(self.name, self.observers), self._clock)
+        kind = type(self)
+        before = self.before_batch if kind.before_batch is not Service.before_batch else None
+        after = self.after_batch if kind.after_batch is not Service.after_batch else None
+        if before or after:
+            driver.executor = HookedExecutor(executor, before, after, driver.handed)
+            driver.handed_later = True
+        return driver

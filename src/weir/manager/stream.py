@@ -1,91 +1,164 @@
 """`stream`: answers in the order of the items, however many items come, in bounded memory.
 
-At most `window` items are under way at a time: enough to fill every place of every worker and the batch after. A sync
+At most `size` items are under way at a time: enough to fill every place of every worker and the batch after. A sync
 iterable is pulled on the event loop whenever there is room, so it must not block; an async one is pulled by a task beside,
 so that answers flow while it is awaited.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
+from typing import Any, Generic, TypeVar
 
 from weir.errors import WeirError
-from weir.manager.call import Call
+from weir.manager.call import Call, ThreadCall
 
-Infer = Callable[[Any], Call]
+C = TypeVar("C", Call, ThreadCall)
 
 
-async def stream_sync(
-    items: Iterable[Any], infer: Infer, window: int, return_inputs: bool, return_errors: bool
-) -> AsyncGenerator[Any, None]:
-    """Yield the answers to `items`, in order. For the options see Service.stream."""
-    source = iter(items)
-    under_way: deque[tuple[Any, Call]] = deque()
-    ended: Exception | None = None
+class Window(Generic[C]):
+    """The items under way, in order, and how their answers are given out."""
+
+    def __init__(self, infer: Callable[[Any], C], size: int, return_inputs: bool, return_errors: bool) -> None:
+        self._infer = infer
+        self._size = size
+        self._return_inputs = return_inputs
+        self._return_errors = return_errors
+        self._under_way: deque[tuple[Any, C]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more items may come in."""
+        return len(self._under_way) >= self._size
+
+    @property
+    def head(self) -> C:
+        """The call whose answer is next."""
+        return self._under_way[0][1]
+
+    def put(self, item: Any) -> None:
+        """Send one more item on its way."""
+        self._under_way.append((item, self._infer(item)))
+
+    def take(self, answer: Any) -> Any:
+        """Let the head go; return what the caller gets of it. Raises the head's error unless errors are wanted."""
+        if isinstance(answer, WeirError) and not self._return_errors:
+            raise answer
+        item, _ = self._under_way.popleft()
+        return (item, answer) if self._return_inputs else answer
+
+    def withdraw(self) -> None:
+        """Cancel all that is under way."""
+        for _, call in self._under_way:
+            call.cancel()
+
+
+class Source:
+    """A sync iterable that is pulled as far as a window allows."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = iter(items)
+        self._end: Exception | None = None
+
+    def fill(self, window: Window[C]) -> bool:
+        """Pull; return whether anything is under way. When nothing is, raises the iterable's own error if it had one:
+        what came before it has been answered.
+
+        Pulls one item at least, so that the window stays full, and more only while no answer is there to be given out: a
+        slow iterable does not hold up answers.
+        """
+        while self._end is None and not window.full:
+            try:
+                item = next(self._items)
+            except Exception as end:
+                self._end = end
+            else:
+                window.put(item)
+                if window.head.done():
+                    break
+        if not window and self._end is not None and not isinstance(self._end, StopIteration):
+            raise self._end
+        return bool(window)
+
+
+async def stream_sync(items: Iterable[Any], window: Window[Call]) -> AsyncGenerator[Any, None]:
+    """Yield the answers to `items`, in order."""
+    source = Source(items)
     try:
-        while True:
-            while ended is None and len(under_way) < window:
-                try:
-                    item = next(source)
-                except Exception as error:  # also StopIteration: what came before is still answered
-                    ended = error
-                else:
-                    under_way.append((item, infer(item)))
-            if not under_way:
-                break
-            yield await _answer(under_way, return_inputs, return_errors)
-        if not isinstance(ended, StopIteration):
-            raise ended
+        while source.fill(window):
+            yield window.take(await _answer(window.head))
     finally:
-        _withdraw(under_way)
+        window.withdraw()
 
 
-async def stream_async(
-    items: AsyncIterable[Any], infer: Infer, window: int, return_inputs: bool, return_errors: bool
-) -> AsyncGenerator[Any, None]:
-    """Yield the answers to `items`, in order. For the options see Service.stream."""
-    feed = _Feed(items, infer, window)
+async def stream_async(items: AsyncIterable[Any], window: Window[Call]) -> AsyncGenerator[Any, None]:
+    """Yield the answers to `items`, in order."""
+    feed = _Feed(items, window)
     try:
         while await feed.has_more():
-            yield await _answer(feed.under_way, return_inputs, return_errors)
+            answer = window.take(await _answer(window.head))
             feed.room.set()
+            yield answer
         if feed.error is not None:
             raise feed.error
     finally:
         await feed.stop()
 
 
+def stream_blocking(items: Iterable[Any], window: Window[ThreadCall]) -> Generator[Any, None, None]:
+    """Yield the answers to `items`, in order, in a program without an event loop."""
+    source = Source(items)
+    try:
+        while source.fill(window):
+            try:
+                answer = window.head.result()
+            except WeirError as error:
+                answer = error
+            yield window.take(answer)
+    finally:
+        window.withdraw()
+
+
+async def _answer(call: Call) -> Any:
+    try:
+        return await call
+    except WeirError as error:
+        return error
+
+
 class _Feed:
     """Pulls an async iterable in a task of its own, as far as the window allows."""
 
-    def __init__(self, items: AsyncIterable[Any], infer: Infer, window: int) -> None:
-        self.under_way: deque[tuple[Any, Call]] = deque()
+    def __init__(self, items: AsyncIterable[Any], window: Window[Call]) -> None:
         self.room = asyncio.Event()
         self.error: Exception | None = None
+        self._window = window
         self._arrived = asyncio.Event()
         self._ended = False
-        self._task = asyncio.ensure_future(self._pull(items, infer, window))
+        self._task = asyncio.ensure_future(self._pull(items))
 
     async def has_more(self) -> bool:
         """Return True once something is under way, False once all has been answered and no more comes."""
-        while not self.under_way and not self._ended:
+        while not self._window and not self._ended:
             self._arrived.clear()
             await self._arrived.wait()
-        return bool(self.under_way)
+        return bool(self._window)
 
     async def stop(self) -> None:
         """Pull no more and cancel what is under way."""
         self._task.cancel()
         await asyncio.wait([self._task])
-        _withdraw(self.under_way)
+        self._window.withdraw()
 
-    async def _pull(self, items: AsyncIterable[Any], infer: Infer, window: int) -> None:
+    async def _pull(self, items: AsyncIterable[Any]) -> None:
         try:
             async for item in items:
-                self.under_way.append((item, infer(item)))
+                self._window.put(item)
                 self._arrived.set()
-                while len(self.under_way) >= window:
+                while self._window.full:
                     self.room.clear()
                     await self.room.wait()
         except Exception as error:  # raised to the caller in its place, after the answers to what came before
@@ -93,21 +166,3 @@ class _Feed:
         finally:
             self._ended = True
             self._arrived.set()
-
-
-def _withdraw(under_way: deque[tuple[Any, Call]]) -> None:
-    for _, call in under_way:
-        call.cancel()
-
-
-async def _answer(under_way: deque[tuple[Any, Call]], return_inputs: bool, return_errors: bool) -> Any:
-    item, call = under_way[0]
-    answer: Any
-    try:
-        answer = await call
-    except WeirError as error:
-        if not return_errors:
-            raise
-        answer = error
-    under_way.popleft()
-    return (item, answer) if return_inputs else answer

@@ -1,0 +1,199 @@
+"""`before_batch` and `after_batch`: a service's own steps in the server process, around the worker's.
+
+An executor around the real one offers EXTRA places more at each worker than it has. A batch in such a place is being
+prepared by `before_batch`, or stands prepared until a real place is free, or its worker is already free again and
+`after_batch` is at it. So no worker waits for a hook while another batch is prepared, and collecting goes on meanwhile.
+
+Hooks see decoded items (bodies of a model's own content types stay bytes: only the worker can decode them), and answers
+before they are encoded. An entry's error, standing in its place, is that entry's alone.
+"""
+
+import asyncio
+import traceback
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from weir.errors import ModelError, WeirError
+from weir.manager.delivery import discard
+from weir.manager.prepared import Prepared
+from weir.messages import Batch, Events
+from weir.workers.executor import Block, Executor, Listener, WorkerState
+
+Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
+
+# One batch being prepared and one being finished, beside those with the worker.
+EXTRA = 2
+
+
+class Lane:
+    """One worker: its free places, and the prepared batches that wait for one."""
+
+    def __init__(self, places: int) -> None:
+        self.free = places
+        self.waiting: deque[Prepared] = deque()
+
+
+class HookedExecutor:
+    """An executor that runs hooks around another one. `handed` is called with the batch id when a batch really goes to
+    its worker, or to nobody because the hook had an answer for every entry."""
+
+    def __init__(self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None]) -> None:
+        self._inner = inner
+        self._before = before
+        self._after = after
+        self._handed = handed
+        self._lanes: dict[int, Lane] = {}
+        self._batches: dict[int, Prepared] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}  # with their workers
+
+    # The contract of an Executor.
+
+    async def start(self, listener: Listener) -> None:
+        """Start the inner executor."""
+        self._listener = listener
+        await self._inner.start(self)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Prepare `batch`, then hand it to `worker` when it has a place."""
+        prepared = Prepared(worker, batch, encodes=self._after is not None)
+        self._batches[batch.batch_id] = prepared
+        self._do(worker, self._prepare(prepared))
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Leave out these entries, or tell the worker."""
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return
+        inner = batch.cancel(indices)
+        if inner:
+            self._inner.cancel(worker, batch_id, inner)
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place of the inner executor."""
+        return self._inner.reserve(size_bytes)
+
+    async def stop(self) -> None:
+        """End the hooks that are running and the inner executor."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._inner.stop()
+        for batch in self._batches.values():
+            batch.release()
+        self._batches.clear()
+        self._lanes.clear()
+
+    def states(self) -> Sequence[WorkerState]:
+        """Return the states of the real workers."""
+        return self._inner.states()
+
+    def gauges(self) -> dict[str, Any]:
+        """Return the numbers of the inner executor."""
+        return self._inner.gauges()
+
+    # The contract of a Listener of the inner executor.
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        """Announce the worker with extra places."""
+        self._lanes[worker] = Lane(places)
+        self._listener.worker_ready(worker, places + EXTRA)
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """Forget all batches of this worker, also those in hooks: the listener runs them again."""
+        self._lanes.pop(worker, None)
+        for task, owner in self._tasks.items():
+            if owner == worker:
+                task.cancel()
+        for batch in [batch for batch in self._batches.values() if batch.worker == worker]:
+            if not batch.handed:
+                self._hand_note(batch)
+            batch.release()
+            del self._batches[batch.batch_id]
+        self._listener.worker_lost(worker, reason)
+
+    def received(self, worker: int, events: Events) -> None:
+        """Gather a batch's answers; when it is whole, free the worker and finish the batch."""
+        if events.final and worker in self._lanes:
+            self._lanes[worker].free += 1
+            self._feed(worker)
+        batch = self._batches.get(events.batch_id)
+        if batch is None:
+            for output in events.outputs:
+                discard(output)
+            return
+        part = batch.gather(events)
+        if part is not None:
+            self._listener.received(worker, part)
+        if events.final:
+            self._do(worker, self._finish(batch))
+
+    def unavailable(self, reason: str) -> None:
+        """Pass it on."""
+        self._listener.unavailable(reason)
+
+    # The way of a batch.
+
+    async def _prepare(self, batch: Prepared) -> None:
+        batch.decode()
+        if self._before is not None:
+            batch.place_items(await hooked(self._before, batch.items))
+        lane = self._lanes.get(batch.worker)
+        if lane is not None:
+            lane.waiting.append(batch)
+            self._feed(batch.worker)
+
+    async def _finish(self, batch: Prepared) -> None:
+        if self._after is not None:
+            answers = batch.answers
+            if answers:
+                batch.place_answers(await hooked(self._after, answers))
+            batch.encode()
+        del self._batches[batch.batch_id]
+        self._listener.received(batch.worker, batch.events())
+
+    def _feed(self, worker: int) -> None:
+        """Hand prepared batches to `worker` while it has places."""
+        lane = self._lanes[worker]
+        while lane.free and lane.waiting:
+            batch = lane.waiting.popleft()
+            self._hand_note(batch)
+            inner = batch.inner()
+            if inner is None:
+                self._do(worker, self._finish(batch))
+                continue
+            lane.free -= 1
+            self._inner.run(worker, inner)
+            batch.release()
+
+    def _hand_note(self, batch: Prepared) -> None:
+        batch.handed = True
+        self._handed(batch.batch_id)
+
+    def _do(self, worker: int, step: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(step)
+        self._tasks[task] = worker
+        task.add_done_callback(self._tasks.pop)
+
+
+async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
+    """Return what `hook` makes of `values`: as many. If it fails, each gets an error of its own."""
+    try:
+        returned = await hook(values)
+    except WeirError as error:
+        return [error] * len(values)
+    except Exception as error:
+        return [_failure(hook, error) for _ in values]
+    if not isinstance(returned, list) or len(returned) != len(values):
+        what = f"{len(returned)} values" if isinstance(returned, list) else f"{returned!r:.100}"
+        return [ModelError(f"{hook.__name__} must return a list of {len(values)}, not {what}") for _ in values]
+    return returned
+
+
+def _failure(hook: Hook, error: Exception) -> ModelError:
+    trace = "".join(traceback.format_exception(error))
+    kind = f"{type(error).__module__}.{type(error).__qualname__}"
+    failure = ModelError(f"{hook.__name__} raised {error!r}", original_type=kind, remote_traceback=trace)
+    failure.__cause__ = error
+    return failure
