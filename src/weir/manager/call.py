@@ -16,6 +16,13 @@ class InProcess:
     They are attributes of the class, because setting them for each call costs more than all the rest of making one.
     """
 
+    __slots__ = ()
+
+    payload: Any
+    arrival: float
+    timeout: float
+    deadline: float
+
     kind: Kind = Kind.ITEM
     content_type: str = OBJECT
     accept: str = OBJECT
@@ -44,6 +51,8 @@ class Call(InProcess, asyncio.Future[Any]):
     It works with await, gather, wait_for, asyncio.timeout, create_task and TaskGroup. Cancelling it (or a task that
     awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour notices.
     """
+
+    _generator: Generator[Any, None, Any] | None = None
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, loop: asyncio.AbstractEventLoop,
@@ -96,7 +105,7 @@ class Call(InProcess, asyncio.Future[Any]):
         self.cancel()
 
     def _steps(self) -> Generator[Any, None, Any]:
-        if "_generator" not in self.__dict__:
+        if self._generator is None:
             self._generator = self.__await__()
         return self._generator
 

@@ -1,7 +1,7 @@
 """Gives requests their ends, and tells the observers in bulk."""
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -55,7 +55,7 @@ class Delivery:
         answered = []
         for request, output in ends:
             if isinstance(output, WeirError):
-                self._fail(request, output, now)
+                self.give_error(request, output, now)
                 continue
             answered.append(request)
             try:
@@ -67,7 +67,7 @@ class Delivery:
     def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
         """Give each request, already marked as settled, an error of its own."""
         for request in requests:
-            self._fail(request, error(request), now)
+            self.give_error(request, error(request), now)
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """Tell the observers that a batch was handed to a worker."""
@@ -83,7 +83,8 @@ class Delivery:
         """Tell the observers that the caller of `request` left."""
         self._had_their_end([request], error, now)
 
-    def _fail(self, request: Request, error: WeirError, now: float) -> None:
+    def give_error(self, request: Request, error: WeirError, now: float) -> None:
+        """Give `request`, already marked as settled, an error."""
         try:
             request.fail(error)
         except Exception:
@@ -107,11 +108,16 @@ def door_failed(request: Request) -> None:
 
 def discard(value: Any) -> None:
     """Release `value` if it is a Block."""
-    if is_block(type(value)):
+    if is_block(value):
         value.release()
 
 
+def is_block(value: Any) -> bool:
+    """Tell whether `value` is a Block: it has `view`, `retain` and `release`."""
+    kind: Any = type(value)
+    return _is_block_type(kind)
+
+
 @lru_cache(maxsize=256)
-def is_block(kind: type) -> bool:
-    """Tell whether values of this type are Blocks: they have `view`, `retain` and `release`."""
+def _is_block_type(kind: Hashable) -> bool:
     return all(hasattr(kind, name) for name in ("view", "retain", "release"))

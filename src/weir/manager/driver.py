@@ -246,7 +246,7 @@ class Driver:
                 admitted = True
             except WeirError as error:
                 request.settled = True
-                self._delivery.fail([request], lambda _, error=error: error, now)
+                self._delivery.give_error(request, error, now)
         return admitted
 
     def _expire(self, now: float) -> None:

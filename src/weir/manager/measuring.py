@@ -3,7 +3,7 @@
 from typing import Any
 
 from weir.errors import InvalidRequest, RequestError
-from weir.manager.call import InProcess
+from weir.manager.call import Call, ThreadCall
 from weir.model import Measure, Model
 
 
@@ -26,7 +26,7 @@ def measure(model: type[Model], item: Any) -> Measure:
     return measured
 
 
-def describe(model: type[Model], call: InProcess, small_request_size: int) -> None:
+def describe(model: type[Model], call: Call | ThreadCall, small_request_size: int) -> None:
     """Set on `call` what its item says of itself. Raises InvalidRequest."""
     measured = measure(model, call.payload)
     call.rows = measured.rows

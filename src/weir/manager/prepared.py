@@ -28,7 +28,7 @@ class Prepared:
         self._cancelled: set[int] = set()
         self._inner: list[int] = []  # entries that the worker has, by its indices
         self._timing: Timing | None = None
-        self._blocks = [payload for payload in batch.payloads if is_block(type(payload))]
+        self._blocks = [payload for payload in batch.payloads if is_block(payload)]
         for block in self._blocks:
             block.retain()
 
@@ -52,7 +52,7 @@ class Prepared:
             if content_type not in DECODE:
                 continue
             try:
-                self._payloads[index] = decode(payload.view if is_block(type(payload)) else payload, content_type)
+                self._payloads[index] = decode(payload.view if is_block(payload) else payload, content_type)
                 self._content_types[index] = OBJECT
             except WeirError as error:
                 self._outputs[index] = error
@@ -115,7 +115,7 @@ class Prepared:
         """Encode the answers as their callers want them."""
         for index in self._answered():
             accept, output = self._accepts[index], self._outputs[index]
-            if accept not in DECODE or is_block(type(output)):
+            if accept not in DECODE or is_block(output):
                 continue
             try:
                 self._outputs[index] = encode(output, accept)

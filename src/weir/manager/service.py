@@ -16,12 +16,12 @@ from weir.manager.health import run_examples
 from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
 from weir.manager.measuring import describe, measure
+from weir.manager.policies import make_policy
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
-from weir.policy.loading import load_policy
 from weir.workers.executor import Block, Executor
 
 
@@ -51,7 +51,7 @@ class Service:
         self.name = name or self.model.__name__.lower()
         self.params = params or {}
         self.batching, self.workers, self.settings = compose(self.model, settings)
-        self.policy = load_policy(self.batching.policy)
+        self.policy = make_policy(self.batching.policy)
         self.observers = tuple(observers)
         self.needs_measure = overrides(self.model, "measure")
         self._executor = executor

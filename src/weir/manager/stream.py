@@ -20,7 +20,7 @@ class Window(Generic[C]):
     """The items under way, in order, and how their answers are given out."""
 
     def __init__(self, infer: Callable[[Any], C], size: int, return_inputs: bool, return_errors: bool) -> None:
-        self._infer = infer
+        self._infer: Callable[[Any], C] = infer
         self._size = size
         self._return_inputs = return_inputs
         self._return_errors = return_errors
