@@ -30,12 +30,29 @@ class Listener(Protocol):
 class WorkerState(Protocol):
     """One line about one worker, for people and `GET /models/{m}`."""
 
-    index: int
-    state: str  # starting, ready, lost, stopped, failed
-    pid: int | None
-    in_flight: int  # batches
-    restarts: int
-    reason: str  # why it is lost or failed, else ""
+    @property
+    def index(self) -> int:
+        """Which worker of its model it is, from 0."""
+
+    @property
+    def state(self) -> str:
+        """starting, ready, lost, stopped or failed."""
+
+    @property
+    def pid(self) -> int | None:
+        """The process, if it has one of its own."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many batches it has."""
+
+    @property
+    def restarts(self) -> int:
+        """How often it has been replaced."""
+
+    @property
+    def reason(self) -> str:
+        """Why it is lost or failed, else ""."""
 
 
 class Block(Protocol):
