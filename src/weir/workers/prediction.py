@@ -1,0 +1,107 @@
+"""The model's own steps: preprocess, predict and postprocess, of items or of tensors. What is not overridden is skipped."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import ModelError
+from weir.model import Model, is_tensor_model, overrides
+from weir.wire.tensors import concatenate, divide, rows_of, to_arrays
+from weir.workers.faults import fault_of
+from weir.workers.steps import Column, Fatal, Together, each
+
+
+class Prediction:
+    """Runs the columns of a batch through one model instance."""
+
+    def __init__(self, model: Model, *, retry_in_halves: bool, fatal: Fatal) -> None:
+        kind = type(model)
+        self._model = model
+        self._fatal = fatal
+        self._preprocess = model.preprocess if overrides(kind, "preprocess") else None
+        self._postprocess = model.postprocess if overrides(kind, "postprocess") else None
+        self._takes_preprocessed = self._postprocess is not None and takes_preprocessed(self._postprocess)
+
+        def together(
+            name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], Column]
+        ) -> Together:
+            return Together(name, call, judge, halves=retry_in_halves, fatal=fatal)
+
+        def batch_form(name: str) -> Together | None:
+            return together(name, getattr(model, name), judge_of(name)) if overrides(kind, name) else None
+
+        self._preprocess_batch = batch_form("preprocess_batch")
+        self._postprocess_batch = batch_form("postprocess_batch")
+        if is_tensor_model(kind):
+            self._predict = together("predict", self._predict_tensors, self._judge_tensors)
+        else:
+            self._predict = together("predict", model.predict, judge_of("predict"))
+
+    def preprocess(self, items: Column) -> Column:
+        """Return what `predict` takes."""
+        if self._preprocess_batch is not None:
+            return self._preprocess_batch.run(items)
+        if self._preprocess is None:
+            return items
+        return each(self._preprocess, items, fault_of("preprocess"), fatal=self._fatal)
+
+    def predict(self, preprocessed: Column, restarted: Callable[[], None] | None) -> Column:
+        """Return the model's answers. `restarted` is called each time that `predict` is about to be called again."""
+        return self._predict.run(preprocessed, restarted)
+
+    def postprocess(self, answers: Column, preprocessed: Column) -> Column:
+        """Return what the callers get."""
+        if self._postprocess_batch is not None:
+            return self._postprocess_batch.run(answers)
+        if self._postprocess is None:
+            return answers
+        more = (preprocessed,) if self._takes_preprocessed else ()
+        return each(self._postprocess, answers, fault_of("postprocess"), *more, fatal=self._fatal)
+
+    def _predict_tensors(self, entries: list[Any]) -> Any:
+        return self._model.predict(concatenate(entries))
+
+    def _judge_tensors(self, returned: Any, entries: list[Any]) -> Column:
+        arrays = to_arrays(returned, self._model.outputs, _wrong_tensors)
+        counts = [rows_of(entry) for entry in entries]
+        if rows_of(arrays) != sum(counts):
+            raise ModelError(f"predict returned {rows_of(arrays)} rows for a batch of {sum(counts)}")
+        return list(divide(arrays, counts))
+
+
+def judge_of(name: str) -> Callable[[Any, list[Any]], Column]:
+    """Return the function that makes a column of what the model's method `name` returned: a sequence, or something like
+    it, of one value per item. It raises ModelError for anything else."""
+
+    def judge(returned: Any, items: list[Any]) -> Column:
+        if type(returned) is not list:
+            if isinstance(returned, (str, bytes, dict, set, frozenset)) or not hasattr(returned, "__iter__"):
+                raise ModelError(
+                    f"{name} returned a {type(returned).__name__} for {len(items)} items, must be a list of {len(items)}"
+                )
+            try:
+                returned = list(returned)
+            except Exception as error:  # a generator has the model's own code in it; an array of no dimensions
+                raise ModelError(f"{name} returned a {type(returned).__name__} that is no list ({error})") from error
+        if len(returned) != len(items):
+            raise ModelError(f"{name} returned {len(returned)} answers for {len(items)} items")
+        return returned  # type: ignore[no-any-return]  # narrowed by `type(...) is`, which mypy does not follow
+
+    return judge
+
+
+def takes_preprocessed(postprocess: Callable[..., Any]) -> bool:
+    """Tell whether a model's `postprocess` wants the preprocessed item too: it has a second positional parameter that
+    must be given or is called `preprocessed`, or any number of them."""
+    try:
+        parameters = list(inspect.signature(postprocess).parameters.values())
+    except (TypeError, ValueError):
+        return False  # written in C, without a signature
+    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    if len(positional) < 2:
+        return any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return positional[1].default is inspect.Parameter.empty or positional[1].name == "preprocessed"
+
+
+def _wrong_tensors(text: str) -> ModelError:
+    return ModelError(f"predict returned wrong tensors: {text}")

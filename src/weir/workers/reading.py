@@ -1,0 +1,98 @@
+"""Payloads to items: decoding by content type, and validation."""
+
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import InvalidRequest, UnsupportedMediaType, WeirError
+from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
+from weir.model import Model, is_tensor_model
+from weir.wire.schema import Schema, refusal, schema_of
+from weir.wire.tensors import to_arrays
+from weir.wire.values import DECODE, UNREADABLE, unreadable
+from weir.workers.faults import Fault, model_error
+from weir.workers.steps import Column, Fatal, each
+
+Read = Callable[[Any], Any]
+
+
+class Reader:
+    """Reads what a model's doors take: JSON, msgpack, bytes, Python values, and content types of the model's own."""
+
+    def __init__(self, model: Model, fatal: Fatal) -> None:
+        self._model = model
+        self._fatal = fatal
+        declared = type(model).Input
+        self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
+        self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
+
+    def read(self, payloads: list[Any], content_types: str | list[str]) -> Column:
+        """Return the items; a payload that is malformed, refused by the schema, or of an unknown content type is an error
+        in its place."""
+        if not isinstance(content_types, str):
+            pairs = zip(payloads, content_types, strict=True)
+            return [self.read([payload], content_type)[0] for payload, content_type in pairs]
+        step = self._steps.get(content_types)
+        if step is None:
+            known = ", ".join(sorted(self._steps.keys() - {OBJECT}))
+            text = f"content type {content_types!r}: not one that the model reads ({known})"
+            return [payload if isinstance(payload, WeirError) else UnsupportedMediaType(text) for payload in payloads]
+        read, fault = step
+        return payloads if read is None else each(read, payloads, fault, fatal=self._fatal)
+
+    def _reads(self) -> dict[str, Read | None]:
+        """How each content type is read; None where there is nothing to do."""
+        own = {content_type: self._decoded_by_model(content_type) for content_type in self._model.content_types}
+        if is_tensor_model(type(self._model)):
+            return {OBJECT: self._arrays, JSON: self._arrays_in(JSON), MSGPACK: self._arrays_in(MSGPACK), **own}
+        if self._schema is None:
+            return {OBJECT: None, OCTETS: bytes, JSON: DECODE[JSON], MSGPACK: DECODE[MSGPACK], **own}
+        return self._validated(self._schema) | own
+
+    def _validated(self, schema: Schema) -> dict[str, Read | None]:
+        def from_bytes(payload: Any) -> Any:
+            return schema.check(bytes(payload))
+
+        return {
+            OBJECT: schema.check, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK),
+        }  # fmt: skip
+
+    def _arrays(self, value: Any) -> Any:
+        return to_arrays(value, self._model.inputs)
+
+    def _arrays_in(self, content_type: str) -> Read:
+        decode = DECODE[content_type]
+        return lambda payload: to_arrays(decode(payload), self._model.inputs)
+
+    def _decoded_by_model(self, content_type: str) -> Read:
+        finish: Read | None = None if self._schema is None else self._schema.check
+        if is_tensor_model(type(self._model)):
+            finish = self._arrays
+
+        def read(payload: Any) -> Any:
+            item = self._decoded(bytes(payload), content_type)
+            return item if finish is None else finish(item)
+
+        return read
+
+    def _decoded(self, body: bytes, content_type: str) -> Any:
+        """What `decode` raises is the body's fault: it reads what strangers send."""
+        try:
+            return self._model.decode(body, content_type)
+        except WeirError:
+            raise
+        except Exception as error:
+            raise InvalidRequest(f"body: must be {content_type} ({type(error).__name__}: {error})") from error
+
+    def _fault(self, content_type: str) -> Fault:
+        def fault(error: BaseException, payload: Any) -> WeirError:
+            if isinstance(error, WeirError):
+                return error
+            if content_type in DECODE and content_type not in self._model.content_types:
+                if self._schema is None and isinstance(error, UNREADABLE):
+                    return unreadable(error, content_type)
+                refused = refusal(error, content_type, payload)
+                if refused is not None:
+                    return refused
+            return model_error("Input", error)
+
+        return fault

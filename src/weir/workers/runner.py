@@ -1,0 +1,113 @@
+"""What happens to a batch inside a worker: bytes in, bytes out, and one bad item fails alone.
+
+payloads ─ read ─ preprocess ─┤ prepare         (decode, validate)
+                    predict ─┐
+   postprocess ─ write ──────┤ compute          (validate, encode)
+"""
+
+from collections.abc import Callable, Container
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from weir.errors import Cancelled, WeirError
+from weir.messages import Batch, EventKind, Events, Timing
+from weir.model import Model
+from weir.workers.faults import ENDS_THE_PROCESS
+from weir.workers.prediction import Prediction
+from weir.workers.reading import Reader
+from weir.workers.steps import Column, has_failed
+from weir.workers.warmup import warmup_batches
+from weir.workers.writing import Writer
+
+
+class Prepared(NamedTuple):
+    """A batch that has been decoded, validated and preprocessed."""
+
+    batch_id: int
+    accepts: str | list[str]
+    column: Column
+    seconds: float  # that it took
+
+
+class Runner:
+    """Owns one instance of a model and runs batches through it, from any thread, one `compute` at a time.
+
+    `fatal` are the exceptions that are passed on, as they end the place that the runner is in; every other that the
+    model raises is some entry's error.
+    """
+
+    def __init__(
+        self, model_class: type[Model], params: dict[str, Any], *, worker_index: int, max_batch_size: int,
+        retry_in_halves: bool, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS,
+    ) -> None:  # fmt: skip
+        self._class = model_class
+        self._params = params
+        self._worker_index = worker_index
+        self._max_batch_size = max_batch_size
+        self._retry_in_halves = retry_in_halves
+        self._fatal = fatal
+        self._model: Model
+        self._reader: Reader
+        self._prediction: Prediction
+        self._writer: Writer
+
+    def start(self) -> None:
+        """Construct the model, `load` it and warm it up. Raises whatever the model raises; in the warm-up, the WeirError
+        that an example got for an answer."""
+        model = self._class(**self._params)
+        model.worker_index = self._worker_index
+        model.load()
+        self._model = model
+        self._reader = Reader(model, self._fatal)
+        self._prediction = Prediction(model, retry_in_halves=self._retry_in_halves, fatal=self._fatal)
+        self._writer = Writer(model, self._fatal)
+        for batch in warmup_batches(self._class, self._max_batch_size):
+            self._warm_up(batch)
+
+    def prepare(self, batch: Batch) -> Prepared:
+        """Decode, validate and preprocess. May run in another thread while `compute` runs for the batch before."""
+        began = perf_counter()
+        items = self._reader.read(batch.payloads, batch.content_types)
+        column = self._prediction.preprocess(items)
+        return Prepared(batch.batch_id, batch.accepts, column, perf_counter() - began)
+
+    def compute(
+        self, prepared: Prepared, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
+    ) -> Events:
+        """Predict, postprocess, validate and encode: the batch's final Events, one for each entry.
+
+        Entries in `cancelled` are left out of `predict`. `restarted` is called before `predict` is called again for
+        a part of the batch: a limit on its time starts anew.
+        """
+        column = _without(prepared.column, cancelled) if cancelled else prepared.column
+        began = perf_counter()
+        answers = self._prediction.predict(column, restarted)
+        predicted = perf_counter()
+        answers = self._prediction.postprocess(answers, column)
+        outputs = self._writer.write(answers, prepared.accepts)
+        timing = Timing(prepared.seconds, predicted - began, perf_counter() - predicted)
+        kinds = _kinds(outputs) if has_failed(outputs) else None
+        return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing)
+
+    def stop(self) -> None:
+        """Unload the model. Raises whatever it raises."""
+        self._model.unload()
+
+    def _warm_up(self, batch: Batch) -> None:
+        size = len(batch.payloads)
+        events = self.compute(self.prepare(batch))
+        for index, output in enumerate(events.outputs):
+            if isinstance(output, WeirError):
+                output.message = f"warm-up, example {index} of {size} at once: {output.message}"
+                output.args = (output.message,)
+                raise output
+
+
+def _without(column: Column, cancelled: Container[int]) -> Column:
+    return [
+        Cancelled("nobody waits for it any more") if index in cancelled else value for index, value in enumerate(column)
+    ]
+
+
+def _kinds(outputs: Column) -> list[EventKind]:
+    return [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]

@@ -1,0 +1,101 @@
+"""One step for all entries of a batch, such that one that fails fails alone.
+
+A *column* is a list with one value per entry, or a WeirError where the entry has failed. Steps leave those as they are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import WeirError
+from weir.workers.faults import ENDS_THE_PROCESS, Fault, copies, model_error
+
+Column = list[Any]
+Fatal = tuple[type[BaseException], ...]
+
+
+def has_failed(column: Column) -> bool:
+    """Tell whether an entry of `column` has failed."""
+    return any(issubclass(kind, WeirError) for kind in set(map(type, column)))
+
+
+def each(
+    function: Callable[..., Any], column: Column, fault: Fault, *more: Column, fatal: Fatal = ENDS_THE_PROCESS
+) -> Column:
+    """Return `function` of each value (and of those in `more` beside it); what it raises becomes `fault`'s error in that
+    place. Each value is passed exactly once. Exceptions of the types in `fatal` are passed on."""
+    if has_failed(column):
+        function = _sparing_failed(function)
+    results: Column = []
+    iterators = [iter(values) for values in (column, *more)]
+    while len(results) < len(column):
+        try:
+            results.extend(map(function, *iterators))  # goes on after the value that raised
+            if len(results) < len(column):
+                raise RuntimeError("StopIteration")  # which ends `map` silently
+        except BaseException as error:
+            if isinstance(error, fatal):
+                raise
+            results.append(fault(error, column[len(results)]))
+    return results
+
+
+def _sparing_failed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def spare(value: Any, *more: Any) -> Any:
+        return value if isinstance(value, WeirError) else function(value, *more)
+
+    return spare
+
+
+class Together:
+    """A step that takes all entries at once: predict, and the batch forms of the others.
+
+    `call` gets a list of values; `judge` gets what came back, and the values, and returns one result per value or raises
+    a WeirError, which all of them get. If `call` itself raises, it is called again for each half (`halves`), so
+    that only the values that make it raise get the error.
+    """
+
+    def __init__(
+        self, name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], Column], *,
+        halves: bool, fatal: Fatal,
+    ) -> None:  # fmt: skip
+        self._name = name
+        self._call = call
+        self._judge = judge
+        self._halves = halves
+        self._fatal = fatal
+
+    def run(self, column: Column, restarted: Callable[[], None] | None = None) -> Column:
+        """Return the column of results. `restarted` is called before each call but the first."""
+        if not has_failed(column):
+            return self._run(column, restarted)
+        results = iter(self._run([value for value in column if not isinstance(value, WeirError)], restarted))
+        return [value if isinstance(value, WeirError) else next(results) for value in column]
+
+    def _run(self, values: list[Any], restarted: Callable[[], None] | None) -> Column:
+        if not values:
+            return []
+        try:
+            returned = self._call(values[:])  # a copy: a model may do what it likes with its list
+        except BaseException as error:
+            if isinstance(error, self._fatal):
+                raise
+            if len(values) == 1 or not self._halves:
+                return self._failed(error, len(values))
+        else:
+            try:
+                return self._judge(returned, values)
+            except WeirError as error:
+                return copies(error, len(values))
+        # Out here the exception is gone, and with it the frames that hold what `call` had allocated.
+        middle = len(values) // 2
+        results: Column = []
+        for half in (values[:middle], values[middle:]):
+            if restarted is not None:
+                restarted()
+            results += self._run(half, restarted)
+        return results
+
+    def _failed(self, error: BaseException, count: int) -> Column:
+        if count == 1 and isinstance(error, WeirError):
+            return [error]
+        return list(copies(model_error(self._name, error), count))

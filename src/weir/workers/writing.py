@@ -1,0 +1,87 @@
+"""Answers to outputs: validation, and encoding as each caller wants it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, WeirError
+from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
+from weir.model import Model, is_tensor_model
+from weir.wire.schema import schema_of
+from weir.wire.tensors import to_text
+from weir.wire.values import ENCODE, UNWRITABLE
+from weir.workers.faults import Fault, model_error
+from weir.workers.steps import Column, Fatal, each
+
+Write = Callable[[Any], bytes]
+
+
+class Writer:
+    """Writes what a model's doors give: JSON, msgpack, bytes, Python values, and content types of the model's own."""
+
+    def __init__(self, model: Model, fatal: Fatal) -> None:
+        self._model = model
+        self._fatal = fatal
+        declared = type(model).Output
+        self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
+        self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
+
+    def write(self, answers: Column, accepts: str | list[str]) -> Column:
+        """Return the outputs. An answer that `Output` refuses, or that cannot be written, is a ModelError in its place; a
+        form that the model does not write is an UnsupportedMediaType."""
+        if self._schema is not None:
+            answers = each(self._schema.check, answers, _wrong_output, fatal=self._fatal)
+        if isinstance(accepts, str):
+            return self._written(answers, accepts)
+        return [self._written([answer], accept)[0] for answer, accept in zip(answers, accepts, strict=True)]
+
+    def _written(self, answers: Column, accept: str) -> Column:
+        if accept == OBJECT:
+            return answers
+        step = self._steps.get(accept)
+        if step is None:
+            known = ", ".join(sorted(self._steps))
+            error = UnsupportedMediaType(f"accept {accept!r}: not one that the model writes ({known})")
+            return [answer if isinstance(answer, WeirError) else error for answer in answers]
+        write, fault = step
+        return each(write, answers, fault, fatal=self._fatal)
+
+    def _writes(self) -> dict[str, Write]:
+        own = {content_type: self._encoded_by_model(content_type) for content_type in self._model.content_types}
+        if is_tensor_model(type(self._model)):
+            json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
+            return {JSON: lambda arrays: json(to_text(arrays)), MSGPACK: msgpack, **own}
+        return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets, **own}
+
+    def _encoded_by_model(self, content_type: str) -> Write:
+        def write(answer: Any) -> bytes:
+            body = self._model.encode(answer, content_type)
+            if not isinstance(body, (bytes, bytearray, memoryview)):
+                raise ModelError(f"encode returned {type(body).__name__} for {content_type}, must be bytes")
+            return bytes(body)
+
+        return write
+
+    def _fault(self, accept: str) -> Fault:
+        own = accept in self._model.content_types
+
+        def fault(error: BaseException, answer: Any) -> WeirError:
+            if isinstance(error, WeirError):
+                return error
+            if own or not isinstance(error, UNWRITABLE):
+                return model_error("encode", error)
+            failure = model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
+            return failure
+
+        return fault
+
+
+def _octets(answer: Any) -> bytes:
+    if isinstance(answer, (bytes, bytearray, memoryview)):
+        return bytes(answer)
+    raise UnsupportedMediaType(f"accept {OCTETS!r}: the answer is a {type(answer).__name__}, only bytes are written so")
+
+
+def _wrong_output(error: BaseException, _answer: Any) -> WeirError:
+    if isinstance(error, ValidationFailed):
+        return ModelError(f"the model's answer is no valid Output: {error.message}", details=error.details)
+    return model_error("Output", error)
