@@ -7,7 +7,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from weir.messages import Batch
-from weir.wire.frames import encode_events
+from weir.wire.frames import Restarted, encode_control, encode_events
 from weir.workers.child_channel import ChildChannel
 from weir.workers.places import ResultPlaces
 
@@ -38,7 +38,11 @@ def answer(
     channel: ChildChannel, runner: "Runner", places: ResultPlaces | None, batch_id: int, prepared: "Prepared"
 ) -> None:
     """Compute one batch and send what came out."""
-    events = runner.compute(prepared, channel.cancelled(batch_id))
+
+    def restarted() -> None:
+        channel.send(encode_control(Restarted(batch_id)))
+
+    events = runner.compute(prepared, channel.cancelled(batch_id), restarted)
     channel.answered(batch_id)
     channel.send(encode_events(events, places))
 
