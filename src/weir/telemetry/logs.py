@@ -37,9 +37,8 @@ def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Ite
 
     The root logger is as before afterwards. Raises OSError when the file cannot be opened.
     """
-    stream = sys.stderr if stream is None else stream
-    handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
-    handlers[0].setFormatter(_formatter(settings.log_format, colors=stream.isatty()))
+    handlers: list[logging.Handler] = [_Stderr() if stream is None else logging.StreamHandler(stream)]
+    handlers[0].setFormatter(_formatter(settings.log_format, colors=(stream or sys.stderr).isatty()))
     if settings.log_file is not None:
         handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
         handlers[1].setFormatter(_formatter("json", colors=False))
@@ -54,6 +53,15 @@ def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Ite
         root.setLevel(level)
         for handler in handlers[1:]:
             handler.close()
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at that moment: a progress bar puts itself in its place while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
