@@ -50,8 +50,8 @@ def measure(waiting: int) -> dict[str, float]:
         for request in arrived:
             batcher.submit(request, now)
         submitted = time.perf_counter_ns()
-        for request in dispatch.requests:
-            request.finish(None, dispatch)
+        for answered in dispatch.requests:
+            answered.finish(None, dispatch)
         batcher.finished(dispatch.batch_id, now)
         finished = time.perf_counter_ns()
         (dispatch,) = batcher.poll(now, Wakeup.WORKER)
