@@ -4,71 +4,60 @@ The driver calls `submit` and `cancel` as they come, then `poll` once; `worker_r
 the executor reports, each followed by `poll`; and `expire`, then `poll`, when the instant `next_wakeup` has come.
 Instants come from one clock that never goes back.
 
-How it stays fast: an ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and two
-appends. Whatever makes a request not ordinary, or the moment (full, draining, a tight deadline), is one of those
-comparisons and leads to `_submit_other`. Rows are counted as two numbers that only grow, `arrivals` and `_departed`,
-so that arriving touches one of them.
+How it stays fast: an ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and one
+append. Whatever makes a request not ordinary, or the moment (full, draining, a tight deadline), is one of those
+comparisons and leads to `_submit_other`.
 """
 
-from collections import deque
-from collections.abc import Hashable
 from math import inf
 from typing import Any
 
 from weir.batching.admission import check_size
 from weir.batching.choice import choose, greedily
-from weir.batching.collate import entries_of
+from weir.batching.collate import Lost, entries_of
 from weir.batching.compose import Load, compose
 from weir.batching.estimate import ServiceTime
-from weir.batching.line import Group
+from weir.batching.group import Group
+from weir.batching.history import History
+from weir.batching.line import Line
 from weir.batching.places import Places
-from weir.batching.retry import Lost, Suspects, load_of
+from weir.batching.retry import Suspects, load_of
 from weir.batching.running import Running
 from weir.batching.settings import BatchingSettings
-from weir.batching.turns import Turns
 from weir.errors import DeadlineExceeded, Draining, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy
 
-RECENT = 100  # dispatches that are remembered
+ITEM = Kind.ITEM
 UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measured
 
 
 class Batcher:
     """Decides which requests run, when, where and together with whom.
 
-    Facts to read: `arrivals` (rows accepted so far), `last_arrival`, `draining`, `counts` (batches by reason),
-    `policy_error` (the last exception that the policy raised; it is then replaced by greed for that decision), `service`
-    (the service-time estimate), and the properties below.
+    Facts to read: `settings`, `policy`, `service` (the service-time estimate), `draining`, `policy_error` (the last
+    exception that the policy raised: that decision was greedy instead), and the properties at the end.
     """
 
     __slots__ = (
-        "_ceiling", "_departed", "_divided", "_freed", "_groups", "_late", "_late_at", "_max_cost", "_next_id", "_places",
-        "_recent", "_running", "_small", "_suspects", "_tight", "_turns", "arrivals", "counts", "draining",
-        "last_arrival", "policy", "policy_error", "service", "settings",
+        "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_places", "_running", "_small",
+        "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
         self.settings = settings
         self.policy = policy
         self.service = ServiceTime()
-        self.arrivals = 0
-        self.last_arrival = -inf
         self.draining = False
         self.policy_error: Exception | None = None
-        self.counts = dict.fromkeys(Reason, 0)
-        self._recent: deque[tuple[Any, ...]] = deque(maxlen=RECENT)
-        self._groups: dict[Hashable, Group] = {}
-        self._turns = Turns()
+        self._line = Line(settings.max_queue_size)
         self._places = Places()
         self._running = Running()
         self._suspects = Suspects()
-        self._divided: dict[int, Request] = {}  # by id(): partly dispatched, the rest still waits
-        self._late: list[Request] = []  # refused at dispatch, settled, for `expire` to hand over
+        self._history = History()
+        self._late: list[Request] = []  # left out at dispatch, settled, for `expire` to hand over
         self._late_at = 0.0
         self._freed = False  # a place became free since the last poll
-        self._departed = 0
-        self._ceiling = settings.max_queue_size  # `arrivals` from which on the line is full
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
         self._small = settings.small_request_size or inf
         self._tight = inf if self._max_cost < 1.0 else 0.0  # with less time than this left, a request is looked at
@@ -83,27 +72,27 @@ class Batcher:
         DeadlineExceeded if the deadline has passed or can no longer be met; Overloaded with `retry_after`. It is not
         in the line then. A request larger than the whole line is taken when nothing waits.
         """
+        line = self._line
         if (
             request.rows != 1
             or request.cost != 1.0
-            or request.kind is not Kind.ITEM
+            or request.kind is not ITEM
             or request.priority
             or request.large
-            or self.arrivals >= self._ceiling
+            or line.arrivals >= line.ceiling
             or request.deadline <= now + self._tight
-            or request.arrival < self.last_arrival
+            or request.arrival < line.last_arrival
         ):
             self._submit_other(request, now)
             return
-        group = self._groups.get(request.key)
-        if group is None or group.asleep or not (queue := group.queues.get(request.timeout)):
-            self._enter(request)
+        group = line.groups.get(request.key)
+        if group is None or group.asleep or request.timeout != group.timeout:
+            line.enter(request)
             return
-        queue.append(request)
         group.append(request)
         group.arrived += 1
-        self.arrivals += 1
-        self.last_arrival = request.arrival
+        line.arrivals += 1
+        line.last_arrival = request.arrival
 
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:
@@ -119,25 +108,16 @@ class Batcher:
         request.large = request.rows > self._small or (request.large and self._small < inf)
         if request.deadline <= now + self._tight and self._cannot_make_it(request, now):
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the answer would come too late with this line")
-        self._enter(request)
-
-    def _enter(self, request: Request) -> None:
-        group = self._groups.get(request.key)
-        if group is None:
-            group = self._groups[request.key] = Group(request.key)
-        group.add(request)
-        self.arrivals += request.rows
-        self.last_arrival = max(self.last_arrival, request.arrival)
-        self._turns.wake(group)
+        self._line.enter(request)
 
     def _cannot_make_it(self, request: Request, now: float) -> bool:
         """Tell whether even with luck the answer would be late: whoever is ahead for certain, then its own service."""
         if not self.service.is_trusted(now) or not len(self._places):
             return False
-        group = self._groups.get(request.key)
+        group = self._line.groups.get(request.key)
         ahead = len(group.lane_of(request)) if group is not None else 0
         rows = min(request.rows, self.settings.max_batch_size)
-        return now + ahead / self._rate() + self.service.optimistic(rows) >= request.deadline
+        return now + ahead / self._rate(self.waiting_rows) + self.service.optimistic(rows) >= request.deadline
 
     def cancel(self, request: Request, now: float) -> list[tuple[int, int, list[int]]]:
         """The caller of a submitted `request` left: settle it and take it out of the line.
@@ -148,7 +128,7 @@ class Batcher:
             return []
         request.settled = True
         if request.taken < request.rows:
-            self._leave(request)
+            self._line.leave(request)
         if not request.taken:
             return []
         return [(each.worker, each.batch_id, _indices(each, request)) for each in self._running.find(request)]
@@ -157,48 +137,13 @@ class Batcher:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left
         out because they could not make it any more. All of them are the caller's to fail with DeadlineExceeded."""
         late, self._late = self._late, []
-        for group in self._turns.passed(now):
-            for request in group.deadlines.passed(now):
-                request.settled = True
-                late.append(request)
-                self._depart(group.remove(request))
-                self._divided.pop(id(request), None)
-            self._reconsider(group)
+        late += self._line.passed(now)
         for request in [*self._running.passed(now), *self._suspects.passed(now)]:
             if not request.settled:
                 request.settled = True
                 late.append(request)
-        if self._divided:
-            self._sweep()
+        self._line.sweep()
         return late
-
-    def _leave(self, request: Request) -> None:
-        group = self._groups[request.key]
-        self._depart(group.remove(request))
-        self._divided.pop(id(request), None)
-        if not group.waiting:
-            self._reconsider(group)
-
-    def _depart(self, rows: int) -> None:
-        self._departed += rows
-        if not self.draining:
-            self._ceiling += rows
-
-    def _reconsider(self, group: Group) -> None:
-        if group.waiting:
-            self._turns.wake(group)
-            return
-        self._turns.close(group)
-        if group.key is not None:
-            del self._groups[group.key]
-
-    def _sweep(self) -> None:
-        """Take the rest of requests out of the line that had their end while it waited."""
-        for key, request in list(self._divided.items()):
-            if request.taken >= request.rows:
-                del self._divided[key]
-            elif request.settled:
-                self._leave(request)
 
     # Workers come and go.
 
@@ -207,12 +152,9 @@ class Batcher:
         self._places.add(worker, places, now)
         self._freed = True
 
-    def worker_lost(self, worker: int, now: float) -> Lost:
-        """`worker` is gone. What it had runs again in halves; returned is what does not."""
-        lost = Lost()
-        for batch_id in self._places.remove(worker):
-            self._suspects.died(self._running.pop(batch_id), lost)
-        return lost
+    def worker_lost(self, worker: int, now: float) -> list[Lost]:
+        """`worker` is gone. What it had runs again in halves; returned is, for each batch, what does not."""
+        return [self._suspects.died(self._running.pop(batch_id)) for batch_id in self._places.remove(worker)]
 
     def finished(self, batch_id: int, now: float) -> Dispatch:
         """The batch is back: its place is free, its service time is learned. Raises KeyError if it is not running."""
@@ -222,7 +164,7 @@ class Batcher:
         self.service.learn(dispatch.rows, now - max(dispatch.at, alone_since), now)
         if self._tight < inf:
             largest, full = self.settings.max_batch_size, self.settings.max_queue_size
-            self._tight = self.service.careful(largest) + (full + largest) / self._rate()
+            self._tight = self.service.careful(largest) + (full + largest) / self._rate(full)
         self._freed = True
         return dispatch
 
@@ -234,11 +176,10 @@ class Batcher:
 
     def poll(self, now: float, wakeup: Wakeup) -> list[Dispatch]:
         """Return the batches to be run now, each with its worker. Asks the policy only with a place free."""
-        if self._divided:
-            self._sweep()
-        turns, places = self._turns, self._places
-        if turns.end_of_wait() <= now:
-            turns.wake_due(now)
+        line, places = self._line, self._places
+        turns = line.turns
+        line.sweep()
+        turns.wake_due(now)
         cut: list[Dispatch] = []
         if not places.free:
             return cut
@@ -247,9 +188,10 @@ class Batcher:
             turns.wake_some()
         while places.free and self._suspects:
             dispatch = self._retry(now, wakeup)
-            if dispatch is None:
+            if dispatch is not None:
+                cut.append(dispatch)
+            elif self._suspects:
                 return cut  # a suspect waits for a worker of its own: let one run empty
-            cut.append(dispatch)
         while places.free and (group := turns.first()) is not None:
             dispatch = self._ask(group, now, wakeup)
             if dispatch is not None:
@@ -257,10 +199,10 @@ class Batcher:
         return cut
 
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
-        settings = self.settings
+        line, settings = self._line, self.settings
         seen = Observation(
-            now, group.waiting, group.oldest(), group.deadlines.earliest(), self.arrivals, self.last_arrival,
-            self._places.free, len(self._places), settings.max_batch_size, settings.max_queue_delay, self.draining,
+            now, group.waiting, group.oldest(), group.earliest(), line.arrivals, line.last_arrival, self._places.free,
+            len(self._places), settings.max_batch_size, settings.max_queue_delay, self.draining,
         )  # fmt: skip
         try:
             rows, reason, until, limit = choose(self.policy, seen, self.service)
@@ -268,19 +210,27 @@ class Batcher:
             self.policy_error = error
             rows, reason, until, limit = greedily(seen)
         if not rows:
-            self._turns.park(group, until)
+            line.turns.park(group, until)
             return None
         load = compose(group, rows, self._max_cost, self._must_last(seen, rows), settings.max_overtakes)
-        self._depart(load.departed)
+        self._settle_up(group, load, now)
+        if not load.requests:
+            return None
+        age = now - seen.oldest_arrival
+        return self._start(load, reason, seen.waiting, age, limit, wakeup, now, seen.earliest_deadline)
+
+    def _settle_up(self, group: Group, load: Load, now: float) -> None:
+        """Bring the line's books up to date with what was taken."""
+        line = self._line
+        line.depart(load.departed)
         if load.late:
             self._late += load.late
             self._late_at = now
             for request in load.late:
-                self._divided.pop(id(request), None)
+                line.forget(request)
         if load.divided is not None:
-            self._divided[id(load.divided)] = load.divided
-        self._reconsider(group)
-        return self._dispatch(load, seen, reason, limit, wakeup) if load.requests else None
+            line.divide(load.divided)
+        line.reconsider(group)
 
     def _must_last(self, seen: Observation, rows: int) -> float:
         """Return the instant after which a deadline must lie for the request to be started.
@@ -293,10 +243,6 @@ class Batcher:
         if seen.waiting > rows:
             return seen.now + self.service.careful(rows)
         return seen.now + self.service.optimistic(seen.waiting)
-
-    def _dispatch(self, load: Load, seen: Observation, reason: Reason, limit: int | None, wakeup: Wakeup) -> Dispatch:
-        oldest_age = seen.now - seen.oldest_arrival
-        return self._start(load, reason, seen.waiting, oldest_age, limit, wakeup, seen.now, seen.earliest_deadline)
 
     def _retry(self, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of suspects, for a worker that has nothing else."""
@@ -327,10 +273,7 @@ class Batcher:
             wakeup, now, attempt, load.plain,
         )  # fmt: skip
         self._running.add(dispatch, earliest_deadline)
-        self.counts[reason] += 1
-        self._recent.append(
-            (batch_id, worker.index, load.rows, load.cost, reason, waiting, oldest_age, limit, wakeup, now, attempt)
-        )
+        self._history.note(dispatch)
         return dispatch
 
     @property
@@ -338,7 +281,7 @@ class Batcher:
         """The instant at which `expire` and `poll` are to be called; None if nothing can happen by time alone."""
         if self._late:
             return self._late_at
-        turns, running = self._turns, self._running
+        turns, running = self._line.turns, self._running
         soonest = min(turns.end_of_wait(), turns.earliest_deadline(), running.earliest_deadline())
         if self._suspects:
             soonest = min(soonest, self._suspects.earliest_deadline())
@@ -349,8 +292,8 @@ class Batcher:
     def drain(self) -> None:
         """Refuse new requests from now on, and let no policy wait. The rest of the line goes as places become free."""
         self.draining = True
-        self._ceiling = -1
-        self._turns.wake_all()
+        self._line.close()
+        self._line.turns.wake_all()
 
     def abandon(self) -> list[Request]:
         """Settle and return every request that has not had its end, waiting or running: there is nobody to run them.
@@ -358,18 +301,12 @@ class Batcher:
         Batches stay with their workers until `finished` or `worker_lost`.
         """
         late, self._late = self._late, []
-        waiting = [request for group in self._groups.values() for request in group]
         suspects = [entry[0] for entry in self._suspects.entries()]
         running = [request for each in self._running.batches.values() for request in each.requests]
-        left = {id(request): request for request in [*waiting, *suspects, *running] if not request.settled}
+        left = {id(each): each for each in [*self._line.clear(), *suspects, *running] if not each.settled}
         for request in left.values():
             request.settled = True
-        for group in self._groups.values():
-            self._turns.close(group)
-        self._groups.clear()
-        self._divided.clear()
         self._suspects.clear()
-        self._depart(self.waiting_rows)
         return [*late, *left.values()]
 
     # Facts.
@@ -377,12 +314,12 @@ class Batcher:
     @property
     def waiting_rows(self) -> int:
         """Rows in the line."""
-        return self.arrivals - self._departed
+        return self._line.waiting
 
     @property
     def waiting_requests(self) -> int:
         """Requests in the line, also those of which a part is already running."""
-        return sum(map(len, self._groups.values()))
+        return sum(map(len, self._line.groups.values()))
 
     @property
     def running(self) -> dict[int, Dispatch]:
@@ -395,36 +332,40 @@ class Batcher:
         return not (self.waiting_rows or self._running.batches or self._suspects or self._late)
 
     @property
+    def arrivals(self) -> int:
+        """Rows accepted so far."""
+        return self._line.arrivals
+
+    @property
+    def counts(self) -> dict[Reason, int]:
+        """How many batches were cut for each reason. Not to be changed."""
+        return self._history.counts
+
+    @property
     def recent(self) -> list[dict[str, Any]]:
         """The explanations of the last 100 dispatches, oldest first."""
-        return [
-            Dispatch(batch_id, worker, [], None, rows, cost, *explanation).explain()
-            for batch_id, worker, rows, cost, *explanation in self._recent
-        ]
+        return self._history.recent()
 
     def oldest_age(self, now: float) -> float:
         """Return for how long the oldest request in the line has waited; 0 when the line is empty."""
-        oldest = min((group.oldest() for group in self._groups.values()), default=inf)
+        oldest = min((group.oldest() for group in self._line.groups.values()), default=inf)
         return now - oldest if oldest < inf else 0.0
 
     def room(self, rows: int) -> bool:
         """Tell whether a request of so many rows would be accepted now, as far as the length of the line goes."""
-        if self.draining:
-            return False
-        waiting = self.waiting_rows
-        return waiting + rows <= self.settings.max_queue_size or not waiting
+        return self._line.room(rows)
 
     def drain_time(self) -> float:
         """Return how long the line will take at the rate at which batches come back; 1 s if nothing is known."""
-        rate = self._rate()
+        rate = self._rate(self.waiting_rows)
         rows = self.waiting_rows + sum(each.rows for each in self._running.batches.values()) / 2
         return rows / rate if 0.0 < rate < inf else UNKNOWN_WAIT
 
-    def _rate(self) -> float:
-        """Return the rows per second that all workers serve together with batches as they now are."""
-        typical = self.service.typical_rows() if len(self._groups) > 1 else self.waiting_rows
-        rows = max(1, min(int(typical), self.settings.max_batch_size))
-        return self.service.rate(rows) * max(1, len(self._places))
+    def _rate(self, waiting: int) -> float:
+        """Return the rows per second that all workers serve together while so many wait."""
+        rows = self.service.typical_rows() if len(self._line.groups) > 1 else waiting
+        largest = self.settings.max_batch_size
+        return self.service.rate(max(1, int(min(rows, largest)))) * max(1, len(self._places))
 
 
 def _indices(dispatch: Dispatch, request: Request) -> list[int]:

@@ -5,14 +5,26 @@ entry is (request, start, stop), the range being that of its items (0 to 1 for a
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from weir.batching.gather import gather_of
-from weir.errors import ModelError, WeirError
+from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
 from weir.messages import Batch, Dispatch, EventKind, Events, Kind, Request
 
 Entry = tuple[Request, int, int]
 End = tuple[Request, Any]
+RETRY_AFTER = 1.0  # seconds; what is said to the caller of a batch that cannot run again
+
+
+class Lost(NamedTuple):
+    """A batch whose worker died, and those of its entries that do not run again.
+
+    `crashed` are out of tries: each ended its worker even alone. `interrupted` had already received a part.
+    """
+
+    dispatch: Dispatch
+    crashed: list[Entry]
+    interrupted: list[Entry]
 
 
 def entries_of(dispatch: Dispatch) -> list[Entry]:
@@ -99,13 +111,24 @@ def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
             _put(ends, entries[index], output)
     if events.final:
         forgotten = [entry for entry in entries if not is_done(entry)]
-        ends += fail_entries(forgotten, lambda: ModelError("the worker ended the batch without an answer to this item"))
+        ends += _fail(forgotten, lambda: ModelError("the worker ended the batch without an answer to this item"))
     return ends
 
 
-def fail_entries(entries: Iterable[Entry], error: Callable[[], WeirError]) -> list[End]:
-    """Put an error, made by `error` for each, in the place of these entries' answers; return the requests that reach
-    their end thereby, marked settled, each with its output or error."""
+def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
+    """Give the entries that do not run again their error; return the requests that reach their end thereby.
+
+    They are marked settled; each comes with its output or error, as from `deliver`.
+    """
+    ends = _fail(
+        lost.crashed,
+        lambda: ModelCrashed(f"this request ended its worker process, also when it was run alone: {reason}"),
+    )
+    ends += _fail(lost.interrupted, lambda: WorkerLost(f"lost amid the answer: {reason}", retry_after=RETRY_AFTER))
+    return ends
+
+
+def _fail(entries: Iterable[Entry], error: Callable[[], WeirError]) -> list[End]:
     ends: list[End] = []
     for entry in entries:
         _put(ends, entry, error())

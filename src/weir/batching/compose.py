@@ -6,7 +6,7 @@ is that of arrival. Requests that can be divided are, so that the batch is fille
 does not fit into what is left, the next lane is tried, but nobody within a lane is passed over.
 """
 
-from weir.batching.line import Group, Lane, Level
+from weir.batching.group import Group, Lane, Level
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Kind, Request
 
@@ -82,10 +82,10 @@ def compose(group: Group, max_rows: int, max_cost: float, must_last: float, max_
     plain = group.plain
     if len(group.levels) == 1 and not plain.odd and not plain.dead and not group.levels[0].large.waiting:
         count = min(len(plain.waiting), max_rows)
-        if count <= max_cost and group.deadlines.earliest() > must_last:
+        if count <= max_cost and group.earliest() > must_last:
             _take_plain(load, plain, count)
             group.departed += count
-            group.deadlines.trim(len(plain.waiting))
+            group.tidy()
             return load
     for level in group.levels:
         if load.rows >= max_rows:

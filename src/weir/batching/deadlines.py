@@ -17,22 +17,21 @@ SLACK = 64  # requests that have gone and are tolerated before they are swept ou
 class Deadlines:
     """Knows the earliest deadline of the waiting requests. Adding is O(1) for at most MAX_QUEUES distinct timeouts."""
 
-    __slots__ = ("_adds", "_heap", "by_timeout")
+    __slots__ = ("_adds", "_by_timeout", "_heap")
 
     def __init__(self) -> None:
-        #: The queue of each timeout. The batcher appends to one that is not empty directly, if arrivals are in order.
-        self.by_timeout: dict[float, deque[Request]] = {}
+        self._by_timeout: dict[float, deque[Request]] = {}
         self._heap: list[tuple[float, int, Request]] = []
         self._adds = 0
 
     def __len__(self) -> int:
-        return len(self._heap) + sum(map(len, self.by_timeout.values()))
+        return len(self._heap) + sum(map(len, self._by_timeout.values()))
 
     def add(self, request: Request) -> None:
         """Add a waiting request."""
-        queue = self.by_timeout.get(request.timeout)
-        if queue is None and len(self.by_timeout) < MAX_QUEUES:
-            queue = self.by_timeout[request.timeout] = deque()
+        queue = self._by_timeout.get(request.timeout)
+        if queue is None and len(self._by_timeout) < MAX_QUEUES:
+            queue = self._by_timeout[request.timeout] = deque()
         if queue is None or (queue and queue[-1].deadline > request.deadline):
             self._adds += 1
             heappush(self._heap, (request.deadline, self._adds, request))
@@ -42,7 +41,7 @@ class Deadlines:
     def earliest(self) -> float:
         """Return the earliest deadline of those that still wait; infinity if none does."""
         first, empty = float("inf"), None
-        for timeout, queue in self.by_timeout.items():
+        for timeout, queue in self._by_timeout.items():
             while queue:
                 request = queue[0]
                 if request.settled or request.taken >= request.rows:
@@ -53,8 +52,8 @@ class Deadlines:
                 break
             else:
                 empty = timeout
-        if empty is not None and len(self.by_timeout) > 1:
-            del self.by_timeout[empty]
+        if empty is not None and len(self._by_timeout) > 1:
+            del self._by_timeout[empty]
         heap = self._heap
         while heap:
             request = heap[0][2]
@@ -67,7 +66,7 @@ class Deadlines:
         """Take out and return the waiting requests whose deadline is not after `now`."""
         late: list[Request] = []
         while self.earliest() <= now:
-            for queue in self.by_timeout.values():
+            for queue in self._by_timeout.values():
                 if queue and queue[0].deadline <= now:
                     late.append(queue.popleft())
             if self._heap and self._heap[0][0] <= now:
@@ -78,11 +77,11 @@ class Deadlines:
         """Sweep out what has gone if that is more than half, when `live` requests wait."""
         if len(self) <= 2 * live + SLACK:
             return
-        for timeout, queue in list(self.by_timeout.items()):
+        for timeout, queue in list(self._by_timeout.items()):
             left = [request for request in queue if not request.settled and request.taken < request.rows]
             queue.clear()
             queue.extend(left)
             if not left:
-                del self.by_timeout[timeout]
+                del self._by_timeout[timeout]
         self._heap = [entry for entry in self._heap if not entry[2].settled and entry[2].taken < entry[2].rows]
         heapify(self._heap)

@@ -1,162 +1,111 @@
-"""The waiting line of one group: lanes by priority and size class, each in order of arrival."""
+"""The line: all groups, whose turn it is among them, and how many rows wait.
 
-from collections import deque
-from collections.abc import Iterator
+Rows are counted as two numbers that only grow, `arrivals` and `departed`, so that an arrival touches one of them.
+"""
 
-from weir.batching.deadlines import Deadlines
-from weir.batching.pieces import rows_left
-from weir.messages import Kind, Request
+from collections.abc import Hashable
+from math import inf
 
-SLACK = 64  # settled requests in the middle of a lane that are tolerated before they are swept out
-
-
-def is_plain(request: Request) -> bool:
-    """Tell whether `request` is one item of one row and unit cost, so that requests need only be counted."""
-    return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
+from weir.batching.group import Group
+from weir.batching.turns import Turns
+from weir.messages import Request
 
 
-class Lane:
-    """Requests of one group, priority and size class, in order of arrival. The head, if there is one, is not settled."""
+class Line:
+    """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key."""
 
-    __slots__ = ("dead", "odd", "waiting")
+    __slots__ = ("_divided", "_max_rows", "arrivals", "ceiling", "departed", "groups", "last_arrival", "turns")
 
-    def __init__(self) -> None:
-        self.waiting: deque[Request] = deque()
-        self.dead = 0  # settled ones among them
-        self.odd = 0  # those among the others that are not plain
-
-    def __len__(self) -> int:
-        return len(self.waiting) - self.dead
-
-    @property
-    def head(self) -> Request | None:
-        """The request whose turn it is."""
-        return self.waiting[0] if self.waiting else None
-
-    def add(self, request: Request) -> None:
-        """Add a request: at the end, unless it arrived earlier than others (it had to wait for room)."""
-        waiting = self.waiting
-        if not is_plain(request):
-            self.odd += 1
-        place = len(waiting)
-        while place and waiting[place - 1].arrival > request.arrival:
-            place -= 1
-        if place == len(waiting):
-            waiting.append(request)
-        else:
-            waiting.insert(place, request)
-
-    def advance(self) -> None:
-        """The head has gone."""
-        if not is_plain(self.waiting.popleft()):
-            self.odd -= 1
-        self._drop_dead_heads()
-
-    def leave(self, request: Request) -> None:
-        """A request somewhere in the lane was settled."""
-        self.dead += 1
-        if not is_plain(request):
-            self.odd -= 1
-        self._drop_dead_heads()
-        waiting = self.waiting
-        if self.dead > SLACK and 2 * self.dead > len(waiting):
-            alive = [request for request in waiting if not request.settled]
-            waiting.clear()
-            waiting.extend(alive)
-            self.dead = 0
-
-    def _drop_dead_heads(self) -> None:
-        waiting = self.waiting
-        while self.dead and waiting[0].settled:
-            waiting.popleft()
-            self.dead -= 1
-
-
-class Level:
-    """The two lanes of one priority. Small requests may overtake large ones."""
-
-    __slots__ = ("large", "priority", "small")
-
-    def __init__(self, priority: int) -> None:
-        self.priority = priority
-        self.small = Lane()
-        self.large = Lane()
-
-    def __bool__(self) -> bool:
-        return bool(self.small.waiting or self.large.waiting)
-
-
-class Group:
-    """The requests that may share a batch: equal batch key and shape.
-
-    `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority; the one of
-    priority 0 always exists, and `append` adds to its lane of small requests.
-    """
-
-    __slots__ = (
-        "_by_priority", "append", "arrived", "asleep", "deadlines", "departed", "key", "levels", "plain", "queues",
-    )  # fmt: skip
-
-    def __init__(self, key: object) -> None:
-        self.key = key
-        level = Level(0)
-        self._by_priority = {0: level}
-        self.levels = [level]
-        self.plain = level.small
-        self.append = level.small.waiting.append
-        self.deadlines = Deadlines()
-        self.queues = self.deadlines.by_timeout
-        self.arrived = 0
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows = max_rows
+        self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
+        self.groups: dict[Hashable, Group] = {}
+        self.turns = Turns()
+        self.arrivals = 0
         self.departed = 0
-        self.asleep = True  # empty, or its policy waits: not among the groups to be asked
+        self.ceiling = max_rows  # `arrivals` from which on the line is full
+        self.last_arrival = -inf
 
     @property
     def waiting(self) -> int:
         """Rows waiting."""
-        return self.arrived - self.departed
+        return self.arrivals - self.departed
 
-    def __len__(self) -> int:
-        return sum(len(level.small) + len(level.large) for level in self.levels)
+    def room(self, rows: int) -> bool:
+        """Tell whether a request of so many rows fits; one larger than the whole line does when nothing waits."""
+        return self.arrivals < self.ceiling and (self.waiting + rows <= self._max_rows or not self.waiting)
 
-    def lane_of(self, request: Request) -> Lane:
-        """Return the lane where `request` belongs."""
-        level = self._by_priority.get(request.priority)
-        if level is None:
-            level = self._by_priority[request.priority] = Level(request.priority)
-            self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
-        return level.large if request.large else level.small
+    def close(self) -> None:
+        """Have no room from now on."""
+        self._max_rows = self.ceiling = -1
 
-    def add(self, request: Request) -> None:
-        """Add a request of any kind."""
-        self.lane_of(request).add(request)
-        self.deadlines.add(request)
-        self.arrived += request.rows
+    def enter(self, request: Request) -> None:
+        """Add a request of any kind, and wake its group."""
+        group = self.groups.get(request.key)
+        if group is None:
+            group = self.groups[request.key] = Group(request.key)
+        group.add(request)
+        self.arrivals += request.rows
+        self.last_arrival = max(self.last_arrival, request.arrival)
+        self.turns.wake(group)
 
-    def remove(self, request: Request) -> int:
-        """A waiting request was settled; return how many rows leave the line with it."""
-        rows = rows_left(request)
-        self.lane_of(request).leave(request)
+    def leave(self, request: Request) -> None:
+        """A waiting request was settled: take the rest of it out."""
+        group = self.groups[request.key]
+        self.depart(group.remove(request))
+        self._divided.pop(id(request), None)
+        if not group.waiting:
+            self.reconsider(group)
+
+    def depart(self, rows: int) -> None:
+        """So many rows have left a group."""
         self.departed += rows
-        self.tidy()
-        return rows
+        if self._max_rows > 0:
+            self.ceiling += rows
 
-    def oldest(self) -> float:
-        """Return the earliest arrival of those that wait; infinity if none does."""
-        oldest = float("inf")
-        for level in self.levels:
-            for lane in (level.small, level.large):
-                if lane.waiting and lane.waiting[0].arrival < oldest:
-                    oldest = lane.waiting[0].arrival
-        return oldest
+    def divide(self, request: Request) -> None:
+        """A part of `request` was dispatched: should it have its end meanwhile, the rest is swept out."""
+        self._divided[id(request)] = request
 
-    def tidy(self) -> None:
-        """Forget what is no longer needed, after requests have left."""
-        if len(self.levels) > 1 and not all(self.levels):
-            self._by_priority = {level.priority: level for level in self.levels if level or not level.priority}
-            self.levels = list(self._by_priority.values())
-        self.deadlines.trim(len(self))
+    def forget(self, request: Request) -> None:
+        """Nothing of `request` waits any more."""
+        self._divided.pop(id(request), None)
 
-    def __iter__(self) -> Iterator[Request]:
-        for level in self.levels:
-            for lane in (level.small, level.large):
-                yield from (request for request in lane.waiting if not request.settled)
+    def sweep(self) -> None:
+        """Take the rest of requests out that had their end, by a part, while it waited."""
+        for key, request in list(self._divided.items()):
+            if request.taken >= request.rows:
+                del self._divided[key]
+            elif request.settled:
+                self.leave(request)
+
+    def reconsider(self, group: Group) -> None:
+        """Something has left `group`: give it its new place among the groups, or forget it."""
+        if group.waiting:
+            self.turns.wake(group)
+            return
+        self.turns.close(group)
+        if group.key is not None:
+            del self.groups[group.key]
+
+    def passed(self, now: float) -> list[Request]:
+        """Take out, settle and return the requests whose deadline is not after `now`."""
+        late: list[Request] = []
+        for group in self.turns.passed(now):
+            for request in group.passed(now):
+                request.settled = True
+                late.append(request)
+                self.depart(group.remove(request))
+                self._divided.pop(id(request), None)
+            self.reconsider(group)
+        return late
+
+    def clear(self) -> list[Request]:
+        """Take out and return all that wait."""
+        left = [request for group in self.groups.values() for request in group]
+        for group in self.groups.values():
+            self.turns.close(group)
+        self.groups.clear()
+        self._divided.clear()
+        self.depart(self.waiting)
+        return left

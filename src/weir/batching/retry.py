@@ -5,24 +5,12 @@ found: at most ceil(log2 n) + 1 rounds for n entries. An entry that died alone g
 """
 
 from collections import deque
-from dataclasses import dataclass, field
 from math import ceil, inf
 from typing import NamedTuple
 
-from weir.batching.collate import Entry, entries_of, is_done
+from weir.batching.collate import Entry, Lost, entries_of, is_done
 from weir.batching.compose import Load
 from weir.messages import Dispatch, Kind, Request
-
-
-@dataclass
-class Lost:
-    """The entries that a dead worker leaves behind and that do not run again, as (request, start, stop).
-
-    `crashed` are out of tries: each ended its worker even alone. `interrupted` had already received a part.
-    """
-
-    crashed: list[Entry] = field(default_factory=list)
-    interrupted: list[Entry] = field(default_factory=list)
 
 
 class Part(NamedTuple):
@@ -45,23 +33,18 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._parts)
 
-    def died(self, dispatch: Dispatch, lost: Lost) -> None:
-        """The worker of `dispatch` died: queue what can run again, add the rest to `lost`."""
+    def died(self, dispatch: Dispatch) -> Lost:
+        """The worker of `dispatch` died: queue what can run again, return the rest."""
         entries = entries_of(dispatch)
         begun = dispatch.begun or ()
-        left = []
-        for index, entry in enumerate(entries):
-            if is_done(entry):
-                continue
-            if index in begun:
-                lost.interrupted.append(entry)
-            else:
-                left.append(entry)
+        left = [(index, entry) for index, entry in enumerate(entries) if not is_done(entry)]
+        interrupted = [entry for index, entry in left if index in begun]
+        suspects = [entry for index, entry in left if index not in begun]
         if dispatch.batch_id in self._last_tries:
             self._last_tries.discard(dispatch.batch_id)
-            lost.crashed.extend(left)
-        elif left:
-            self._halve(left, dispatch.attempt + 1, last=len(entries) == 1)
+            return Lost(dispatch, suspects, interrupted)
+        self._halve(suspects, dispatch.attempt + 1, last=len(entries) == 1)
+        return Lost(dispatch, [], interrupted)
 
     def _halve(self, entries: list[Entry], attempt: int, *, last: bool) -> None:
         middle = (len(entries) + 1) // 2

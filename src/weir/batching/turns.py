@@ -6,7 +6,7 @@ turn, so that thousands of groups cost no more than a few).
 """
 
 from weir.batching.agenda import Agenda
-from weir.batching.line import Group
+from weir.batching.group import Group
 
 WOKEN_AT_ONCE = 64
 
@@ -24,7 +24,7 @@ class Turns:
         """`group` is to be asked; also when its rank has changed."""
         group.asleep = False
         self._parked.discard(group)
-        self._awake.put(group, (group.deadlines.earliest(), group.oldest()))
+        self._awake.put(group, (group.earliest(), group.oldest()))
 
     def park(self, group: Group, until: float) -> None:
         """The policy of `group` waits until then."""
@@ -60,7 +60,7 @@ class Turns:
             rank, group = first
             if len(awake) == 1:
                 return group
-            current = (group.deadlines.earliest(), group.oldest())
+            current = (group.earliest(), group.oldest())
             if current <= rank:
                 return group
             awake.put(group, current)  # what gave it the turn has gone

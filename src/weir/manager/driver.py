@@ -16,12 +16,10 @@ from weir.errors import (
     Cancelled,
     DeadlineExceeded,
     Draining,
-    ModelCrashed,
     ModelError,
     ModelNotReady,
     Overloaded,
     WeirError,
-    WorkerLost,
 )
 from weir.manager.clock import Timer
 from weir.manager.delivery import Delivery, discard, logger
@@ -161,12 +159,8 @@ class Driver:
     def worker_lost(self, worker: int, reason: str) -> None:
         self._worker_changed(worker, "lost", reason)
         now = self._clock()
-        dispatches = [dispatch for dispatch in self.batcher.running.values() if dispatch.worker == worker]
-        lost = self.batcher.worker_lost(worker, now)
-        if lost.crashed or lost.interrupted:
-            ends = fail_entries(lost.crashed, lambda: crashed(reason))
-            ends += fail_entries(lost.interrupted, lambda: WorkerLost(f"the worker died in the middle of it: {reason}"))
-            self._delivery.give_each(ends, dispatches[-1], now)
+        for lost in self.batcher.worker_lost(worker, now):
+            self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
         self._poll(Wakeup.WORKER)
 
     def received(self, worker: int, events: Events) -> None:
@@ -268,11 +262,6 @@ class Driver:
     def _note_if_emptied(self) -> None:
         if self.draining and not self.outside and self.batcher.is_empty:
             self._emptied.set()
-
-
-def crashed(reason: str) -> WeirError:
-    """Return the error of a request that ended its worker, also when it was run alone."""
-    return ModelCrashed(f"this request ended its worker process, also when it was run alone: {reason}")
 
 
 def too_late(request: Request) -> WeirError:

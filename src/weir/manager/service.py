@@ -33,8 +33,8 @@ class Service:
 
     `model` is a subclass of Model (or a class attribute of a subclass of Service), `params` the keyword arguments of its
     constructor, `name` what it is called (the class name in lower case). Settings are those of BatchingSettings,
-    WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor` replaces the workers that
-    the settings ask for. `observers` hear what happens. `clock` returns seconds; one with a method `call_at` keeps the
+    WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it is not the name that the setting takes,
+    replaces the workers that the settings ask for. `observers` hear what happens. `clock` returns seconds; one with a method `call_at` keeps the
     timers too (testing.FakeClock).
 
     Raises SettingsError for an unusable model or setting.
@@ -44,12 +44,14 @@ class Service:
 
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, params: dict[str, Any] | None = None,
-        executor: Executor | None = None, observers: Sequence[Observer] = (),
+        executor: Executor | str | None = None, observers: Sequence[Observer] = (),
         clock: Callable[[], float] = time.monotonic, **settings: Any,
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
         self.name = name or self.model.__name__.lower()
         self.params = params or {}
+        if isinstance(executor, str):
+            settings["executor"], executor = executor, None
         self.batching, self.workers, self.settings = compose(self.model, settings)
         self.policy = make_policy(self.batching.policy)
         self.observers = tuple(observers)

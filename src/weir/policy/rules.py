@@ -3,7 +3,7 @@
 Each is a frozen dataclass whose fields are its settings, and pure: the same observation gives the same decision.
 """
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
 from weir.messages import Reason
@@ -66,7 +66,7 @@ class FullBatches:
 class ControlLimit:
     """Dispatch if and only if at least `limit` rows wait (Deb and Serfozo's M is `limit` - 1: they say "exceeds M")."""
 
-    limit: int = setting(1, "rows from which on a batch is cut", rule=AT_LEAST_ONE)
+    limit: int = setting(MISSING, "rows from which on a batch is cut", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)

@@ -3,16 +3,17 @@
 import math
 import traceback
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from weir.errors import CapacityError, MethodNotAllowed, ModelError, WeirError
-from weir.messages import JSON, MSGPACK, Dispatch, Request
+from weir.messages import JSON, MSGPACK, Dispatch, Kind, Request
+from weir.protocols.codings import compress
+from weir.protocols.native import Ask
 from weir.protocols.status import http_code
-
-# What msgspec raises for half a surrogate pair, odd keys, a huge integer, a value within itself.
-_UNWRITABLE = (TypeError, ValueError, OverflowError, RecursionError)
+from weir.wire.tensors import to_text
+from weir.wire.values import UNWRITABLE, encode
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -25,6 +26,13 @@ class Answer(NamedTuple):
     status: int
     headers: Headers
     body: bytes
+
+
+class Ended(Request, Protocol):
+    """A request with its end: the output or a WeirError, and the batch it was in, if any."""
+
+    end: Any
+    dispatch: Dispatch | None
 
 
 def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> Answer:
@@ -83,7 +91,7 @@ def encode_safely(value: dict[str, Any]) -> bytes:
     """Return `value` as JSON, whatever it holds: what JSON cannot say is written as its repr."""
     try:
         return msgspec.json.encode(value, enc_hook=repr)
-    except _UNWRITABLE:
+    except UNWRITABLE:
         return msgspec.json.encode(json_able(value))
 
 
@@ -97,7 +105,10 @@ def json_able(value: Any, depth: int = 20) -> Any:
         return {str(json_able(str(key))): json_able(each, depth - 1) for key, each in value.items()}
     if isinstance(value, (list, tuple)) and depth:
         return [json_able(each, depth - 1) for each in value]
-    return json_able(repr(value))
+    try:
+        return json_able(repr(value))
+    except RecursionError:
+        return "..."
 
 
 def explain_headers(request: Request, dispatch: Dispatch) -> Headers:
@@ -115,6 +126,68 @@ def explain_headers(request: Request, dispatch: Dispatch) -> Headers:
     return headers
 
 
+def echo_headers(ask: Ask) -> Headers:
+    """Return the headers that go back as they came: X-Request-Id."""
+    return [] if ask.request_id is None else [(b"x-request-id", ask.request_id)]
+
+
+def answer_of(ask: Ask, requests: Sequence[Ended], *, development: bool = False) -> Answer:
+    """Return the answer to `ask`, all of whose `requests` have ended. Blocks among the outputs are released.
+
+    A list is answered with 200 whatever became of its items, unless it failed as a whole.
+    """
+    if not ask.batch and isinstance(requests[0].end, WeirError):
+        return error_answer(requests[0].end, ask.service.name, development=development)
+    if ask.batch:
+        ends: list[Any] = []
+        for request in requests:
+            if request.kind is not Kind.ITEMS:
+                ends.append(request.end)
+            elif isinstance(request.end, WeirError):
+                return error_answer(request.end, ask.service.name, development=development)
+            else:
+                ends.extend(request.end)
+        outputs = [_body_or_error(ask, end) for end in ends]
+        body = batch_body(outputs, ask.accept, ask.service.name, development=development)
+    else:
+        body = output_body(ask, requests[0].end)
+    headers = [(b"content-type", ask.accept.encode())]
+    if ask.explain and requests and requests[0].dispatch is not None:
+        headers.extend(explain_headers(requests[0], requests[0].dispatch))
+    return Answer(200, headers, body)
+
+
+def output_body(ask: Ask, output: Any) -> bytes:
+    """Return the bytes of one output: it is bytes, a Block (which is released), or the tensors of a tensor model.
+
+    Raises ModelError for tensors that cannot be written as the answer shall be.
+    """
+    if isinstance(output, bytes):
+        return output
+    if isinstance(output, dict):
+        try:
+            return encode(to_text(output) if ask.accept == JSON else output, ask.accept)
+        except UNWRITABLE as error:
+            raise ModelError(f"the answer cannot be written as {ask.accept}: {error}") from error
+    try:
+        return bytes(output.view)
+    finally:
+        output.release()
+
+
+def _body_or_error(ask: Ask, end: Any) -> bytes | WeirError:
+    try:
+        return end if isinstance(end, WeirError) else output_body(ask, end)
+    except WeirError as error:
+        return error
+
+
+def compressed(answer: Answer, coding: str) -> Answer:
+    """Return `answer` with its body in `coding`."""
+    headers = [*answer.headers, (b"content-encoding", coding.encode()), (b"vary", b"accept-encoding")]
+    return Answer(answer.status, headers, compress(answer.body, coding))
+
+
 def batch_body(outputs: Sequence[Any], accept: str, model: str, *, development: bool = False) -> bytes:
     """Return the answer to a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
@@ -129,7 +202,7 @@ def batch_body(outputs: Sequence[Any], accept: str, model: str, *, development: 
     ]
     try:
         return encode(items)
-    except _UNWRITABLE:
+    except UNWRITABLE:
         return encode([item if "output" in item else json_able(item) for item in items])
 
 

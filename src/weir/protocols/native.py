@@ -93,6 +93,8 @@ def find_service(registry: "Registry", path: str) -> "tuple[Service, bool] | Non
 
     Raises ModelNotFound naming the models there are.
     """
+    if path in registry.routes:
+        return registry.routes[path], False
     batch = path.endswith("/batch") and path != "/infer/batch"
     base = path[: -len("/batch")] if batch else path
     if base in registry.routes:
@@ -111,6 +113,13 @@ def _sole(registry: "Registry") -> "Service":
             f"POST /inference: several models are served, so use POST /infer/{{model}} with one of {names}"
         )
     return registry.sole
+
+
+def check_head(headers: Iterable[tuple[bytes, bytes]], max_header_size: int) -> None:
+    """Raise TooLarge if the headers, as they were on the wire, have more than `max_header_size` bytes."""
+    size = sum([len(name) + len(value) + 4 for name, value in headers])
+    if size > max_header_size:
+        raise TooLarge(f"headers of {size} bytes: must be at most {max_header_size} bytes (max_header_size)")
 
 
 def check_length(value: bytes, max_body_size: int) -> None:

@@ -6,12 +6,13 @@ list, and the size of items that differ (`Model.measure`).
 
 from typing import Any, NamedTuple
 
-import msgspec
-
-from weir.errors import InvalidRequest
-from weir.messages import JSON, MSGPACK, OCTETS, Kind
+from weir.errors import InvalidRequest, TooLarge
+from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Kind
+from weir.model import Measure, is_tensor_model
 from weir.protocols.codings import decompress
 from weir.protocols.native import Ask
+from weir.wire.tensors import rows_of, shape_key, to_arrays
+from weir.wire.values import decode, split
 
 
 class Work(NamedTuple):
@@ -24,6 +25,7 @@ class Work(NamedTuple):
     rows: int
     cost: float
     key: Any
+    large: bool
 
 
 def read_work(ask: Ask, body: bytes, max_body_size: int) -> list[Work]:
@@ -32,18 +34,19 @@ def read_work(ask: Ask, body: bytes, max_body_size: int) -> list[Work]:
     Raises InvalidRequest for an empty, damaged or malformed body, and TooLarge for one that has more than
     `max_body_size` bytes after decompression. What only the worker decodes, only the worker refuses.
     """
-    if ask.coding:
-        body = decompress(body, ask.coding, max_body_size)
+    return read_plain_work(ask, decompress(body, ask.coding, max_body_size) if ask.coding else body)
+
+
+def read_plain_work(ask: Ask, body: bytes) -> list[Work]:
+    """Do the same with a body that is not, or no longer, compressed."""
     if not body:
         raise empty_body(ask)
     if not ask.batch:
         return [_item(ask, body)]
     items = split(body, ask.content_type)
-    if ask.service.needs_measure:
+    if ask.service.needs_measure or is_tensor_model(ask.service.model):
         return [_item(ask, item) for item in items]
-    if not items:
-        return []
-    return [Work(items, Kind.ITEMS, ask.content_type, ask.accept, len(items), float(len(items)), ask.key)]
+    return [_work(ask, items, Kind.ITEMS, Measure(len(items), float(len(items))))] if items else []
 
 
 def empty_body(ask: Ask) -> InvalidRequest:
@@ -51,40 +54,27 @@ def empty_body(ask: Ask) -> InvalidRequest:
     return InvalidRequest(f"body: is empty, must be {ask.content_type}")
 
 
-def split(body: bytes, content_type: str) -> list[bytes]:
-    """Return the elements of a list in JSON or msgpack, each still encoded; InvalidRequest if it is none."""
-    try:
-        return [bytes(item) for item in _LISTS[content_type].decode(body)]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"body: must be a list in {content_type} ({error})") from None
-
-
-_LISTS: dict[str, Any] = {
-    JSON: msgspec.json.Decoder(list[msgspec.Raw]),
-    MSGPACK: msgspec.msgpack.Decoder(list[msgspec.Raw]),
-}
-
-
 def _item(ask: Ask, body: bytes) -> Work:
     service = ask.service
-    if not service.needs_measure or ask.content_type not in _DECODERS:
-        return Work(body, Kind.ITEM, ask.content_type, ask.accept, 1, 1.0, ask.key)
-    rows, cost, key = service.measure(decode(body, ask.content_type))
-    if ask.key is not None:
-        key = (key, ask.key)
-    return Work(body, Kind.ITEM, ask.content_type, ask.accept, rows, cost, key)
+    if is_tensor_model(service.model):
+        return _tensors(ask, decode(body, ask.content_type))
+    if not service.needs_measure or ask.content_type not in (JSON, MSGPACK, OCTETS):
+        return _work(ask, body, Kind.ITEM, Measure())
+    item = body if ask.content_type == OCTETS else decode(body, ask.content_type)
+    return _work(ask, body, Kind.ITEM, service.measure(item))
 
 
-def decode(body: bytes, content_type: str) -> Any:
-    """Return the value in `body`, which is JSON, msgpack or octets; InvalidRequest if it is damaged."""
-    try:
-        return _DECODERS[content_type](body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidRequest(f"body: must be {content_type} ({error})") from None
+def _tensors(ask: Ask, value: Any) -> Work:
+    arrays = to_arrays(value, ask.service.model.inputs)
+    rows = rows_of(arrays)
+    work = _work(ask, arrays, Kind.TENSORS, Measure(rows, float(rows), shape_key(arrays)))
+    return work._replace(content_type=OBJECT, accept=OBJECT)
 
 
-_DECODERS: dict[str, Any] = {
-    JSON: msgspec.json.Decoder().decode,
-    MSGPACK: msgspec.msgpack.Decoder().decode,
-    OCTETS: bytes,
-}
+def _work(ask: Ask, payload: Any, kind: Kind, measured: Measure) -> Work:
+    batching = ask.service.batching
+    if measured.rows > batching.max_queue_size:
+        raise TooLarge(f"body of {measured.rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
+    key = measured.key if ask.key is None else (measured.key, ask.key)
+    large = 0 < batching.small_request_size < measured.rows
+    return Work(payload, kind, ask.content_type, ask.accept, measured.rows, measured.cost, key, large)

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from weir.messages import Batch
 from weir.wire.frames import Cancel, Frame, FrameParser, Free, Start, Stop
-from weir.workers.places import ResultPlaces
+from weir.workers.places import ResultPlaces, own_values
 
 RECEIVE_BYTES = 256 << 10
 
@@ -59,6 +59,7 @@ class ChildChannel:
         for frame in frames:
             if isinstance(frame, Batch):
                 self._cancelled[frame.batch_id] = set()
+                own_values(frame)
                 self._frames.append(frame)
             elif isinstance(frame, Cancel):
                 # One that comes after the answer has nothing to say any more.

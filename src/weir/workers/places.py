@@ -3,6 +3,7 @@
 import threading
 from typing import Any
 
+from weir.messages import OBJECT, Batch, Events
 from weir.wire.pickles import Ref
 from weir.workers.arena import Arena, ArenaBlock, Mapping, ResultBlock, Results
 
@@ -64,6 +65,17 @@ class ResultFetch:
         return copy
 
 
+def as_values(events: Events, accepts: str | list[str]) -> None:
+    """Copy out those results that are Python values: bytes that a model returned, which travel like an encoded answer."""
+    outputs = events.outputs
+    for position, output in enumerate(outputs):
+        if isinstance(output, ResultBlock):
+            index = position if events.indices is None else events.indices[position]
+            if (accepts if isinstance(accepts, str) else accepts[index]) == OBJECT:
+                outputs[position] = bytes(output.view)
+                output.release()
+
+
 class ResultPlaces:
     """In the worker: puts results into its own arena. Thread-safe, because with two batches at once another thread
     hears which places have been read."""
@@ -102,3 +114,12 @@ class PayloadFetch:
     def buffer(self, ref: Ref) -> bytearray:
         """Return a copy of the bytes at `ref`."""
         return bytearray(self._mapping.view(*ref))
+
+
+def own_values(batch: Batch) -> None:
+    """Copy out those payloads that are Python values: bytes, which travel like an encoded payload."""
+    types, payloads = batch.content_types, batch.payloads
+    if types == OBJECT or not isinstance(types, str):
+        for index, payload in enumerate(payloads):
+            if type(payload) is memoryview and (types if isinstance(types, str) else types[index]) == OBJECT:
+                payloads[index] = bytes(payload)

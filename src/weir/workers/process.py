@@ -10,14 +10,13 @@ import os
 import signal
 import socket
 import sys
-import traceback
 from types import FrameType
-from typing import Any
 
-from weir.errors import ModelError, SettingsError, WeirError
+from weir.errors import SettingsError, WeirError
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, encode_control
 from weir.workers.arena import Arena, Mapping
 from weir.workers.child_channel import ChildChannel
+from weir.workers.faults import model_error
 from weir.workers.places import PayloadFetch, ResultPlaces
 from weir.workers.runner import Runner
 from weir.workers.serving import serve, serve_ahead
@@ -41,7 +40,9 @@ def main(arguments: list[str]) -> int:
         try:
             runner = build(start, channel)
         except BaseException as error:  # whatever the model raised, SystemExit too, is told to the server
-            channel.send(encode_control(StartFailed(as_weir_error(error, start.options))))
+            what = f"starting worker {start.options['index']} of {start.options['name']!r}"
+            failure = error if isinstance(error, WeirError) else model_error(what, error)
+            channel.send(encode_control(StartFailed(failure)))
             return 1
         channel.send(encode_control(Ready()))
         loop = serve_ahead if start.options["pipeline_depth"] > 1 else serve
@@ -121,20 +122,6 @@ def set_affinity(cpus: list[int]) -> None:
     except (OSError, OverflowError, ValueError) as error:
         allowed = sorted(os.sched_getaffinity(0))
         raise SettingsError(f"cpu_affinity={cpus}: must be among the CPUs {allowed} ({error})") from error
-
-
-def as_weir_error(error: BaseException, options: dict[str, Any]) -> WeirError:
-    """Return what the server is told of a failed start."""
-    if isinstance(error, WeirError):
-        return error
-    kind = type(error)
-    failure = ModelError(
-        f"worker {options['index']} of {options['name']!r} did not load: {kind.__name__}: {error}",
-        original_type=kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}",
-        remote_traceback="".join(traceback.format_exception(error)),
-    )
-    failure.__cause__ = error
-    return failure
 
 
 if __name__ == "__main__":

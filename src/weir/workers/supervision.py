@@ -8,7 +8,7 @@ Everything happens on the loop's thread.
 """
 
 import asyncio
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
@@ -18,7 +18,7 @@ from weir.workers.backoff import Backoff
 from weir.workers.child import Child
 from weir.workers.executor import Listener
 from weir.workers.launch import Launch
-from weir.workers.places import BatchPlaces
+from weir.workers.places import BatchPlaces, as_values
 from weir.workers.timelimit import TimeLimit
 
 
@@ -30,6 +30,14 @@ class Chief(Protocol):
 
     def worker_failed(self, worker: "Worker", error: WeirError) -> None:
         """It did not become ready at the start of the pool, or, later, is not going to be ready any more."""
+
+
+class Flight(NamedTuple):
+    """What has to be known of a batch until it is answered."""
+
+    attempt: int
+    accepts: str | list[str]
+    places: BatchPlaces | None
 
 
 class Worker:
@@ -50,7 +58,7 @@ class Worker:
         self._loop = loop
         self._backoff = Backoff()
         self._child: Child | None = None
-        self._batches: dict[int, tuple[int, BatchPlaces | None]] = {}  # in flight: attempt, and places in the arena
+        self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # what StartFailed said
         self._started = False
         self._timer: asyncio.TimerHandle | None = None
@@ -98,7 +106,7 @@ class Worker:
         frame = encode_batch(batch, places)
         if not self._batches:
             self._predict_limit.begin()
-        self._batches[batch.batch_id] = batch.attempt, places
+        self._batches[batch.batch_id] = Flight(batch.attempt, batch.accepts, places)
         self._child.send(frame)
 
     def cancel(self, batch_id: int, indices: list[int]) -> None:
@@ -148,7 +156,7 @@ class Worker:
 
     def exited(self, reason: str) -> None:
         """Draw the consequences of the process's end."""
-        suspect = any(attempt > 0 for attempt, _ in self._batches.values())
+        suspect = any(flight.attempt > 0 for flight in self._batches.values())
         state, self.reason = self.state, reason
         self._gone()
         if state == "stopped":
@@ -176,10 +184,13 @@ class Worker:
             self._chief.worker_started(self)
 
     def _answered(self, events: Events) -> None:
+        flight = self._batches[events.batch_id]
+        if self.held_bytes:
+            as_values(events, flight.accepts)
         if events.final:
-            _, places = self._batches.pop(events.batch_id)
-            if places is not None:
-                places.release()
+            del self._batches[events.batch_id]
+            if flight.places is not None:
+                flight.places.release()
             self._backoff.finished()
             if self._batches:
                 self._predict_limit.begin()
@@ -207,9 +218,9 @@ class Worker:
         self._child = None
         self._start_limit.end()
         self._predict_limit.end()
-        for _, places in self._batches.values():
-            if places is not None:
-                places.release()
+        for flight in self._batches.values():
+            if flight.places is not None:
+                flight.places.release()
         self._batches.clear()
         if self.state == "stopped":
             self._close_timers()

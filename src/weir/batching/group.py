@@ -1,0 +1,198 @@
+"""The requests of one group: lanes by priority and size class, each in order of arrival.
+
+Most of the time all requests of a group are small ones of priority 0 with the same timeout: the lane of those is then in
+the order of deadlines as well, and `Group.timeout` says so. Only when another request joins are the deadlines kept apart,
+until the group is empty again.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import takewhile
+from math import inf, nan
+
+from weir.batching.deadlines import Deadlines
+from weir.batching.pieces import rows_left
+from weir.messages import Kind, Request
+
+MIXED = nan  # equal to no timeout, not even to itself
+SLACK = 64  # settled requests in the middle of a lane that are tolerated before they are swept out
+
+
+def is_plain(request: Request) -> bool:
+    """Tell whether `request` is one item of one row and unit cost, so that requests need only be counted."""
+    return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
+
+
+class Lane:
+    """Requests of one group, priority and size class, in order of arrival. The head, if there is one, is not settled."""
+
+    __slots__ = ("dead", "odd", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Request] = deque()
+        self.dead = 0  # settled ones among them
+        self.odd = 0  # those among the others that are not plain
+
+    def __len__(self) -> int:
+        return len(self.waiting) - self.dead
+
+    @property
+    def head(self) -> Request | None:
+        """The request whose turn it is."""
+        return self.waiting[0] if self.waiting else None
+
+    def add(self, request: Request) -> None:
+        """Add a request: at the end, unless it arrived earlier than others (it had to wait for room)."""
+        waiting = self.waiting
+        if not is_plain(request):
+            self.odd += 1
+        place = len(waiting)
+        while place and waiting[place - 1].arrival > request.arrival:
+            place -= 1
+        if place == len(waiting):
+            waiting.append(request)
+        else:
+            waiting.insert(place, request)
+
+    def advance(self) -> None:
+        """The head has gone."""
+        if not is_plain(self.waiting.popleft()):
+            self.odd -= 1
+        self._drop_dead_heads()
+
+    def leave(self, request: Request) -> None:
+        """A request somewhere in the lane was settled."""
+        self.dead += 1
+        if not is_plain(request):
+            self.odd -= 1
+        self._drop_dead_heads()
+        waiting = self.waiting
+        if self.dead > SLACK and 2 * self.dead > len(waiting):
+            alive = [request for request in waiting if not request.settled]
+            waiting.clear()
+            waiting.extend(alive)
+            self.dead = 0
+
+    def _drop_dead_heads(self) -> None:
+        waiting = self.waiting
+        while self.dead and waiting[0].settled:
+            waiting.popleft()
+            self.dead -= 1
+
+
+class Level:
+    """The two lanes of one priority. Small requests may overtake large ones."""
+
+    __slots__ = ("large", "priority", "small")
+
+    def __init__(self, priority: int) -> None:
+        self.priority = priority
+        self.small = Lane()
+        self.large = Lane()
+
+    def __bool__(self) -> bool:
+        return bool(self.small.waiting or self.large.waiting)
+
+
+class Group:
+    """The requests that may share a batch: equal batch key and shape.
+
+    `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority; the one of
+    priority 0 always exists, `plain` is its lane of small requests, and `append` adds to that.
+    """
+
+    __slots__ = (
+        "_by_priority", "_deadlines", "append", "arrived", "asleep", "departed", "key", "levels", "plain", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, key: object) -> None:
+        self.key = key
+        level = Level(0)
+        self._by_priority = {0: level}
+        self.levels = [level]
+        self.plain = level.small
+        self.append = level.small.waiting.append
+        self._deadlines = Deadlines()
+        self.timeout = MIXED  # the timeout of all, if all are in `plain`
+        self.arrived = 0
+        self.departed = 0
+        self.asleep = True  # empty, or its policy waits: not among the groups to be asked
+
+    @property
+    def waiting(self) -> int:
+        """Rows waiting."""
+        return self.arrived - self.departed
+
+    def __len__(self) -> int:
+        return sum(len(level.small) + len(level.large) for level in self.levels)
+
+    def __iter__(self) -> Iterator[Request]:
+        for level in self.levels:
+            for lane in (level.small, level.large):
+                yield from (request for request in lane.waiting if not request.settled)
+
+    def lane_of(self, request: Request) -> Lane:
+        """Return the lane where `request` belongs."""
+        level = self._by_priority.get(request.priority)
+        if level is None:
+            level = self._by_priority[request.priority] = Level(request.priority)
+            self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
+        return level.large if request.large else level.small
+
+    def add(self, request: Request) -> None:
+        """Add a request of any kind."""
+        lane = self.lane_of(request)
+        if not self.waiting and lane is self.plain:
+            self.timeout = request.timeout
+        elif request.timeout != self.timeout or lane is not self.plain:
+            if self.timeout == self.timeout:
+                self._keep_deadlines_apart()
+            self._deadlines.add(request)
+        lane.add(request)
+        self.arrived += request.rows
+
+    def _keep_deadlines_apart(self) -> None:
+        self.timeout = MIXED
+        self._deadlines = Deadlines()
+        for request in self.plain.waiting:
+            if not request.settled:
+                self._deadlines.add(request)
+
+    def remove(self, request: Request) -> int:
+        """A waiting request was settled; return how many rows leave the line with it."""
+        rows = rows_left(request)
+        self.lane_of(request).leave(request)
+        self.departed += rows
+        self.tidy()
+        return rows
+
+    def oldest(self) -> float:
+        """Return the earliest arrival of those that wait; infinity if none does."""
+        oldest = inf
+        for level in self.levels:
+            for lane in (level.small, level.large):
+                if lane.waiting and lane.waiting[0].arrival < oldest:
+                    oldest = lane.waiting[0].arrival
+        return oldest
+
+    def earliest(self) -> float:
+        """Return the earliest deadline of those that wait; infinity if none does."""
+        if self.timeout != self.timeout:
+            return self._deadlines.earliest()
+        waiting = self.plain.waiting
+        return waiting[0].deadline if waiting else inf
+
+    def passed(self, now: float) -> list[Request]:
+        """Return the waiting requests whose deadline is not after `now`; each is then to be settled and removed."""
+        if self.timeout != self.timeout:
+            return self._deadlines.passed(now)
+        due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
+        return [request for request in due if not request.settled]
+
+    def tidy(self) -> None:
+        """Forget what is no longer needed, after requests have left."""
+        if len(self.levels) > 1 and not all(self.levels):
+            self._by_priority = {level.priority: level for level in self.levels if level or not level.priority}
+            self.levels = list(self._by_priority.values())
+        if self.timeout != self.timeout:
+            self._deadlines.trim(len(self))

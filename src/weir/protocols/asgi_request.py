@@ -1,0 +1,74 @@
+"""Requests of the ASGI door: when all that one HTTP request asks for has ended, its coroutine goes on."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from weir.errors import WeirError
+from weir.messages import Dispatch, RequestBase
+from weir.protocols.native import Ask
+from weir.protocols.payloads import Work
+
+DOOR = "http"
+
+
+class Countdown:
+    """`over` resolves when as many have ended as there are."""
+
+    __slots__ = ("left", "over")
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def one_ended(self) -> None:
+        """Count one end."""
+        self.left -= 1
+        if not self.left and not self.over.done():
+            self.over.set_result(None)
+
+
+class AsgiRequest(RequestBase):
+    """`end` is the output, or the WeirError, that is its end; `dispatch` the (last) batch it was in, if any."""
+
+    __slots__ = ("_countdown", "dispatch", "end")
+
+    def __init__(self, ask: Ask, work: Work, now: float, countdown: Countdown) -> None:
+        super().__init__(
+            work.payload, now, ask.timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
+            rows=work.rows, cost=work.cost, key=work.key, priority=ask.priority, large=work.large,
+            door=DOOR,
+        )  # fmt: skip
+        self._countdown = countdown
+        self.end: Any = None
+        self.dispatch: Dispatch | None = None
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Keep the output."""
+        self.end = output
+        self.dispatch = dispatch
+        self._countdown.one_ended()
+
+    def fail(self, error: WeirError) -> None:
+        """Keep the error."""
+        self.end = error
+        self._countdown.one_ended()
+
+
+def submit(ask: Ask, works: Sequence[Work]) -> tuple[list[AsgiRequest], Countdown]:
+    """Put `works` into the line of the service that `ask` asks for.
+
+    Raises what the service raises when it refuses the first: then nothing was taken. Later refusals are ends.
+    """
+    countdown = Countdown(len(works))
+    requests: list[AsgiRequest] = []
+    for work in works:
+        request = AsgiRequest(ask, work, ask.service.now(), countdown)
+        try:
+            ask.service.submit(request)
+        except WeirError as error:
+            if not requests:
+                raise
+            request.fail(error)
+        requests.append(request)
+    return requests, countdown

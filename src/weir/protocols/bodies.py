@@ -1,0 +1,68 @@
+"""Reading a request's body from an ASGI server, within bounds."""
+
+import asyncio
+
+from starlette.types import Message, Receive, Scope
+
+from weir.errors import DeadlineExceeded
+from weir.protocols.native import too_large
+
+_LINGER = 1.0  # seconds that a refused upload may go on, so that its sender gets to read why
+_SMALL_BODY = 65536  # bytes that are read and forgotten rather than closing the connection over them
+
+
+class Body:
+    """The body of one request. `unread` tells whether more of it may come."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self.unread = True
+
+    async def read(self, max_body_size: int, within: float) -> bytes | None:
+        """Return the whole body, or None if the client left.
+
+        Raises TooLarge once it has more than `max_body_size` bytes, and DeadlineExceeded after `within` seconds.
+        """
+        try:
+            async with asyncio.timeout(within):
+                return await self._read(max_body_size)
+        except TimeoutError:
+            raise DeadlineExceeded(f"body: must arrive within {within:g} s (body_timeout)") from None
+
+    async def _read(self, max_body_size: int) -> bytes | None:
+        chunks: list[bytes] = []
+        size = 0
+        while self.unread:
+            message = await self._receive()
+            if message["type"] != "http.request":
+                return None
+            self.unread = message.get("more_body", False)
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > max_body_size:
+                raise too_large(f"of {size} bytes or more", max_body_size)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+async def discard_body(receive: Receive) -> None:
+    """Read on for a moment: a connection closed over unread bytes takes the answer with it."""
+    try:
+        async with asyncio.timeout(_LINGER):
+            message: Message = {"more_body": True}
+            while message.get("more_body", False):
+                message = await receive()
+    except TimeoutError:
+        return
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client has left; the body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def has_large_body(scope: Scope) -> bool:
+    """Tell whether a request's body is too large, or of unknown length, to be read only to be forgotten."""
+    headers = dict(scope["headers"])
+    length = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length[:20]) > _SMALL_BODY

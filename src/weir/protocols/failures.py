@@ -1,0 +1,46 @@
+"""What callers get when a page fails or is not there: the same shape as for inference."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ExceptionHandler
+
+from weir.errors import MethodNotAllowed, WeirError
+from weir.protocols.answers import Answer, encode_safely, error_answer
+from weir.protocols.sending import as_response
+from weir.protocols.settings import HttpSettings
+
+_log = logging.getLogger("weir.http")
+
+
+def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
+    """Return Starlette's table of handlers."""
+
+    def ours(request: Request, error: Exception) -> Response:
+        return as_response(error_answer(error, development=settings.development))
+
+    def any_other(request: Request, error: Exception) -> Response:
+        _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        return ours(request, error)
+
+    return {HTTPException: _router_error, WeirError: ours, Exception: any_other}
+
+
+def _router_error(request: Request, error: Exception) -> Response:
+    """Answer what Starlette's router refuses: a path that is not there, a method that does not belong."""
+    path = request.scope["path"]
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allow = sorted((error.headers or {}).get("Allow", "").split(", "))
+        message = f"{request.method} {path}: takes {', '.join(allow)} only"
+        return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
+    return as_response(not_found(f"{path}: there is no such path; GET / lists those there are"))
+
+
+def not_found(message: str) -> Answer:
+    """Return the answer for a path, other than a model's, that is not there."""
+    error = {"type": "NotFound", "message": message, "model": None, "details": None}
+    return Answer(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))

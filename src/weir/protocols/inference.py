@@ -1,0 +1,129 @@
+"""The inference routes of the ASGI application; an ASGI server reads and writes the bytes."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from weir.errors import WeirError
+from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer
+from weir.protocols.asgi_request import DOOR, AsgiRequest, submit
+from weir.protocols.bodies import Body, disconnected, has_large_body
+from weir.protocols.codings import decompress
+from weir.protocols.native import Ask, check_head, find_service, read_ask
+from weir.protocols.payloads import Work, read_plain_work
+from weir.protocols.sending import inner_path, send_answer, send_early
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+
+_log = logging.getLogger("weir.http")
+_LONG_WORK = 262144  # bytes whose compression would keep the event loop for too long
+
+
+class Inference:
+    """ASGI middleware that answers the inference routes of `registry` and leaves the rest to `app`."""
+
+    def __init__(self, app: ASGIApp, registry: "Registry", settings: HttpSettings) -> None:
+        self._app = app
+        self._registry = registry
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request. A client that leaves has its request cancelled, and gets nothing."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        path = inner_path(scope)
+        try:
+            check_head(scope["headers"], self._settings.max_header_size)
+            ask = read_ask(self._registry, self._settings, scope["method"], path, scope["headers"])
+        except WeirError as error:
+            refusal = self._refusal(error, self._named(path))
+            return await send_early(scope, receive, send, refusal, closing=has_large_body(scope))
+        if ask is None:
+            return await self._app(scope, receive, send)
+        incoming = Body(receive)
+        try:
+            body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
+        except WeirError as error:
+            refusal = self._refusal(error, ask.service)
+            return await send_early(scope, receive, send, refusal, closing=incoming.unread)
+        answer = None if body is None else await self._answer(ask, body, receive)
+        if answer is not None:
+            await send_answer(send, answer)
+
+    async def _answer(self, ask: Ask, body: bytes, receive: Receive) -> Answer | None:
+        """Return the answer to `ask`, or None if the client has left."""
+        works = await self._read(ask, body)
+        answer = works if isinstance(works, Answer) else await self._run(ask, works, receive)
+        if answer is None:
+            return None
+        answer.headers.extend(echo_headers(ask))
+        if ask.accept_coding and len(answer.body) > self._settings.compress_above:
+            answer = await _compressed(answer, ask.accept_coding)
+        for observer in ask.service.observers:
+            observer.transferred(ask.service.name, DOOR, len(body), len(answer.body))
+        return answer
+
+    async def _read(self, ask: Ask, body: bytes) -> list[Work] | Answer:
+        """Return the work in `body`, or the answer that refuses it."""
+        try:
+            if ask.coding:
+                body = await asyncio.to_thread(decompress, body, ask.coding, self._settings.max_body_size)
+            return read_plain_work(ask, body)
+        except WeirError as error:
+            return self._refusal(error, ask.service)
+
+    async def _run(self, ask: Ask, works: Sequence[Work], receive: Receive) -> Answer | None:
+        try:
+            requests = await _ended(ask, works, receive)
+            return None if requests is None else answer_of(ask, requests, development=self._settings.development)
+        except WeirError as error:  # the service told the observers
+            return self._error(error, ask.service)
+        except Exception as error:
+            _log.exception("an answer of %s cannot be written", ask.service.name)
+            return self._error(error, ask.service)
+
+    def _named(self, path: str) -> "Service | None":
+        try:
+            found = find_service(self._registry, path)
+        except WeirError:
+            return None
+        return found[0] if found else None
+
+    def _refusal(self, error: WeirError, service: "Service | None") -> Answer:
+        if service is not None:
+            for observer in service.observers:
+                observer.refused(service.name, DOOR, error)
+        return self._error(error, service)
+
+    def _error(self, error: Exception, service: "Service | None") -> Answer:
+        return error_answer(
+            error, service.name if service is not None else None, development=self._settings.development
+        )
+
+
+async def _ended(ask: Ask, works: Sequence[Work], receive: Receive) -> Sequence[AsgiRequest] | None:
+    """Run `works` and return their requests when all have ended; None, and nothing goes on, if the client leaves."""
+    requests, countdown = submit(ask, works)
+    if not requests:
+        return requests
+    leaving = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((countdown.over, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        for request in requests:
+            if not request.settled:
+                ask.service.cancel(request)
+    return requests if countdown.over.done() else None
+
+
+async def _compressed(answer: Answer, coding: str) -> Answer:
+    if len(answer.body) > _LONG_WORK:
+        return await asyncio.to_thread(compressed, answer, coding)
+    return compressed(answer, coding)

@@ -1,0 +1,163 @@
+"""The OpenAPI description of the HTTP door, from what the models declare."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weir import errors
+from weir._version import __version__
+from weir.messages import JSON, MSGPACK
+from weir.protocols.media import read_types
+from weir.protocols.schemas import Described, Schema
+from weir.protocols.status import http_code
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+
+_INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
+    errors.InvalidRequest, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,
+    errors.ValidationFailed, errors.Overloaded, errors.ModelError, errors.ModelNotReady, errors.Draining,
+    errors.WorkerLost,
+)  # fmt: skip
+
+_PARAMETERS = {
+    "X-Request-Timeout": ("seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
+    "X-Request-Priority": ("higher goes first; 0 unless said otherwise", {"type": "integer"}),
+    "X-Batch-Key": ("only requests of equal key share a batch", {"type": "string", "minLength": 1, "maxLength": 256}),
+    "X-Explain": ("1: explain the batch in the headers of the answer", {"type": "string", "enum": ["0", "1"]}),
+    "X-Request-Id": ("sent back with the answer", {"type": "string", "maxLength": 256}),
+}
+
+_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string"},
+        "message": {"type": "string"},
+        "model": {"type": ["string", "null"]},
+        "details": {},
+    },
+    "required": ["type", "message", "model", "details"],
+}
+
+
+def openapi(registry: "Registry", pages: Mapping[str, str], root: str = "") -> dict[str, Any]:
+    """Return the OpenAPI 3.1 document.
+
+    `pages` has the path of each page and what it is good for; `root` is the path that the application is mounted at.
+    """
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Schema] = {"Error": _ERROR}
+    for service in registry.services.values():
+        described = Described(service.model, service.name)
+        schemas |= described.components
+        for path in paths_of(registry, service):
+            paths[path] = {"post": _operation(service, described, path, batch=path.endswith("/batch"))}
+    for path, text in pages.items():
+        paths[path] = {"get": _page(path, text)}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
+        "servers": [{"url": root or "/"}],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+def paths_of(registry: "Registry", service: "Service") -> list[str]:
+    """Return the paths at which `service` answers; a path with `/batch` after each of them takes a list."""
+    extra = [path for path, routed in registry.routes.items() if routed is service]
+    sole = ["/inference"] if registry.sole is service else []
+    return [path + ending for path in (f"/infer/{service.name}", *extra, *sole) for ending in ("", "/batch")]
+
+
+def _operation(service: "Service", described: Described, path: str, *, batch: bool) -> dict[str, Any]:
+    model = service.model
+    types = read_types(model, batch)
+    item, answer = described.item, described.answer
+    if batch:
+        item, answer = {"type": "array", "items": item}, {"type": "array", "items": _batch_answer(answer)}
+    return {
+        "operationId": path.strip("/").replace("/", "_"),
+        "tags": [service.name],
+        "summary": f"Ask {service.name}" + (" about each item of a list" if batch else ""),
+        "description": (model.__doc__ or "").strip(),
+        "parameters": [_parameter(name) for name in _PARAMETERS],
+        "requestBody": {
+            "required": True,
+            "content": {each: _body(each, item, _examples(described, "item", batch)) for each in types},
+        },
+        "responses": {
+            "200": {
+                "description": "The answer" + (", with an output or an error for each item" if batch else ""),
+                "content": {each: _body(each, answer, _answers(described, batch)) for each in types},
+            },
+            **_error_responses(),
+        },
+    }
+
+
+def _batch_answer(answer: Schema) -> Schema:
+    output = {"type": "object", "properties": {"output": answer}, "required": ["output"]}
+    error = {
+        "type": "object",
+        "properties": {"error": {"$ref": "#/components/schemas/Error"}, "code": {"type": "integer"}},
+        "required": ["error", "code"],
+    }
+    return {"oneOf": [output, error]}
+
+
+def _body(content_type: str, schema: Schema, examples: dict[str, Any]) -> dict[str, Any]:
+    if content_type not in (JSON, MSGPACK):
+        return {"schema": {"description": "bytes"}}
+    return {"schema": schema, "examples": examples} if examples and content_type == JSON else {"schema": schema}
+
+
+def _examples(described: Described, key: str, batch: bool) -> dict[str, Any]:
+    values = [example[key] for example in described.examples if key in example]
+    if batch and values:
+        return {"all": {"value": values}}
+    return {str(number): {"value": value} for number, value in enumerate(values, 1)}
+
+
+def _answers(described: Described, batch: bool) -> dict[str, Any]:
+    return {} if batch else _examples(described, "answer", batch)
+
+
+def _parameter(name: str) -> dict[str, Any]:
+    text, schema = _PARAMETERS[name]
+    return {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+
+
+def _error_responses() -> dict[str, Any]:
+    kinds: dict[str, list[type[errors.WeirError]]] = {}
+    for kind in _INFERENCE_ERRORS:
+        kinds.setdefault(str(http_code(kind())), []).append(kind)
+    return {code: _error_response(found) for code, found in sorted(kinds.items())}
+
+
+def _error_response(kinds: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {"error": {"$ref": "#/components/schemas/Error"}},
+        "required": ["error"],
+    }
+    response: dict[str, Any] = {
+        "description": " ".join(f"{kind.__name__}: {(kind.__doc__ or '').strip()}" for kind in kinds),
+        "content": {JSON: {"schema": schema}},
+    }
+    if all(issubclass(kind, errors.CapacityError) for kind in kinds):
+        text = "seconds after which it is worth trying again"
+        response["headers"] = {"Retry-After": {"description": text, "schema": {"type": "integer", "minimum": 1}}}
+    return response
+
+
+def _page(path: str, text: str) -> dict[str, Any]:
+    page: dict[str, Any] = {
+        "operationId": "get_" + path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_"),
+        "tags": ["server"],
+        "summary": text,
+        "responses": {"200": {"description": "As said"}},
+    }
+    if "{model}" in path:
+        page["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+    return page

@@ -1,0 +1,146 @@
+"""Everything that is read with GET: what there is, health, the state of models, metrics, documentation."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from weir._version import __version__
+from weir.protocols.answers import Answer, Headers, compressed, encode_safely
+from weir.protocols.codings import accepted_coding
+from weir.protocols.openapi import openapi, paths_of
+from weir.protocols.sending import as_response
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+
+# Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
+RenderMetrics = Callable[[str], tuple[bytes, str]]
+
+Page = Callable[[Request], Awaitable[Answer]]
+
+_DOCS_POLICY = (
+    b"default-src 'none'; connect-src 'self'; img-src data:; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+)
+
+
+class Pages:
+    """The pages about the models of `registry`."""
+
+    def __init__(self, registry: "Registry", settings: HttpSettings, metrics: RenderMetrics | None) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._metrics = metrics
+        self._checking: dict[str, asyncio.Future[dict[str, Any]]] = {}
+
+    def routes(self) -> list[Route]:
+        """Return Starlette's routes to the pages."""
+        return [Route(path, self._endpoint(page), methods=["GET"]) for path, page in self._pages().items()]
+
+    def _pages(self) -> dict[str, Page]:
+        pages: dict[str, Page] = {
+            "/": self.index,
+            "/health/live": self.live,
+            "/health/ready": self.ready,
+            "/health/deep": self.deep,
+            "/models": self.models,
+            "/models/{model}": self.model,
+            "/openapi.json": self.openapi,
+            "/docs": self.docs,
+        }
+        if self._metrics is not None:
+            pages["/metrics"] = self.metrics
+        return pages
+
+    async def index(self, request: Request) -> Answer:
+        """Say what there is."""
+        models = [self._line(service) | {"paths": paths_of(self._registry, service)} for service in self._services()]
+        pages = {path: _summary(page) for path, page in self._pages().items()}
+        return _json({"server": "weir", "version": __version__, "models": models, "pages": pages})
+
+    async def live(self, request: Request) -> Answer:
+        """Say that this process answers."""
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Answer:
+        """Say whether every model takes requests: 200, or 503 with the reasons."""
+        lines = [self._line(service) for service in self._services()]
+        ready = self._registry.ready
+        return _health({"ready": ready, "models": lines}, ready)
+
+    async def deep(self, request: Request) -> Answer:
+        """Run every model's examples: 200 if the answers are as they must be, or 503 with what is wrong."""
+        reports = await asyncio.gather(*map(self._check, self._services()))
+        healthy = all(report["healthy"] for report in reports)
+        return _health({"healthy": healthy, "models": reports}, healthy)
+
+    async def models(self, request: Request) -> Answer:
+        """List the models."""
+        return _json({"models": [self._line(service) for service in self._services()]})
+
+    async def model(self, request: Request) -> Answer:
+        """Show the state of one model."""
+        return _json(self._registry.get(request.path_params["model"]).state())
+
+    async def openapi(self, request: Request) -> Answer:
+        """Describe all routes as OpenAPI."""
+        pages = {path: _summary(page) for path, page in self._pages().items()}
+        return _json(openapi(self._registry, pages, request.scope.get("root_path", "")))
+
+    async def docs(self, request: Request) -> Answer:
+        """Show the description to people, with a form to try each route."""
+        page = (files("weir.protocols") / "docs.html").read_bytes()
+        policy = (b"content-security-policy", _DOCS_POLICY)
+        return Answer(200, [(b"content-type", b"text/html; charset=utf-8"), policy], page)
+
+    async def metrics(self, request: Request) -> Answer:
+        """Show the metrics."""
+        assert self._metrics is not None, "there is no route without metrics: this is a bug"
+        body, content_type = self._metrics(request.headers.get("accept", ""))
+        return Answer(200, [(b"content-type", content_type.encode())], body)
+
+    async def _check(self, service: "Service") -> dict[str, Any]:
+        """Run one deep check at a time of each model: all who ask meanwhile share it."""
+        check = self._checking.get(service.name)
+        if check is None:
+            check = self._checking[service.name] = asyncio.ensure_future(service.deep_health())
+            check.add_done_callback(lambda _: self._checking.pop(service.name))
+        return await asyncio.shield(check)
+
+    def _services(self) -> "list[Service]":
+        return list(self._registry.services.values())
+
+    def _line(self, service: "Service") -> dict[str, Any]:
+        return {"name": service.name, "ready": service.ready, "reason": service.not_ready_reason}
+
+    def _endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            answer = await page(request)
+            coding = accepted_coding(request.headers.get("accept-encoding", ""))
+            if coding and len(answer.body) > self._settings.compress_above:
+                answer = compressed(answer, coding)
+            return as_response(answer)
+
+        return endpoint
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Answer:
+    headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+    return Answer(status, headers, encode_safely(value))
+
+
+def _health(value: dict[str, Any], good: bool) -> Answer:
+    answer = _json(value, 200 if good else 503)
+    if not good:
+        answer.headers.append((b"retry-after", b"1"))
+    return answer
+
+
+def _summary(page: Page) -> str:
+    return (page.__doc__ or "").strip().rstrip(".")

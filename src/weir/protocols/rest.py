@@ -1,0 +1,50 @@
+"""The whole HTTP door as one ASGI application, for any ASGI server."""
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Lifespan
+
+from weir.protocols.failures import exception_handlers
+from weir.protocols.inference import Inference
+from weir.protocols.pages import Pages, RenderMetrics
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+
+_SHOWN_TO_PAGES = (
+    "Retry-After", "X-Request-Id", "X-Batch-Size", "X-Batch-Reason", "X-Batch-Waiting", "X-Batch-Oldest-Age",
+    "X-Batch-Limit", "X-Batch-Wakeup", "X-Queue-Time",
+)  # fmt: skip
+
+
+def make_app(
+    registry: "Registry",
+    settings: HttpSettings,
+    *,
+    metrics: RenderMetrics | None = None,
+    lifespan: Lifespan[Any] | None = None,
+) -> Starlette:
+    """Return the application that serves the models of `registry`.
+
+    Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
+    /metrics.
+    """
+    middleware = [Middleware(Inference, registry, settings)]
+    if settings.cors_origins:
+        cors = Middleware(
+            CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=_SHOWN_TO_PAGES,
+        )  # fmt: skip
+        middleware.insert(0, cors)
+    app = Starlette(
+        routes=Pages(registry, settings, metrics).routes(),
+        middleware=middleware,
+        exception_handlers=exception_handlers(settings),
+        lifespan=lifespan,
+    )
+    app.router.redirect_slashes = False  # its redirects repeat whatever Host the client sent
+    return app

@@ -1,0 +1,160 @@
+"""Running servers for the tests of the HTTP door: each way to serve, in a thread with a loop of its own, on a free port."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, Protocol, TypeVar
+
+import httpx
+import uvicorn
+
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.protocols.pages import RenderMetrics
+from weir.protocols.rest import make_app
+from weir.protocols.settings import HttpSettings
+
+T = TypeVar("T")
+Start = Callable[[Registry, HttpSettings, RenderMetrics | None], AbstractAsyncContextManager[tuple[str, int]]]
+
+
+class Running:
+    """A server that runs, at `host` and `port`, its services started."""
+
+    def __init__(self, registry: Registry, address: tuple[str, int], loop: asyncio.AbstractEventLoop) -> None:
+        self.registry = registry
+        self.host, self.port = address
+        self.url = f"http://{self.host}:{self.port}"
+        self.client = httpx.Client(base_url=self.url, timeout=30, headers={"accept-encoding": "identity"})
+        self._loop = loop
+
+    def start(self, coroutine: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start `coroutine` in the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` in the server's loop."""
+        return self.start(coroutine).result(30)
+
+    def call(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call `function` in the server's loop."""
+
+        async def called() -> T:
+            return function(*arguments)
+
+        return self.run(called())
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Return when `condition`, asked again and again in the server's loop, holds."""
+        end = time.monotonic() + 30
+        while not self.call(condition):
+            if time.monotonic() > end:
+                raise TimeoutError("the condition did not come to hold within 30 s")
+
+    def connect(self) -> socket.socket:
+        """Return a new connection."""
+        return socket.create_connection((self.host, self.port), timeout=30)
+
+    def exchange(self, *parts: bytes) -> bytes:
+        """Send `parts` one by one on a new connection and return all that comes until the server closes it."""
+        with self.connect() as connection:
+            for part in parts:
+                connection.sendall(part)
+            return read_all(connection)
+
+
+class Serve(Protocol):
+    """Starts a server for a test and returns it; it is stopped after the test."""
+
+    def __call__(
+        self,
+        *services: Service,
+        routes: dict[str, str] | None = None,
+        metrics: RenderMetrics | None = None,
+        **settings: Any,
+    ) -> Running:
+        """Serve `services`; `settings` are those of HttpSettings."""
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Return everything until the other side closes."""
+    received = b""
+    while chunk := connection.recv(65536):
+        received += chunk
+    return received
+
+
+class AnnouncingServer(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.announced = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.announced.set()
+
+
+@asynccontextmanager
+async def asgi_server(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve with uvicorn alone."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = make_app(registry, settings, metrics=metrics)
+    config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
+    server = AnnouncingServer(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+    await server.announced.wait()
+    try:
+        yield listener.getsockname()
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+
+
+DOORS: dict[str, Start] = {"asgi": asgi_server}
+
+
+@contextmanager
+def running(
+    door: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None
+) -> Iterator[Running]:
+    """Serve `registry` through `door` while the block runs."""
+    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := asyncio.new_event_loop()))
+    stop = asyncio.Event()
+    ready = threading.Event()
+
+    async def serve() -> None:
+        try:
+            await registry.start()
+            async with DOORS[door](registry, settings, metrics) as address:
+                started.set_result(Running(registry, address, loop))
+                ready.set()
+                await stop.wait()
+        except BaseException as error:
+            if not started.done():
+                started.set_exception(error)
+            raise
+        finally:
+            ready.set()
+            await registry.stop(0.0)
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    ready.wait(30)
+    try:
+        server = started.result()
+        with server.client:
+            yield server
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.run_until_complete(loop.shutdown_default_executor())
+        loop.close()

@@ -1,0 +1,86 @@
+"""gzip and zstd, both ways, never more than the limit."""
+
+import os
+import tracemalloc
+
+import pytest
+
+from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
+from weir.protocols.codings import CODINGS, accepted_coding, coding_of, compress, decompress
+
+both = pytest.mark.parametrize("coding", CODINGS)
+
+
+@both
+@pytest.mark.parametrize("data", [b"", b"x", b"0" * 300_000, os.urandom(70_000)], ids=["empty", "1", "zeros", "random"])
+def test_what_was_compressed_comes_back(coding: str, data: bytes) -> None:
+    assert decompress(compress(data, coding), coding, 300_000) == data
+
+
+@both
+def test_a_body_of_several_members_comes_back_whole(coding: str) -> None:
+    assert decompress(compress(b"12", coding) + compress(b"34", coding), coding, 4) == b"1234"
+
+
+@both
+def test_the_limit_is_exact(coding: str) -> None:
+    packed = compress(b"0" * 1000, coding)
+    assert len(decompress(packed, coding, 1000)) == 1000
+    with pytest.raises(TooLarge, match="at most 999 bytes"):
+        decompress(packed, coding, 999)
+
+
+@both
+def test_a_bomb_costs_no_more_memory_than_the_limit_allows(coding: str) -> None:
+    bomb = compress(b"0" * 200_000_000, coding)
+    tracemalloc.start()
+    with pytest.raises(TooLarge):
+        decompress(bomb, coding, 1_000_000)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000
+
+
+@both
+@pytest.mark.parametrize("kept", [1, 5, 30, -1])
+def test_a_body_cut_short_is_refused(coding: str, kept: int) -> None:
+    with pytest.raises(InvalidRequest, match=coding):
+        decompress(compress(os.urandom(100), coding)[:kept], coding, 1000)
+
+
+@both
+@pytest.mark.parametrize("body", [b"[1, 2]", b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\0" * 100])
+def test_what_is_not_compressed_is_refused(coding: str, body: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="Content-Encoding"):
+        decompress(body, coding, 1000)
+
+
+@both
+def test_bytes_after_the_end_are_refused(coding: str) -> None:
+    with pytest.raises(InvalidRequest):
+        decompress(compress(b"12", coding) + b"junk", coding, 1000)
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [("", ""), ("identity", ""), ("gzip", "gzip"), (" GZIP ", "gzip"), ("x-gzip", "gzip"), ("zstd", "zstd")],
+)
+def test_content_encodings(value: str, coding: str) -> None:
+    assert coding_of(value) == coding
+
+
+@pytest.mark.parametrize("value", ["br", "deflate", "gzip, gzip", "*"])
+def test_an_unknown_content_encoding_is_refused_by_name(value: str) -> None:
+    with pytest.raises(UnsupportedMediaType, match="gzip"):
+        coding_of(value)
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"),
+    [
+        ("", ""), ("gzip", "gzip"), ("gzip, deflate, br", "gzip"), ("gzip, zstd", "zstd"), ("zstd;q=0.5, gzip", "gzip"),
+        ("br", ""), ("*", "zstd"), ("*;q=0", ""), ("gzip;q=0, *", "zstd"), ("gzip;q=x", ""), (";;,,", ""), ("identity", ""),
+    ],
+)  # fmt: skip
+def test_accept_encodings(value: str, coding: str) -> None:
+    assert accepted_coding(value) == coding

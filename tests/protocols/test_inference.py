@@ -1,0 +1,316 @@
+"""What inference answers, through every door."""
+
+import json
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from protocols.doors import Serve
+from protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
+from weir.manager.service import Service
+from weir.messages import JSON, MSGPACK, OCTETS
+
+
+def inline(model: Any, **settings: Any) -> Service:
+    return Service(model, executor="inline", **settings)
+
+
+@pytest.mark.parametrize(
+    "content_type",
+    [None, "", "*/*", "application/x-www-form-urlencoded", JSON, "application/json; charset=utf-8", "APPLICATION/JSON"],
+)
+def test_what_clients_say_without_meaning_it_is_json(serve: Serve, content_type: str | None) -> None:
+    server = serve(inline(Square))
+    headers = {} if content_type is None else {"content-type": content_type}
+    answer = server.client.post("/infer/square", content=b"3", headers=headers)
+    assert (answer.status_code, answer.content, answer.headers["content-type"]) == (200, b"9", JSON)
+
+
+def test_json_keeps_every_value(serve: Serve) -> None:
+    server = serve(inline(Echo))
+    for value in (None, True, 0, -1.5, 2**63, "ä\u0000😀", [], {"a": [{"b": []}]}):
+        answer = server.client.post("/infer/echo", json=value)
+        assert answer.json() == value
+
+
+def test_msgpack_in_and_out(serve: Serve) -> None:
+    server = serve(inline(Square))
+    for content_type in (MSGPACK, "application/x-msgpack", "application/vnd.msgpack"):
+        answer = server.client.post(
+            "/infer/square", content=msgspec.msgpack.encode(3), headers={"content-type": content_type}
+        )
+        assert answer.headers["content-type"] == MSGPACK
+        assert msgspec.msgpack.decode(answer.content) == 9
+
+
+@pytest.mark.parametrize(
+    ("accept", "expected"),
+    [
+        ("application/msgpack", MSGPACK), ("application/json", JSON), ("*/*", JSON), ("application/*", JSON),
+        ("application/json;q=0.1, application/msgpack", MSGPACK), ("text/html, */*;q=0.1", JSON),
+        ("application/json;q=0, */*", MSGPACK), ("application/x-msgpack", MSGPACK),
+    ],
+)  # fmt: skip
+def test_the_answer_comes_in_the_type_asked_for(serve: Serve, accept: str, expected: str) -> None:
+    server = serve(inline(Square))
+    answer = server.client.post("/infer/square", content=b"3", headers={"accept": accept})
+    assert answer.headers["content-type"] == expected
+    assert (json.loads if expected == JSON else msgspec.msgpack.decode)(answer.content) == 9
+
+
+@pytest.mark.parametrize("name", ["content-type", "accept"])
+def test_a_type_that_nobody_speaks_is_refused_by_name(serve: Serve, name: str) -> None:
+    server = serve(inline(Square))
+    answer = server.client.post("/infer/square", content=b"3", headers={name: "image/png"})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["model"]) == (415, "UnsupportedMediaType", "square")
+    assert "image/png" in error["message"]
+    assert JSON in error["message"]
+
+
+def test_octets_are_one_item_of_bytes(serve: Serve) -> None:
+    server = serve(inline(Blob))
+    answer = server.client.post("/infer/blob", content=b"\x00\xff12", headers={"content-type": OCTETS})
+    assert (answer.content, answer.headers["content-type"]) == (b"21\xff\x00", OCTETS)
+
+
+def test_octets_are_answered_in_json_by_a_model_that_does_not_promise_bytes(serve: Serve) -> None:
+    class Size(Blob):
+        Output = None
+
+        def predict(self, batch: list[bytes]) -> list[Any]:
+            return [len(item) for item in batch]
+
+    server = serve(inline(Size))
+    answer = server.client.post("/infer/size", content=b"\x00\xff12", headers={"content-type": OCTETS})
+    assert (answer.content, answer.headers["content-type"]) == (b"4", JSON)
+
+
+def test_a_models_own_content_types(serve: Serve) -> None:
+    server = serve(inline(Shout), inline(Reader))
+    said = server.client.post("/infer/shout", content=b"hello", headers={"content-type": "text/plain; charset=utf-8"})
+    assert (said.content, said.headers["content-type"]) == (b"HELLO", "text/plain")
+    loud = {"content-type": "text/plain", "accept": "text/x-loud"}
+    assert server.client.post("/infer/shout", content=b"hi", headers=loud).headers["content-type"] == "text/x-loud"
+    read = server.client.post("/infer/reader", content=b"hello", headers={"content-type": "text/plain"})
+    assert (read.content, read.headers["content-type"]) == (b"5", JSON)
+
+
+def test_declared_types_are_validated(serve: Serve) -> None:
+    server = serve(inline(Length), inline(Count))
+    assert server.client.post("/infer/length", json={"x": 3, "y": 4}).json() == 5
+    assert server.client.post("/infer/count", json={"name": "a", "children": [{"name": "b"}]}).json() == 2
+    for model, item in (("length", {"x": "far"}), ("count", {"name": 7})):
+        answer = server.client.post(f"/infer/{model}", json=item)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["model"]) == (422, "ValidationFailed", model)
+        assert error["details"][0]["loc"] in (["x"], ["name"])
+
+
+def test_tensors(serve: Serve) -> None:
+    server = serve(inline(Add))
+    body = {"a": [[1, 2], [3, 4]], "b": [[0.5, 0.5], [1, 1]]}
+    assert server.client.post("/infer/add", json=body).json() == {"sum": [[1.5, 2.5], [4.0, 5.0]]}
+    packed = server.client.post("/infer/add", content=msgspec.msgpack.encode(body), headers={"content-type": MSGPACK})
+    assert msgspec.msgpack.decode(packed.content) == {"sum": [[1.5, 2.5], [4.0, 5.0]]}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"a": [[1, 2]]}, "'b': is missing"),
+        ({"a": [[1, 2]], "b": [[1, 2]], "c": []}, "'c'"),
+        ({"a": [[1, 2, 3]], "b": [[1, 2]]}, "shape"),
+        ({"a": [[1, 2]], "b": [["x", 2]]}, "'b'"),
+        ({"a": [[1, 2], [1]], "b": [[1, 2]]}, "'a'"),
+        ([1], "object"),
+    ],
+)
+def test_wrong_tensors_are_refused_by_name(serve: Serve, body: Any, says: str) -> None:
+    server = serve(inline(Add))
+    answer = server.client.post("/infer/add", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "InvalidRequest")
+    assert says in answer.json()["error"]["message"]
+
+
+def test_tensors_of_bytes_that_are_no_text_need_msgpack(serve: Serve) -> None:
+    server = serve(inline(Upper))
+    assert server.client.post("/infer/upper", json={"text": ["a", "ä"]}).json() == {"text": ["A", "ä"]}
+    answer = server.client.post("/infer/upper", json={"text": ["bad"]})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "ModelError")
+    packed = server.client.post("/infer/upper", json={"text": ["bad"]}, headers={"accept": MSGPACK})
+    assert msgspec.msgpack.decode(packed.content) == {"text": [b"\xff"]}
+
+
+def test_measured_items_carry_their_size(serve: Serve) -> None:
+    server = serve(inline(Words))
+    answer = server.client.post("/infer/words", json="one two three", headers={"x-explain": "1"})
+    assert (answer.json(), answer.headers["x-batch-size"]) == (13, "3")
+    refused = server.client.post("/infer/words", json=7)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "InvalidRequest")
+
+
+class TestBatch:
+    """POST .../batch"""
+
+    def test_a_list_is_answered_item_by_item(self, serve: Serve) -> None:
+        server = serve(inline(Square, max_batch_size=4))
+        answer = server.client.post("/infer/square/batch", json=list(range(10)))
+        assert answer.status_code == 200
+        assert answer.json() == [{"output": x * x} for x in range(10)]
+
+    def test_in_msgpack(self, serve: Serve) -> None:
+        server = serve(inline(Square))
+        body = msgspec.msgpack.encode([1, "x", 3])
+        answer = server.client.post("/infer/square/batch", content=body, headers={"content-type": MSGPACK})
+        first, second, third = msgspec.msgpack.decode(answer.content)
+        assert (first, third) == ({"output": 1}, {"output": 9})
+        assert second["code"] == 500
+
+    def test_errors_stand_in_their_items_places(self, serve: Serve) -> None:
+        server = serve(inline(Moody))
+        items = ["fine", "invalid", "unprocessable", "explode", {"a": 1}]
+        answer = server.client.post("/infer/moody/batch", json=items)
+        assert answer.status_code == 200
+        results = answer.json()
+        assert [result.get("code") for result in results] == [None, 400, 422, 500, None]
+        assert [results[0]["output"], results[4]["output"]] == ["fine", {"a": 1}]
+        assert results[2]["error"]["details"] == [{"loc": ["x"], "msg": "no"}]
+        assert set(results[1]["error"]) == {"type", "message", "model", "details"}
+
+    def test_an_empty_list_has_an_empty_answer(self, serve: Serve) -> None:
+        server = serve(inline(Square))
+        assert server.client.post("/infer/square/batch", json=[]).json() == []
+
+    @pytest.mark.parametrize("body", [b"3", b'{"a": 1}', b"[1, 2", b"[1,]", b"", b"[" * 100_000])
+    def test_what_is_no_list_is_refused(self, serve: Serve, body: bytes) -> None:
+        server = serve(inline(Square))
+        answer = server.client.post("/infer/square/batch", content=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (400, "InvalidRequest")
+
+    def test_a_list_longer_than_the_line_is_too_large(self, serve: Serve) -> None:
+        server = serve(inline(Square, max_queue_size=10))
+        answer = server.client.post("/infer/square/batch", json=list(range(11)))
+        assert (answer.status_code, answer.json()["error"]["type"]) == (413, "TooLarge")
+
+    def test_measured_items_fail_alone(self, serve: Serve) -> None:
+        server = serve(inline(Words))
+        answer = server.client.post("/infer/words/batch", json=["a b", "c", "d e f"])
+        assert answer.json() == [{"output": 3}, {"output": 1}, {"output": 5}]
+
+    def test_tensors(self, serve: Serve) -> None:
+        server = serve(inline(Add))
+        item = {"a": [[1, 2]], "b": [[3, 4]]}
+        answer = server.client.post("/infer/add/batch", json=[item, item])
+        assert answer.json() == [{"output": {"sum": [[4.0, 6.0]]}}] * 2
+
+    def test_octets_cannot_be_a_list(self, serve: Serve) -> None:
+        server = serve(inline(Blob))
+        answer = server.client.post("/infer/blob/batch", content=b"12", headers={"content-type": OCTETS})
+        assert answer.status_code == 415
+
+
+class TestPaths:
+    """Which model a path means."""
+
+    def test_the_only_model_has_a_short_path(self, serve: Serve) -> None:
+        server = serve(inline(Square))
+        assert server.client.post("/inference", json=3).json() == 9
+        assert server.client.post("/inference/batch", json=[3]).json() == [{"output": 9}]
+
+    def test_with_several_models_the_short_path_names_them(self, serve: Serve) -> None:
+        server = serve(inline(Square), inline(Echo))
+        answer = server.client.post("/inference", json=3)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
+        assert "square, echo" in answer.json()["error"]["message"]
+
+    def test_an_unknown_model_names_those_there_are(self, serve: Serve) -> None:
+        server = serve(inline(Square), inline(Echo))
+        answer = server.client.post("/infer/cube", json=3)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
+        assert "square, echo" in answer.json()["error"]["message"]
+
+    def test_routes_of_a_models_own(self, serve: Serve) -> None:
+        server = serve(inline(Square), inline(Echo), routes={"square": "/api/sq"})
+        assert server.client.post("/api/sq", json=3).json() == 9
+        assert server.client.post("/api/sq/batch", json=[3]).json() == [{"output": 9}]
+        assert server.client.post("/infer/square", json=3).json() == 9
+
+    def test_a_route_may_end_in_batch(self, serve: Serve) -> None:
+        server = serve(inline(Square), routes={"square": "/api/batch"})
+        assert server.client.post("/api/batch", json=3).json() == 9
+
+    def test_names_may_need_quoting(self, serve: Serve) -> None:
+        server = serve(inline(Square, name="größe"))
+        assert server.client.post("/infer/gr%C3%B6%C3%9Fe", json=3).json() == 9
+
+    @pytest.mark.parametrize(
+        "path", ["/infer", "/infer/", "/infer/square/", "/infer/square/x", "/nowhere", "/infer//x"]
+    )
+    def test_other_paths_are_not_found(self, serve: Serve, path: str) -> None:
+        server = serve(inline(Square))
+        answer = server.client.post(path, json=3)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (404, "NotFound")
+
+    @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+    @pytest.mark.parametrize("path", ["/infer/square", "/infer/square/batch", "/inference"])
+    def test_other_methods_are_not_allowed(self, serve: Serve, method: str, path: str) -> None:
+        server = serve(inline(Square))
+        answer = server.client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        if method != "HEAD":
+            assert answer.json()["error"]["type"] == "MethodNotAllowed"
+
+
+class TestHeaders:
+    """What a request's headers can ask for."""
+
+    def ask(self, serve: Serve, **headers: str) -> httpx.Response:
+        server = serve(inline(Square))
+        return server.client.post(
+            "/infer/square", json=3, headers={f"x-{key}": value for key, value in headers.items()}
+        )
+
+    def test_a_batch_is_explained_when_asked_for(self, serve: Serve) -> None:
+        headers = self.ask(serve, explain="1").headers
+        assert (headers["x-batch-size"], headers["x-batch-reason"], headers["x-batch-waiting"]) == ("1", "idle", "1")
+        assert headers["x-batch-wakeup"] == "arrival"
+        assert 0 <= float(headers["x-batch-oldest-age"]) < 10
+        assert 0 <= float(headers["x-queue-time"]) < 10
+
+    def test_or_when_the_server_always_does(self, serve: Serve) -> None:
+        server = serve(inline(Square), explain=True)
+        assert "x-batch-size" in server.client.post("/infer/square", json=3).headers
+        assert "x-batch-size" not in server.client.post("/infer/square", json=3, headers={"x-explain": "0"}).headers
+
+    def test_the_limit_is_there_if_the_policy_has_one(self, serve: Serve) -> None:
+        server = serve(inline(Square, policy="control-limit:2"))
+        answer = server.client.post("/infer/square/batch", json=[1, 2], headers={"x-explain": "1"})
+        assert answer.headers["x-batch-limit"] == "2"
+
+    def test_a_request_id_comes_back(self, serve: Serve) -> None:
+        answer = self.ask(serve, **{"request-id": "abc-123"})
+        assert answer.headers["x-request-id"] == "abc-123"
+
+    @pytest.mark.parametrize(
+        ("name", "value", "rule"),
+        [
+            ("Request-Timeout", "soon", "number of seconds"), ("Request-Timeout", "0", "greater than 0"),
+            ("Request-Timeout", "-1", "greater than 0"), ("Request-Timeout", "nan", "number"),
+            ("Request-Timeout", "inf", "number"), ("Request-Timeout", "1e999", "number"), ("Request-Timeout", "", "number"),
+            ("Request-Priority", "high", "integer"), ("Request-Priority", "1.5", "integer"),
+            ("Request-Priority", "9999999999", "nine digits"), ("Batch-Key", "", "1 to 256"),
+            ("Batch-Key", "x" * 257, "1 to 256"), ("Explain", "yes", "0 or 1"), ("Request-Id", "x" * 257, "at most 256"),
+        ],
+    )  # fmt: skip
+    def test_a_bad_value_is_refused_with_name_value_and_rule(
+        self, serve: Serve, name: str, value: str, rule: str
+    ) -> None:
+        answer = self.ask(serve, **{name.lower(): value})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["type"], error["model"]) == (400, "InvalidRequest", "square")
+        assert f"X-{name}" in error["message"]
+        assert value[:20] in error["message"]
+        assert rule in error["message"]

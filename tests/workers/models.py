@@ -1,0 +1,168 @@
+"""Models whose worker processes the tests start, and end in every way there is."""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from weir.model import Model
+
+
+class Square(Model):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [x * x for x in batch]
+
+
+class Echo(Model):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Obedient(Model):
+    """Does what each item says."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [getattr(self, item)() if isinstance(item, str) else item for item in batch]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def exit(self) -> None:
+        os._exit(3)
+
+    def raise_system_exit(self) -> None:
+        sys.exit(4)
+
+    def abort(self) -> None:
+        os.kill(os.getpid(), 6)
+
+    def spin(self) -> None:
+        """Never come back, in C, with the GIL held."""
+        sum(range(10**15))
+
+    def close_everything(self) -> None:
+        os.closerange(3, 1000)
+        time.sleep(1000)
+
+    def start_a_program(self) -> int:
+        return subprocess.Popen(["sleep", "1000"]).pid
+
+    def fork(self) -> int:
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, b"here")
+            while True:
+                time.sleep(1000)
+        os.read(read, 4)  # a signal that comes before Python is done with forking is lost
+        return child
+
+    def environment(self) -> dict[str, str]:
+        return dict(os.environ)
+
+    def affinity(self) -> list[int]:
+        return sorted(os.sched_getaffinity(0))
+
+    def index(self) -> int:
+        return self.worker_index
+
+    def write(self) -> None:
+        print("said by predict")
+        print("complained by predict", file=sys.stderr)
+
+    def read(self) -> str:
+        return sys.stdin.read()
+
+    def parent_death_signal(self) -> int:
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+        return number.value
+
+
+class Noted(Model):
+    """Notes in a file when it is unloaded."""
+
+    def __init__(self, note: str) -> None:
+        self.note = Path(note)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+    def unload(self) -> None:
+        self.note.write_text(f"unloaded {self.worker_index}")
+
+
+class FailsInConstructor(Square):
+    def __init__(self) -> None:
+        raise ValueError("no weights for a constructor")
+
+
+class FailsInLoad(Square):
+    def __init__(self, worker: int = 0) -> None:
+        self.worker = worker
+
+    def load(self) -> None:
+        if self.worker_index == self.worker:
+            raise LookupError("no weights to load")
+
+
+class ExitsInLoad(Square):
+    def load(self) -> None:
+        os._exit(5)
+
+
+class NeverLoads(Square):
+    def load(self) -> None:
+        time.sleep(1000)
+
+
+class LoadsWhile(Obedient):
+    """Loads only while a file is there."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def load(self) -> None:
+        if not os.path.exists(self.file):
+            raise FileNotFoundError(self.file)
+
+
+class Gated(Model):
+    """Says through one FIFO that it has come to a step, and goes on when told through another."""
+
+    def __init__(self, entered: str, go: str, step: str = "predict") -> None:
+        self.entered, self.go, self.step = entered, go, step
+
+    def pause(self, step: str) -> None:
+        if step == self.step:
+            Path(self.entered).write_text(step)
+            Path(self.go).read_text()
+
+    def preprocess(self, item: Any) -> Any:
+        if item == "gate":
+            self.pause("preprocess")
+        return item
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if "gate" in batch:
+            self.pause("predict")
+        return [(item, len(batch)) for item in batch]
+
+
+class Overlapping(Model):
+    """Its first batch comes back only once its second one is being prepared."""
+
+    def __init__(self) -> None:
+        self.second = threading.Event()
+
+    def preprocess(self, item: Any) -> Any:
+        if item == "second":
+            self.second.set()
+        return item
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [self.second.wait(10) if item == "first" else item for item in batch]

@@ -1,0 +1,101 @@
+"""A listener that remembers, and the pool that it listens to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from weir.messages import OBJECT, Batch, Events
+from weir.model import Model
+from weir.workers.pool import ProcessPool
+from weir.workers.settings import WorkerSettings
+
+
+class Recorder:
+    """Remembers what a pool said."""
+
+    def __init__(self) -> None:
+        self.ready: list[tuple[int, int]] = []
+        self.lost: list[tuple[int, str]] = []
+        self.events: dict[int, Events] = {}
+        self.reasons: list[str] = []
+        self._heard = asyncio.Event()
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        self.ready.append((worker, places))
+        self._heard.set()
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        self.lost.append((worker, reason))
+        self._heard.set()
+
+    def received(self, worker: int, events: Events) -> None:
+        self.events[events.batch_id] = events
+        self._heard.set()
+
+    def unavailable(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self._heard.set()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until what was heard fulfils `condition`."""
+        async with asyncio.timeout(50):
+            while not condition():
+                self._heard.clear()
+                await self._heard.wait()
+
+
+class Pool:
+    """A running pool and its recorder."""
+
+    def __init__(self, pool: ProcessPool, heard: Recorder) -> None:
+        self.pool = pool
+        self.heard = heard
+        self.batches = 0
+
+    def send(self, *payloads: Any, worker: int = 0, content_type: str = OBJECT, attempt: int = 0) -> int:
+        """Send a batch, return its id."""
+        self.batches += 1
+        self.pool.run(worker, Batch(self.batches, list(payloads), content_type, OBJECT, attempt))
+        return self.batches
+
+    async def answer(self, batch_id: int) -> list[Any]:
+        """Wait for a batch's outputs."""
+        await self.heard.until(lambda: batch_id in self.heard.events)
+        return self.heard.events[batch_id].outputs
+
+    async def ask(self, *payloads: Any, worker: int = 0, content_type: str = OBJECT) -> list[Any]:
+        """Send a batch, return its outputs."""
+        return await self.answer(self.send(*payloads, worker=worker, content_type=content_type))
+
+    async def again(self, times: int = 2) -> None:
+        """Wait until the workers have been ready so many times."""
+        await self.heard.until(lambda: len(self.heard.ready) >= times)
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free in the request arena."""
+        free: int = self.pool.gauges()["arena_free_bytes"]
+        return free
+
+
+def make_pool(
+    model: type[Model] | str, params: dict[str, Any] | None = None, *, stop_grace: float = 5.0, **settings: Any
+) -> ProcessPool:
+    """Return a pool that was not started."""
+    return ProcessPool(
+        model, params or {}, WorkerSettings(**settings), name="tried", max_batch_size=64, stop_grace=stop_grace
+    )
+
+
+@asynccontextmanager
+async def started(
+    model: type[Model] | str, params: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Pool]:
+    """Run a pool of `model`."""
+    pool, heard = make_pool(model, params, **settings), Recorder()
+    await pool.start(heard)
+    try:
+        yield Pool(pool, heard)
+    finally:
+        await pool.stop()

@@ -1,0 +1,162 @@
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import uvloop
+
+from weir.messages import OBJECT, Batch
+from weir.wire.frames import Cancel, Frame, FrameParser, Free, Ready, Start, Stop, encode_batch, encode_control
+from weir.workers.arena import Arena, create_memory
+from weir.workers.channel import Channel
+from weir.workers.child_channel import ChildChannel
+from weir.workers.places import ResultPlaces
+
+BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+
+
+class Ends:
+    """A channel and the other end of its socket."""
+
+    def __init__(self) -> None:
+        ours, self.other = socket.socketpair()
+        self.frames: list[Frame] = []
+        self.reasons: list[str] = []
+        self.close_after = 0  # frames, after which the channel is closed
+        self.heard = asyncio.Event()
+        self.channel = Channel(ours, FrameParser(), self.on_frame, self.on_end)
+        self.channel.open(asyncio.get_running_loop())
+
+    def on_frame(self, frame: Frame) -> None:
+        self.frames.append(frame)
+        self.heard.set()
+        if len(self.frames) == self.close_after:
+            self.channel.close()
+
+    def on_end(self, reason: str) -> None:
+        self.reasons.append(reason)
+        self.heard.set()
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.heard.clear()
+                await self.heard.wait()
+
+
+@asynccontextmanager
+async def ends() -> AsyncIterator[Ends]:
+    pair = Ends()
+    yield pair
+    pair.channel.close()
+    pair.channel.close()
+    pair.other.close()
+
+
+@BOTH_LOOPS
+def test_frames_arrive_in_order_however_the_bytes_do(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with ends() as pair:
+            for byte in encode_control(Ready()) + encode_control(Cancel(7, [1])):
+                pair.other.send(bytes([byte]))
+                await asyncio.sleep(0)
+            await pair.wait(lambda: len(pair.frames) == 2)
+            assert pair.frames == [Ready(), Cancel(7, [1])]
+
+    run(main())
+
+
+@BOTH_LOOPS
+def test_what_the_socket_does_not_take_at_once_is_sent_later_in_order(run: Callable[[Any], None]) -> None:
+    def read_all(other: socket.socket, count: int) -> list[int]:
+        parser = FrameParser()
+        ids: list[int] = []
+        while len(ids) < count:
+            ids += [frame.batch_id for frame in parser.feed(other.recv(100_000)) if isinstance(frame, Batch)]
+        return ids
+
+    async def main() -> None:
+        async with ends() as pair:
+            for number in range(20):
+                pair.channel.send(encode_batch(Batch(number, [b"x" * 300_000], OBJECT, OBJECT)))
+            ids = await asyncio.to_thread(read_all, pair.other, 20)
+            assert ids == list(range(20))
+            pair.channel.send(encode_batch(Batch(20, [1], OBJECT, OBJECT)))
+            assert await asyncio.to_thread(read_all, pair.other, 1) == [20]
+
+    run(main())
+
+
+@BOTH_LOOPS
+def test_the_end_is_told_once_and_sending_then_is_harmless(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with ends() as pair:
+            pair.other.send(encode_control(Ready()))
+            pair.other.close()
+            await pair.wait(lambda: bool(pair.reasons))
+            pair.channel.receive_rest()
+            assert pair.frames == [Ready()]
+            assert pair.reasons == ["it closed its channel"]
+            pair.channel.send(encode_control(Stop()))
+
+    run(main())
+
+
+def test_what_is_no_frame_is_the_end() -> None:
+    async def main() -> None:
+        async with ends() as pair:
+            pair.other.send(b"\xff" * 100)
+            await pair.wait(lambda: bool(pair.reasons))
+            assert pair.reasons[0].startswith("it sent a frame of 4294967295 bytes")
+
+    asyncio.run(main())
+
+
+def test_the_rest_is_read_without_the_loop_and_nothing_after_closing() -> None:
+    async def main() -> None:
+        async with ends() as pair:
+            pair.other.send(encode_control(Ready()) * 3)
+            pair.channel.receive_rest()
+            assert len(pair.frames) == 3
+            pair.close_after = 4
+            pair.other.send(encode_control(Ready()) * 3)
+            pair.channel.receive_rest()
+            assert len(pair.frames) == 4
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.001])
+def test_the_worker_gets_what_it_must_act_on_and_the_rest_is_noted(spin: float) -> None:
+    ours, theirs = socket.socketpair()
+    places = ResultPlaces(Arena(create_memory("weir-test", 1 << 20), 1 << 20))
+    with ours, theirs:
+        channel = ChildChannel(theirs, FrameParser(), places)
+        channel.spin = spin
+        ref = places.place(b"x" * 1000)
+        assert ref is not None
+        ours.send(encode_control(Start(b"model", {}, {})))
+        ours.send(encode_control(Free([ref])) + encode_batch(Batch(1, [4], OBJECT, OBJECT)))
+
+        start, batch = channel.receive(), channel.receive()
+        assert isinstance(start, Start)
+        assert isinstance(batch, Batch)
+        assert batch.payloads == [4]
+        assert places.place(b"y" * (1 << 20)) == (0, 1 << 20)  # all of it was free again
+
+        channel.look()
+        assert 0 not in channel.cancelled(1)
+        ours.send(encode_control(Cancel(1, [0, 2])) + encode_control(Cancel(5, [0])))
+        channel.look()
+        assert [index in channel.cancelled(1) for index in range(3)] == [True, False, True]
+        channel.answered(1)
+
+        channel.send(b"answer")
+        assert ours.recv(100) == b"answer"
+        ours.send(encode_control(Stop()))
+        assert channel.receive() == Stop()
+        ours.shutdown(socket.SHUT_RDWR)
+        assert channel.receive() == Stop()
+    places._arena.close()

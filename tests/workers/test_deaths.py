@@ -1,0 +1,207 @@
+"""Workers that end in every way there is: what is heard of it, and what is left."""
+
+import asyncio
+import os
+import select
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvloop
+from tests.workers.models import Echo, LoadsWhile, Obedient
+from tests.workers.pools import Pool, started
+
+from weir.messages import OCTETS
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_gone(pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    readable, _, _ = select.select([pidfd], [], [], 10)
+    os.close(pidfd)
+    assert readable, f"process {pid} is still there"
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ("exit", "it exited with code 3"),
+        ("raise_system_exit", "it exited with code 4"),
+        ("abort", "it was ended by signal 6 (Aborted)"),
+        ("close_everything", "it was ended because it closed its channel"),
+    ],
+)
+def test_a_worker_that_ends_is_replaced_under_its_index(item: str, reason: str) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            before = pool.pool.states()[0].pid
+            pool.send(item)
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.lost == [(0, reason)]
+            assert before is not None
+            assert is_gone(before)
+
+            await pool.again()
+            assert pool.heard.ready == [(0, 1), (0, 1)]
+            (after,) = await pool.ask("pid")
+            assert after not in (before, os.getpid())
+            assert pool.pool.gauges()["restarts"] == 1
+            assert pool.pool.states()[0].reason == ""
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_worker_that_is_killed_while_it_computes_in_c_is_noticed_and_replaced(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with started(Obedient, workers=2) as pool:
+            pool.send("spin", worker=1)
+            victim = pool.pool.states()[1].pid
+            assert victim is not None
+            os.kill(victim, signal.SIGKILL)
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.lost == [(1, "it was ended by signal 9 (Killed, killed from outside or out of memory)")]
+            assert pool.pool.states()[1].state == "lost"
+            assert await pool.ask("index", worker=0) == [0]
+            await pool.again(3)
+            assert await pool.ask("index", worker=1) == [1]
+
+    run(main())
+
+
+def test_answers_that_were_sent_before_the_end_are_heard_before_it() -> None:
+    async def main() -> None:
+        async with started(Obedient, pipeline_depth=2) as pool:
+            first, _ = pool.send("index"), pool.send("exit")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.events[first].outputs == [0]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["start_a_program", "fork"])
+@pytest.mark.parametrize("end", ["exit", "kill", "stop"])
+def test_what_the_model_started_ends_with_its_worker(how: str, end: str) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            (grandchild,) = await pool.ask(how)
+            assert not is_gone(grandchild)
+            if end == "exit":
+                pool.send("exit")
+            elif end == "kill":
+                os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
+            else:
+                await pool.pool.stop()
+            if end != "stop":
+                await pool.heard.until(lambda: bool(pool.heard.lost))
+            wait_until_gone(grandchild)
+
+    asyncio.run(main())
+
+
+def test_a_batch_over_predict_timeout_ends_its_worker() -> None:
+    async def main() -> None:
+        async with started(Obedient, predict_timeout=0.2) as pool:
+            assert await pool.ask("index") == [0]
+            pool.send("spin")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.lost == [(0, "it was ended because a batch ran longer than predict_timeout=0.2")]
+            await pool.again()
+            assert await pool.ask("index") == [0]
+
+    asyncio.run(main())
+
+
+def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            (forked,) = await pool.ask("fork")
+            worker = pool.pool.states()[0].pid
+            assert worker is not None
+            assert os.getpgid(worker) == worker
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(worker, number)
+                assert await pool.ask("pid") == [worker]
+            os.kill(forked, signal.SIGTERM)
+            wait_until_gone(forked)
+            assert pool.heard.lost == []
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_cannot_load_any_more_is_given_up_and_the_last_one_makes_the_model_unavailable(
+    tmp_path: Path,
+) -> None:
+    weights = tmp_path / "weights"
+    weights.touch()
+
+    async def main() -> None:
+        async with started(LoadsWhile, {"file": str(weights)}, workers=2) as pool:
+            weights.unlink()
+            for worker in (0, 1):
+                pool.send("exit", worker=worker)
+            await pool.heard.until(lambda: bool(pool.heard.reasons))
+            assert len(pool.heard.lost) == 2
+            assert pool.heard.reasons == [f"no worker of 'tried' is left: {pool.pool.states()[0].reason}"] or (
+                pool.heard.reasons == [f"no worker of 'tried' is left: {pool.pool.states()[1].reason}"]
+            )
+            assert "FileNotFoundError" in pool.heard.reasons[0]
+            assert [state.state for state in pool.pool.states()] == ["failed", "failed"]
+            assert pool.pool.gauges()["restarts"] == 10
+
+    asyncio.run(main())
+
+
+async def kill_with_blocks_in_flight(pool: Pool, rounds: int) -> None:
+    workers = len(pool.pool.states())
+    for number in range(1, rounds + 1):
+        blocks = []
+        for worker in range(workers):
+            block = pool.pool.reserve(600_000)
+            assert block is not None
+            pool.send(block, b"y" * 50_000, worker=worker, content_type=OCTETS, attempt=1)
+            blocks.append(block)
+        for state in pool.pool.states():
+            os.kill(state.pid or 0, signal.SIGKILL)
+        await pool.again((number + 1) * workers)
+        for block in blocks:
+            block.release()
+
+
+def test_killing_fifty_workers_leaves_the_arena_as_it_was() -> None:
+    async def main() -> None:
+        async with started(Echo, workers=5, arena_bytes=32 << 20) as pool:
+            before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
+            await kill_with_blocks_in_flight(pool, 10)
+            assert pool.pool.gauges()["restarts"] == 50
+            assert pool.free_bytes == before == 32 << 20
+            assert pool.pool.gauges()["results_held_bytes"] == 0
+            assert len(os.listdir("/proc/self/fd")) == fds
+
+    asyncio.run(main())
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_killing_a_thousand_workers_leaves_the_arena_as_it_was() -> None:
+    async def main() -> None:
+        async with started(Echo, workers=4, arena_bytes=32 << 20) as pool:
+            before, fds = pool.free_bytes, len(os.listdir("/proc/self/fd"))
+            await kill_with_blocks_in_flight(pool, 250)
+            assert pool.pool.gauges()["restarts"] == 1000
+            assert pool.free_bytes == before == 32 << 20
+            assert len(os.listdir("/proc/self/fd")) == fds
+
+    asyncio.run(main())

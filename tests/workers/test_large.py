@@ -1,0 +1,61 @@
+"""Large payloads and results: through shared memory while it has room, and in the frame when it has not."""
+
+import asyncio
+
+import numpy
+import pytest
+from tests.workers.models import Echo
+from tests.workers.pools import started
+
+from weir.messages import OCTETS
+
+LARGE = 600_000
+
+
+def test_arrays_travel_out_of_band_both_ways_and_belong_to_whoever_gets_them() -> None:
+    async def main() -> None:
+        async with started(Echo) as pool:
+            before = pool.free_bytes
+            sent = numpy.arange(LARGE // 8, dtype=numpy.float64).reshape(3, -1)
+            batch = pool.send(sent, 5)
+            assert pool.free_bytes <= before - LARGE
+            received, five = await pool.answer(batch)
+            assert numpy.array_equal(received, sent)
+            assert five == 5
+            assert received.flags.writeable
+            assert pool.free_bytes == before
+            assert pool.pool.gauges()["results_held_bytes"] == 0
+
+    asyncio.run(main())
+
+
+def test_a_reserved_place_is_read_where_it_is_and_stays_until_the_batch_is_answered() -> None:
+    async def main() -> None:
+        async with started(Echo) as pool:
+            before = pool.free_bytes
+            block = pool.pool.reserve(LARGE)
+            assert block is not None
+            block.view[:] = b"z" * LARGE
+            batch = pool.send(block, content_type=OCTETS)
+            block.release()
+            assert pool.free_bytes < before
+
+            (result,) = await pool.answer(batch)
+            assert pool.free_bytes == before
+            assert bytes(result if isinstance(result, bytes) else result.view) == b"z" * LARGE
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("arena_bytes", [64 << 10, 1 << 20])
+def test_what_finds_no_room_travels_in_the_frame(arena_bytes: int) -> None:
+    async def main() -> None:
+        async with started(Echo, arena_bytes=arena_bytes) as pool:
+            sent = [bytes([number]) * LARGE for number in range(4)]
+            for _ in range(5):
+                received = await pool.ask(*sent)
+                assert received == sent
+            assert pool.pool.reserve(2 * arena_bytes) is None
+            assert pool.free_bytes == arena_bytes
+
+    asyncio.run(main())

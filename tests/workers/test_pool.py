@@ -1,0 +1,229 @@
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from tests.workers.models import (
+    Echo,
+    ExitsInLoad,
+    FailsInConstructor,
+    FailsInLoad,
+    NeverLoads,
+    Noted,
+    Obedient,
+    Overlapping,
+    Square,
+)
+from tests.workers.pools import Pool, Recorder, make_pool, started
+
+from weir.errors import ModelError, ModelNotReady, SettingsError
+from weir.model import Model
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_batches_go_out_and_come_back(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with started(Square, workers=2) as pool:
+            assert sorted(pool.heard.ready) == [(0, 1), (1, 1)]
+            first, second = await asyncio.gather(pool.ask(1, 2, 3), pool.ask(4, worker=1))
+            assert (first, second) == ([1, 4, 9], [16])
+            assert [state.state for state in pool.pool.states()] == ["ready", "ready"]
+            assert [state.in_flight for state in pool.pool.states()] == [0, 0]
+            assert pool.heard.events[1].final
+            assert pool.heard.events[1].timing is not None
+        assert [state.state for state in pool.pool.states()] == ["stopped", "stopped"]
+        assert [state.pid for state in pool.pool.states()] == [None, None]
+        assert (pool.heard.lost, pool.heard.reasons) == ([], [])
+
+    run(main())
+
+
+def test_each_worker_is_a_process_of_its_own_and_knows_its_index() -> None:
+    async def main() -> None:
+        async with started(Obedient, workers=2) as pool:
+            pids = [state.pid for state in pool.pool.states()]
+            assert await pool.ask("pid", "index", worker=0) == [pids[0], 0]
+            assert await pool.ask("pid", "index", worker=1) == [pids[1], 1]
+            assert len({os.getpid(), *pids}) == 3
+
+    asyncio.run(main())
+
+
+def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
+    file = tmp_path / "twice.py"
+    file.write_text(
+        "import weir.model\nclass Twice(weir.model.Model):\n    def predict(self, batch): return [2 * x for x in batch]\n"
+    )
+
+    async def main() -> None:
+        async with started("tests.workers.models:Square") as pool:
+            assert await pool.ask(3) == [9]
+        async with started(f"{file}:Twice") as pool:
+            assert await pool.ask(3) == [6]
+        with pytest.raises(SettingsError, match="no such class"):
+            await make_pool("tests.workers.models:Cube").start(Recorder())
+        with pytest.raises(ModelError, match="ModuleNotFoundError"):
+            await make_pool("tests.workers.nowhere:Cube").start(Recorder())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("model", "original", "line"),
+    [
+        (FailsInConstructor, "ValueError", 'raise ValueError("no weights for a constructor")'),
+        (FailsInLoad, "LookupError", 'raise LookupError("no weights to load")'),
+    ],
+)
+def test_a_failure_at_the_start_has_the_traceback_of_the_worker(model: type[Model], original: str, line: str) -> None:
+    with pytest.raises(ModelError, match="no weights") as caught:
+        asyncio.run(make_pool(model).start(Recorder()))
+
+    assert caught.value.original_type == original
+    assert line in caught.value.remote_traceback
+    assert type(caught.value.__cause__).__name__ == original
+
+
+def test_one_worker_that_fails_ends_the_start_of_all() -> None:
+    heard = Recorder()
+
+    with pytest.raises(ModelError, match="no weights to load"):
+        asyncio.run(make_pool(FailsInLoad, {"worker": 2}, workers=3).start(heard))
+
+    assert (heard.ready, heard.lost) == ([], [])
+
+
+def test_a_worker_that_exits_while_loading_ends_the_start() -> None:
+    with pytest.raises(ModelError, match="worker 0 of 'tried' did not start: it exited with code 5"):
+        asyncio.run(make_pool(ExitsInLoad).start(Recorder()))
+
+
+def test_a_worker_that_never_loads_ends_the_start_after_its_time() -> None:
+    with pytest.raises(ModelError, match=r"had not loaded within start_timeout=0\.3"):
+        asyncio.run(make_pool(NeverLoads, start_timeout=0.3).start(Recorder()))
+
+
+def test_a_start_that_is_cancelled_leaves_nothing() -> None:
+    async def main() -> None:
+        pool = make_pool(NeverLoads)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await pool.start(Recorder())
+        assert pool.states()[0].state == "stopped"
+
+    asyncio.run(main())
+
+
+def test_stopping_during_the_start_ends_it() -> None:
+    async def main() -> None:
+        pool = make_pool(NeverLoads)
+        start = asyncio.ensure_future(pool.start(Recorder()))
+        await asyncio.sleep(0)
+        await pool.stop()
+        with pytest.raises(ModelNotReady, match="stopped before it was ready"):
+            await start
+
+    asyncio.run(main())
+
+
+def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -> None:
+    async def main() -> None:
+        pool = make_pool(Noted, {"note": str(tmp_path / "note")})
+        await pool.stop()
+        await pool.start(Recorder())
+        await asyncio.gather(pool.stop(), pool.stop())
+        await pool.stop()
+
+    asyncio.run(main())
+    assert (tmp_path / "note").read_text() == "unloaded 0"
+
+
+def test_a_worker_that_does_not_stop_is_killed_after_the_grace() -> None:
+    async def main() -> None:
+        pool = Pool(make_pool(Obedient, stop_grace=0.1), Recorder())
+        await pool.pool.start(pool.heard)
+        pool.send("spin")
+        await pool.pool.stop()
+        assert pool.pool.states()[0].pid is None
+
+    asyncio.run(main())
+
+
+def test_a_stop_that_is_cancelled_leaves_nothing_either() -> None:
+    async def main() -> None:
+        pool = Pool(make_pool(Obedient), Recorder())
+        await pool.pool.start(pool.heard)
+        pool.send("spin")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await pool.pool.stop()
+        assert pool.pool.states()[0].pid is None
+
+    asyncio.run(main())
+
+
+def test_with_depth_two_a_batch_is_prepared_while_another_is_computed() -> None:
+    async def main() -> None:
+        async with started(Overlapping, pipeline_depth=2) as pool:
+            assert pool.heard.ready == [(0, 2)]
+            first, second = pool.send("first"), pool.send("second")
+            assert pool.pool.states()[0].in_flight == 2
+            assert await pool.answer(first) == [True]
+            assert await pool.answer(second) == ["second"]
+
+    asyncio.run(main())
+
+
+def test_the_settings_of_each_worker_reach_it() -> None:
+    cpu = min(os.sched_getaffinity(0))
+
+    async def main() -> None:
+        settings: dict[str, Any] = {
+            "env": [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1", "OMP_NUM_THREADS": "7"}],
+            "cpu_affinity": [[cpu]],
+            "threads": 2,
+        }
+        async with started(Obedient, workers=2, **settings) as pool:
+            first, affinity = await pool.ask("environment", "affinity", worker=0)
+            (second,) = await pool.ask("environment", worker=1)
+        assert (first["CUDA_VISIBLE_DEVICES"], second["CUDA_VISIBLE_DEVICES"]) == ("0", "1")
+        assert (first["OMP_NUM_THREADS"], second["OMP_NUM_THREADS"]) == ("2", "7")
+        assert first["MKL_NUM_THREADS"] == "2"
+        assert affinity == [cpu]
+
+    asyncio.run(main())
+
+
+def test_a_cpu_that_the_machine_does_not_have_is_a_wrong_setting() -> None:
+    with pytest.raises(SettingsError, match=r"cpu_affinity=\[999\]: must be among the CPUs"):
+        asyncio.run(make_pool(Square, cpu_affinity=[[999]]).start(Recorder()))
+
+
+def test_what_predict_prints_appears_where_the_server_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            await pool.ask("write")
+
+    asyncio.run(main())
+    assert capfd.readouterr() == ("said by predict\n", "complained by predict\n")
+
+
+def test_predict_reads_nothing_of_what_the_server_reads() -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            assert await pool.ask("read") == [""]
+
+    asyncio.run(main())
+
+
+def test_an_arena_of_no_bytes_is_none_at_all() -> None:
+    async def main() -> None:
+        async with started(Echo, arena_bytes=0) as pool:
+            assert pool.pool.reserve(1) is None
+            assert await pool.ask(b"x" * 100_000) == [b"x" * 100_000]
+            assert pool.pool.gauges()["arena_bytes"] == 0
+
+    asyncio.run(main())
