@@ -31,10 +31,10 @@ def weir(
 class Served:
     """A running `weir serve`. After `with`, it and all its children are gone."""
 
-    def __init__(self, *arguments: object, env: dict[str, str] | None = None) -> None:
+    def __init__(self, *arguments: object, env: dict[str, str] | None = None, stderr: int = subprocess.PIPE) -> None:
         command = [sys.executable, "-m", "weir", "serve", *map(str, arguments), "--port", "0"]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**CLEAN, **(env or {})}
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**CLEAN, **(env or {})}
         )
         self.url = ""
         self.table = ""
@@ -58,15 +58,19 @@ class Served:
         if kind is not None:
             sys.stderr.write(self.log + rest)
 
-    def until_listening(self) -> Self:
-        """Wait for the log line that says so; the models may still be loading."""
+    def until_logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a log line that matches `pattern`."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
-            if found := re.search(r"listening.*?address=\S*?(http\S+:\d+)", line):
-                self.url = found[1]
-                return self
-        raise AssertionError(f"it never listened:\n{self.log}")
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"it never logged {pattern!r}:\n{self.log}")
+
+    def until_listening(self) -> Self:
+        """Wait until it listens; the models may still be loading."""
+        self.url = self.until_logged(r"listening.*?address=\S*?(http\S+:\d+)")[1]
+        return self
 
     def until_ready(self) -> Self:
         """Wait for the table and the curl lines that are printed when all models are ready."""

@@ -1,5 +1,6 @@
 """Models that the tests of the command line serve."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,22 @@ class Unwritable(weir.Model):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         return [object() for _ in batch]
+
+
+class Environment(weir.Model):
+    """Looks variables up in the worker's environment."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [os.environ.get(name) for name in batch]
+
+
+class Doubled(weir.Service):
+    """A Service with a hook: squares the double."""
+
+    model = Square
+
+    async def before_batch(self, batch: list[Any]) -> list[Any]:
+        return [2 * item for item in batch]
 
 
 class Plain(weir.Model):

@@ -31,6 +31,10 @@ class Pipes:
         self.gate = folder / "gate"
         for path in (self.begun, self.gate):
             os.mkfifo(path)
+        self.config = folder / "weir.toml"
+        self.config.write_text(
+            f'[models.gated]\ntarget = "{target("Gated")}"\nparams = {{ begun = "{self.begun}", gate = "{self.gate}" }}\n'
+        )
         self.flags = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
 
     def wait_until_begun(self) -> None:
@@ -173,6 +177,16 @@ def test_logs_are_json_for_machines_and_a_file_beside_the_terminal(tmp_path: Pat
         assert "worker ready" in events
 
 
+def test_the_environment_of_workers() -> None:
+    with serving(target("Environment"), "--env", "A=1", "--env", "B=x,y=z") as (_, client):
+        assert client.post("/infer/environment/batch", json=["A", "B"]).json() == [{"output": "1"}, {"output": "x,y=z"}]
+
+
+def test_a_target_may_be_a_service_with_hooks() -> None:
+    with serving(target("Doubled")) as (_, client):
+        assert client.post("/infer/doubled", json=3).json() == 36
+
+
 # Metrics.
 
 
@@ -195,7 +209,29 @@ def test_metrics_can_be_off() -> None:
         assert client.get("/metrics").status_code == 404
 
 
+def test_a_worker_that_is_killed_is_logged_and_counted() -> None:
+    with serving(target("Square")) as (served, client):
+        (worker,) = client.get("/models/square").json()["workers"]
+        os.kill(worker["pid"], signal.SIGKILL)
+        served.until_logged("worker lost")
+        served.until_logged("worker ready")
+        assert "[warning" in served.log
+        assert 'weir_worker_restarts_total{model="square"} 1.0' in client.get("/metrics").text
+        assert client.post("/infer/square", json=3).json() == 9
+
+
 # Start and stop.
+
+
+def test_progress_is_shown_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    with Served(target("Square"), stderr=theirs) as served, open(ours, "rb") as terminal:
+        os.close(theirs)
+        served.until_ready()
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+        shown = os.read(terminal.fileno(), 65536).decode()
+    assert "loading square" in shown and "ready" in shown
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_the_child_s_traceback() -> None:
@@ -249,6 +285,33 @@ def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, 
         assert running.answer().json() == "running"
         assert waiting.answer().json() == "waiting"
         assert served.wait() == 0
+
+
+def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
+    answers: list[int] = []
+
+    def ask_until_refused(url: str) -> None:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while (code := client.post("/infer/square", json=3).status_code) == 200:
+                answers.append(code)
+            answers.append(code)
+
+    with Served(target("Square"), "--config", pipes.config) as served:
+        served.until_ready()
+        holding = Asking(f"{served.url}/infer/gated", 3)  # while it runs, the server drains
+        pipes.wait_until_begun()
+        load = [threading.Thread(target=ask_until_refused, args=(served.url,)) for _ in range(8)]
+        for thread in load:
+            thread.start()
+        while len(answers) < 100:
+            pass
+        served.signal(signal.SIGTERM)
+        for thread in load:
+            thread.join()
+        pipes.open_gate()
+        assert holding.answer().status_code == 200
+        assert served.wait() == 0
+    assert set(answers) == {200, 503} and answers.count(503) <= len(load)
 
 
 def test_what_is_not_finished_in_time_is_told_so(pipes: Pipes) -> None:
