@@ -10,11 +10,10 @@ import time
 from statistics import median
 
 from weir.batching.batcher import Batcher
-from weir.policy.rules import Greedy
-
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Dispatch, RequestBase, Wakeup
+from weir.policy.rules import Greedy
 
 BATCH = 64
 REPEATS = 400
