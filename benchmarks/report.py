@@ -37,14 +37,12 @@ def write() -> list[str]:
     """Write all that can be written from what is stored; return the paths."""
     stored = _stored()
     pages = [INTRODUCTION]
-    drawn = draw(_values(stored), PICTURE)
-    if drawn:
+    if draw(_values(stored), PICTURE):
         pages.append(f"![Requests per second beside the peers]({PICTURE.relative_to(PAGE.parent)})\n")
     pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored]
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(pages))
-    written = [PAGE, *([PICTURE] if drawn else []), *([README] if _write_readme(stored) else [])]
-    return [str(path.relative_to(ROOT)) for path in written]
+    return [str(path.relative_to(ROOT)) for path in (PAGE, PICTURE, README) if path != README or _write_readme(stored)]
 
 
 def _stored() -> dict[str, Any]:

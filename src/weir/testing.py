@@ -177,7 +177,7 @@ class FakeExecutor:
     def answer_next(self, answer: Answer) -> None:
         """Answer the oldest pending batch with what `answer` makes of its payloads (as they are, undecoded)."""
         worker, batch = self.pending[0]
-        self.reply(worker, Events(batch.batch_id, answer(batch.payloads), timing=Timing(0.0, 0.0, 0.0)))
+        self.reply(worker, whole(batch.batch_id, answer(batch.payloads)))
 
     def reply(self, worker: int, events: Events) -> None:
         """Say `events` of a batch of `worker`."""
@@ -215,10 +215,7 @@ class FakeExecutor:
             return
         items = [decoded(payload, _nth(batch.content_types, index)) for index, payload in enumerate(batch.payloads)]
         outputs = [encoded(value, _nth(batch.accepts, index)) for index, value in enumerate(self._answer(items))]
-        kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
-        failed = EventKind.ERROR in kinds
-        timing = Timing(0.0, 0.0, 0.0)
-        self.reply(worker, Events(batch.batch_id, outputs, kinds=kinds if failed else None, timing=timing))
+        self.reply(worker, whole(batch.batch_id, outputs))
 
     def _forget(self, batch_id: int) -> None:
         for worker, batch in self.pending:
@@ -316,6 +313,13 @@ class RecordingObserver(Observer):
     def ends(self) -> int:
         """How many requests had their end."""
         return sum(len(requests) for requests, _, _ in self.answers)
+
+
+def whole(batch_id: int, outputs: list[Any]) -> Events:
+    """Return the final events of a batch: an answer for each entry, or its error where a WeirError stands."""
+    kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
+    failed = EventKind.ERROR in kinds
+    return Events(batch_id, outputs, kinds=kinds if failed else None, timing=Timing(0.0, 0.0, 0.0))
 
 
 def decoded(payload: Any, content_type: str) -> Any:

@@ -120,10 +120,7 @@ def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
 
     They are marked settled; each comes with its output or error, as from `deliver`.
     """
-    ends = _fail(
-        lost.crashed,
-        lambda: ModelCrashed(f"this request ended its worker process, also when it was run alone: {reason}"),
-    )
+    ends = _fail(lost.crashed, lambda: ModelCrashed(f"this request ended its worker, also when run alone: {reason}"))
     ends += _fail(lost.interrupted, lambda: WorkerLost(f"lost amid the answer: {reason}", retry_after=RETRY_AFTER))
     return ends
 

@@ -37,12 +37,6 @@ class InProcess:
     overtaken: int = 0
     partial: Any = None
     outside: bool = False  # waits for room in the line
-    return_errors: bool = False  # ITEMS: errors stand in the list, in their items' places
-
-
-def first_error(output: list[Any]) -> WeirError | None:
-    """Return the first error that stands in a list of answers."""
-    return next((entry for entry in output if isinstance(entry, WeirError)), None)
 
 
 class Call(InProcess, asyncio.Future[Any]):
@@ -52,26 +46,27 @@ class Call(InProcess, asyncio.Future[Any]):
     awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour notices.
     """
 
+    # What each call sets has a slot, so that an ordinary one needs no dictionary.
+    __slots__ = ("_withdraw", "arrival", "deadline", "payload", "settled", "taken", "timeout")
+
     _generator: Generator[Any, None, Any] | None = None
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, loop: asyncio.AbstractEventLoop,
         withdraw: Callable[["Call"], None],
     ) -> None:  # fmt: skip
-        super().__init__(loop=loop)
+        asyncio.Future.__init__(self, loop=loop)  # super() would cost a third of all this
         self.payload = payload
         self.arrival = arrival
         self.timeout = timeout
         self.deadline = arrival + timeout
+        self.settled = False
+        self.taken = 0
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Resolve with the answer; a list that holds errors raises the first one, unless errors were asked for."""
-        if self.done():
-            return
-        if self.kind is Kind.ITEMS and not self.return_errors and (error := first_error(output)) is not None:
-            self.fail(error)
-        else:
+        """Resolve with the answer."""
+        if not self.done():
             self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
@@ -110,6 +105,22 @@ class Call(InProcess, asyncio.Future[Any]):
         return self._generator
 
 
+class ListCall(Call):
+    """What `Service.infer_many` returns: resolves to the list of answers, or raises the first error in it, unless
+    `return_errors`."""
+
+    kind = Kind.ITEMS
+    return_errors: bool = False
+
+    def finish(self, output: list[Any], dispatch: Dispatch) -> None:
+        """Resolve with the answers, or the first error."""
+        error = next((entry for entry in output if isinstance(entry, WeirError)), None)
+        if error is not None and not self.return_errors:
+            self.fail(error)
+        else:
+            super().finish(output, dispatch)
+
+
 class ThreadCall(InProcess, concurrent.futures.Future[Any]):
     """What `BlockingService.submit` returns: a concurrent.futures.Future that may be cancelled until its end."""
 
@@ -122,10 +133,7 @@ class ThreadCall(InProcess, concurrent.futures.Future[Any]):
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Resolve with the answer; a list that holds errors raises the first one, unless errors were asked for."""
-        if self.kind is Kind.ITEMS and not self.return_errors and (error := first_error(output)) is not None:
-            self.fail(error)
-            return
+        """Resolve with the answer."""
         with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
             self.set_result(output)
 

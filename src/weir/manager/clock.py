@@ -49,11 +49,13 @@ class Timer:
         if self._handle is not None:
             self._handle.cancel()
         self._armed = when
-        if isinstance(self._clock, TimekeepingClock):
+        left = when - self._clock()
+        if left <= 0.0:
+            self._handle = self._loop.call_soon(self._fire)
+        elif isinstance(self._clock, TimekeepingClock):
             self._handle = self._clock.call_at(when, self._fire)
-            return
-        shortest = SHORTEST_REARM if self._fired_early else 0.0
-        self._handle = self._loop.call_later(max(when - self._clock(), shortest), self._fire)
+        else:
+            self._handle = self._loop.call_later(max(left, SHORTEST_REARM if self._fired_early else 0.0), self._fire)
 
     def cancel(self) -> None:
         """Fire no more until armed again."""

@@ -105,14 +105,8 @@ class Driver:
         """Put `request` into the line. Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken
         then, and the payload is still the caller's."""
         try:
-            if self.not_ready_reason:
-                raise ModelNotReady(f"model {self._delivery.model!r} is not ready: {self.not_ready_reason}")
-            if self.draining:
-                raise Draining(f"model {self._delivery.model!r} is being stopped and takes no more requests")
-            if self.outside:
-                # Who came first goes first: calls that wait outside are before any that come now.
-                retry_after = self.batcher.drain_time()
-                raise Overloaded(f"the line of model {self._delivery.model!r} is full", retry_after=retry_after)
+            if self.not_ready_reason or self.draining or self.outside.waiting:
+                raise self._refusal()
             self.batcher.submit(request, now)
         except WeirError as error:
             self._delivery.refused(request, error)
@@ -121,13 +115,45 @@ class Driver:
             self._polling = True
             self._loop.call_soon(self._poll_arrivals)
 
-    def submit_or_wait(self, request: Patient, now: float) -> None:
-        """Put `request` into the line, or let it wait outside while the line is full. Raises as `submit` does."""
-        if self.not_ready_reason or self.draining or (not self.outside and self.batcher.room(request.rows)):
-            self.submit(request, now)
+    def enter(self, call: Patient, *, patient: bool) -> None:
+        """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
+        fails with the reason."""
+        if self.not_ready_reason or self.draining or (self.outside.waiting and not patient):
+            self.refuse(call, self._refusal())
+        elif self.outside.waiting:
+            self.outside.append(call)
+            self._timer.arm(call.deadline)
         else:
-            self.outside.append(request)
-            self._timer.arm(request.deadline)
+            self._enter_line(call, patient)
+
+    def _enter_line(self, call: Patient, patient: bool) -> None:
+        try:
+            self.batcher.submit(call, call.arrival)
+        except WeirError as error:
+            if patient and isinstance(error, Overloaded):
+                self.outside.append(call)
+                self._timer.arm(call.deadline)
+            else:
+                self.refuse(call, error)
+        else:
+            if not self._polling:
+                self._polling = True
+                self._loop.call_soon(self._poll_arrivals)
+
+    def refuse(self, call: Patient, error: WeirError) -> None:
+        """Fail `call`, which was never taken."""
+        call.settled = True
+        self._delivery.refused(call, error)
+        call.fail(error)
+
+    def _refusal(self) -> WeirError:
+        name = self._delivery.model
+        if self.not_ready_reason:
+            return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}")
+        if self.draining:
+            return Draining(f"model {name!r} is being stopped and takes no more requests")
+        # Who came first goes first: calls that wait outside are before any that come now.
+        return Overloaded(f"the line of model {name!r} is full", retry_after=self.batcher.drain_time())
 
     def cancel(self, request: Request) -> None:
         """Forget `request`, wherever it is; nothing happens if it already has its end."""
@@ -195,9 +221,9 @@ class Driver:
     def _poll(self, wakeup: Wakeup) -> None:
         now = self._clock()
         self._run_all(self.batcher.poll(now, wakeup), now)
-        while self.outside and self._admit(now):
+        while self.outside.waiting and self._admit(now):
             self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
-        if self.draining and not self.outside and not self._batcher_draining:
+        if self.draining and not self.outside.waiting and not self._batcher_draining:
             self._batcher_draining = True
             self.batcher.drain()
             self._run_all(self.batcher.poll(now, wakeup), now)
@@ -233,8 +259,7 @@ class Driver:
     def _admit(self, now: float) -> bool:
         """Let those in who fit into the line; tell whether any did."""
         admitted = False
-        while (request := self.outside.head()) is not None and self.batcher.room(request.rows):
-            self.outside.pop()
+        while (request := self.outside.pop(self.batcher.room)) is not None:
             try:
                 self.batcher.submit(request, now)
                 admitted = True
@@ -245,7 +270,7 @@ class Driver:
 
     def _expire(self, now: float) -> None:
         late = self.batcher.expire(now)
-        if self.outside:
+        if self.outside.waiting:
             late += self.outside.expire(now)
             self._timer.arm(self.outside.next_deadline())
         if late:
@@ -260,7 +285,7 @@ class Driver:
             observer.worker_changed(self._delivery.model, worker, state, reason)
 
     def _note_if_emptied(self) -> None:
-        if self.draining and not self.outside and self.batcher.is_empty:
+        if self.draining and not self.outside.waiting and self.batcher.is_empty:
             self._emptied.set()
 
 

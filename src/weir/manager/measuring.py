@@ -1,10 +1,11 @@
-"""Says of a call in process what a door says of a request: rows, cost, batch key, kind."""
+"""Says of a call in process what a door says of a request: kind, rows, cost, batch key."""
 
 from typing import Any
 
 from weir.errors import InvalidRequest, RequestError
 from weir.manager.call import Call, ThreadCall
-from weir.model import Measure, Model
+from weir.messages import Kind
+from weir.model import Measure, Model, is_tensor_model, overrides
 
 
 def measure(model: type[Model], item: Any) -> Measure:
@@ -26,11 +27,25 @@ def measure(model: type[Model], item: Any) -> Measure:
     return measured
 
 
-def describe(model: type[Model], call: Call | ThreadCall, small_request_size: int) -> None:
+def describe(model: type[Model], call: Call | ThreadCall) -> None:
     """Set on `call` what its item says of itself. Raises InvalidRequest."""
+    if is_tensor_model(model):
+        _describe_tensors(model, call)
+        if not overrides(model, "measure"):
+            return
     measured = measure(model, call.payload)
-    call.rows = measured.rows
+    if call.kind is Kind.ITEM:
+        call.rows = measured.rows
     call.cost = measured.cost
-    if measured.key is not None:
-        call.key = measured.key if call.key is None else (call.key, measured.key)
-    call.large = 0 < small_request_size < call.rows
+    call.key = measured.key if call.key is None else (measured.key, call.key)
+
+
+def _describe_tensors(model: type[Model], call: Call | ThreadCall) -> None:
+    from weir.wire.tensors import rows_of, shape_key, to_arrays  # only tensor models need numpy
+
+    call.payload = to_arrays(call.payload, model.inputs)
+    call.kind = Kind.TENSORS
+    call.rows = rows_of(call.payload)
+    call.cost = float(call.rows)
+    shapes = shape_key(call.payload)
+    call.key = shapes if call.key is None else (shapes, call.key)

@@ -5,12 +5,13 @@ too.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from weir.batching.deadlines import Deadlines
 from weir.messages import Request
 
-# Settled requests are dropped when they reach the head; sweeping keeps those in the middle from piling up.
+# How many that have gone may stay behind before they are swept out.
 SWEEP_ABOVE = 64
 
 
@@ -21,39 +22,37 @@ class Patient(Request, Protocol):
 
 
 class Outside:
-    """The requests that wait for room in the line, first come first in."""
+    """The requests that wait for room in the line, first come first in. `waiting` is false when nobody does."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Patient] = deque()
+        # Truth and length are asked for with each call in process: the deque answers faster than a method could.
+        self.waiting: deque[Patient] = deque()
         self._deadlines = Deadlines()
-        self._settled = 0  # of those in _waiting
-
-    def __bool__(self) -> bool:
-        return len(self._waiting) > self._settled
+        self._settled = 0  # of those in `waiting`; never the head
+        self._entered = 0  # into the line, since the deadlines were swept
 
     def __len__(self) -> int:
-        return len(self._waiting) - self._settled
+        return len(self.waiting) - self._settled
 
     def append(self, request: Patient) -> None:
         """Let `request` wait."""
         request.outside = True
-        self._waiting.append(request)
+        self.waiting.append(request)
         self._deadlines.add(request)
 
-    def head(self) -> Patient | None:
-        """Return the request that is next to enter the line, or None."""
-        while self._waiting:
-            request = self._waiting[0]
-            if not request.settled:
-                return request
-            self._waiting.popleft()
-            self._settled -= 1
-        return None
-
-    def pop(self) -> None:
-        """Take away the head: it enters the line."""
-        self._waiting.popleft().outside = False
-        self._deadlines.trim(len(self._waiting))
+    def pop(self, room: Callable[[int], bool]) -> Patient | None:
+        """Take out the request that is next to enter the line, if there is room for its rows."""
+        waiting = self.waiting
+        if not waiting or not room(waiting[0].rows):
+            return None
+        request = waiting.popleft()
+        request.outside = False
+        if self._settled:
+            self._drop_settled_heads()
+        self._entered += 1
+        if self._entered > len(waiting) + SWEEP_ABOVE:
+            self._sweep()
+        return request
 
     def drop(self, request: Patient) -> None:
         """Settle a request that waits: its caller left."""
@@ -62,7 +61,7 @@ class Outside:
 
     def next_deadline(self) -> float | None:
         """Return the earliest deadline, if anyone waits. It may be that of one that has entered the line since."""
-        return self._deadlines.earliest() if self else None
+        return self._deadlines.earliest() if self.waiting else None
 
     def expire(self, now: float) -> list[Patient]:
         """Settle and return those whose deadline has passed."""
@@ -75,18 +74,26 @@ class Outside:
 
     def clear(self) -> list[Patient]:
         """Settle and return all that wait."""
-        left = [request for request in self._waiting if not request.settled]
+        left = [request for request in self.waiting if not request.settled]
         for request in left:
             request.settled = True
-        self._waiting.clear()
-        self._settled = 0
-        self._deadlines = Deadlines()
+        self._note_settled(len(left))
         return left
 
     def _note_settled(self, count: int) -> None:
         self._settled += count
-        if self._settled > SWEEP_ABOVE and self._settled * 2 > len(self._waiting):
-            left = [request for request in self._waiting if not request.settled]
-            self._waiting = deque(left)
+        self._drop_settled_heads()
+        if self._settled > SWEEP_ABOVE and self._settled * 2 > len(self.waiting):
+            self.waiting = deque(request for request in self.waiting if not request.settled)
             self._settled = 0
-            self._deadlines.trim(len(left))
+            self._sweep()
+
+    def _drop_settled_heads(self) -> None:
+        waiting = self.waiting
+        while waiting and waiting[0].settled:
+            waiting.popleft()
+            self._settled -= 1
+
+    def _sweep(self) -> None:
+        self._entered = 0
+        self._deadlines.trim(len(self.waiting))

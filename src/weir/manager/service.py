@@ -4,11 +4,11 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from weir.batching.batcher import Batcher
-from weir.errors import Conflict, WeirError
-from weir.manager.call import Call, ThreadCall
+from weir.errors import Conflict, InvalidRequest, WeirError
+from weir.manager.call import Call, ListCall, ThreadCall
 from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver, Phase
 from weir.manager.executors import make_executor
@@ -16,13 +16,17 @@ from weir.manager.health import run_examples
 from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
 from weir.manager.measuring import describe, measure
-from weir.manager.policies import make_policy
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
+from weir.policy.loading import load_policy
 from weir.workers.executor import Block, Executor
+
+C = TypeVar("C", bound=Call)
+
+LONGEST_TIMEOUT = 1e8  # three years; an event loop cannot count to much more
 
 
 class Service:
@@ -53,13 +57,19 @@ class Service:
         if isinstance(executor, str):
             settings["executor"], executor = executor, None
         self.batching, self.workers, self.settings = compose(self.model, settings)
-        self.policy = make_policy(self.batching.policy)
+        self.policy = load_policy(
+            self.batching.policy,
+            max_batch_size=self.batching.max_batch_size,
+            max_queue_delay=self.batching.max_queue_delay,
+        )
         self.observers = tuple(observers)
         self.needs_measure = overrides(self.model, "measure")
         self._executor = executor
         self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._plain = not self.needs_measure and not is_tensor_model(self.model)
         self._driver = self._new_driver()
+        self._withdraw = self._driver.cancel
 
     # The life of a service.
 
@@ -73,6 +83,7 @@ class Service:
             raise Conflict(f"service {self.name!r} is already running")
         if self._driver.phase is not Phase.NEW:
             self._driver = self._new_driver()
+            self._withdraw = self._driver.cancel
         self._loop = asyncio.get_running_loop()
         await self._driver.start()
 
@@ -109,7 +120,7 @@ class Service:
         only items of equal `key` share a batch. While the line is full the call waits outside of it, or with
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
-        call = self._new_call(item, timeout, priority, key)
+        call = self._new_call(Call, item, timeout, priority, key)
         self.enter(call, backpressure)
         return call
 
@@ -123,9 +134,12 @@ class Service:
         their items' places. For the rest see `infer`.
         """
         items = list(items)
-        options = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
+        options: dict[str, Any] = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
         if self._plain and 0 < len(items) <= self.batching.max_queue_size:
-            return self._infer_list(items, return_errors, options)
+            call = self._new_call(ListCall, items, timeout, priority, key)
+            call.rows, call.cost, call.return_errors = len(items), float(len(items)), return_errors
+            self.enter(call, backpressure)
+            return call
         return asyncio.ensure_future(infer_each(self, items, return_errors, options))
 
     def stream(
@@ -211,38 +225,34 @@ class Service:
         """Run the model's examples through the service and return what came of each; see health.py."""
         return await run_examples(self)
 
-    def _new_call(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> Call:
+    def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
         if timeout is None:
             timeout = self.settings.timeout
-        call = Call(item, self._clock(), timeout, self._loop, self._driver.cancel)
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop and self._loop is not None:
+            raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
+        call = kind(payload, self._clock(), timeout, loop, self._withdraw)
         if priority:
             call.priority = priority
         if key is not None:
             call.key = key
         return call
 
-    def _infer_list(self, items: list[Any], return_errors: bool, options: dict[str, Any]) -> Call:
-        call = self._new_call(items, options["timeout"], options["priority"], options["key"])
-        call.return_errors = return_errors
-        call.kind = Kind.ITEMS
-        call.rows = len(items)
-        call.cost = float(len(items))
-        call.large = 0 < self.batching.small_request_size < len(items)
-        self.enter(call, options["backpressure"])
-        return call
-
     def enter(self, call: Call | ThreadCall, backpressure: bool | None) -> None:
-        """Put a call into the line or let it wait outside; if that is refused, the call fails with the reason."""
-        try:
-            if not self._plain and call.kind is Kind.ITEM:
-                describe(self.model, call, self.batching.small_request_size)
-            if self.settings.backpressure if backpressure is None else backpressure:
-                self._driver.submit_or_wait(call, call.arrival)
-            else:
-                self._driver.submit(call, call.arrival)
-        except WeirError as error:
-            call.settled = True
-            call.fail(error)
+        """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
+        if not self._plain or call.timeout != self.settings.timeout:
+            try:
+                self._look_at(call)
+            except WeirError as error:
+                self._driver.refuse(call, error)
+                return
+        self._driver.enter(call, patient=self.settings.backpressure if backpressure is None else backpressure)
+
+    def _look_at(self, call: Call | ThreadCall) -> None:
+        if not call.timeout <= LONGEST_TIMEOUT:
+            raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
+        if not self._plain and call.kind is Kind.ITEM:
+            describe(self.model, call)
 
     def _new_driver(self) -> Driver:
         executor = self._executor or make_executor(

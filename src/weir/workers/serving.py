@@ -52,10 +52,8 @@ def _prepare_each(
 ) -> None:
     try:
         while isinstance(batch := channel.receive(), Batch):
-            prepared = runner.prepare(batch)
-            channel.look()
-            ahead.put((batch.batch_id, prepared))
-            del batch, prepared
+            ahead.put((batch.batch_id, runner.prepare(batch)))
+            del batch
         ahead.put(None)
     except BaseException:  # without this thread the worker would wait for ever
         traceback.print_exc()
