@@ -139,9 +139,9 @@ def running(
                 ready.set()
                 await stop.wait()
         except BaseException as error:
-            if not started.done():
-                started.set_exception(error)
-            raise
+            if started.done():
+                raise
+            started.set_exception(error)
         finally:
             ready.set()
             await registry.stop(0.0)

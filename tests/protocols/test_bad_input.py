@@ -57,7 +57,7 @@ def test_huge_integers_never_hurt_the_server(serve: Serve, number: int) -> None:
 
 
 def test_an_answer_that_json_cannot_say_is_the_models_error_or_null(serve: Serve) -> None:
-    class Odd(Square):
+    class Odd(Echo):
         def predict(self, batch: list[Any]) -> list[Any]:
             return [{"nan": float("nan"), "object": object(), "half": "\ud800"}[item] for item in batch]
 

@@ -29,8 +29,10 @@ def test_a_full_line_answers_429_with_retry_after(serve: Serve) -> None:
     service, executor = stuck(max_batch_size=1, max_queue_size=2)
     server = serve(service)
     with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(server.client.post, "/infer/square", json=each) for each in (1, 2, 3)]
-        server.until(lambda: bool(executor.pending) and service.state()["waiting"] == 2)
+        waiting = [pool.submit(server.client.post, "/infer/square", json=1)]
+        server.until(lambda: bool(executor.pending))
+        waiting += [pool.submit(server.client.post, "/infer/square", json=each) for each in (2, 3)]
+        server.until(lambda: service.state()["waiting"] == 2)
         refused = server.client.post("/infer/square", json=4)
         assert (refused.status_code, refused.json()["error"]["type"]) == (429, "Overloaded")
         assert int(refused.headers["retry-after"]) >= 1
