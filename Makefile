@@ -46,7 +46,7 @@ check: $(VENV)/.check
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.test
-	$(BIN)/python -m pytest tests/docs $(ARGS)
+	$(BIN)/python -m pytest tests/documentation $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks setup

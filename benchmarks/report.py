@@ -37,12 +37,14 @@ def write() -> list[str]:
     """Write all that can be written from what is stored; return the paths."""
     stored = _stored()
     pages = [INTRODUCTION]
-    if draw(_values(stored), PICTURE):
+    drawn = draw(_values(stored), PICTURE)
+    if drawn:
         pages.append(f"![Requests per second beside the peers]({PICTURE.relative_to(PAGE.parent)})\n")
     pages += [_section(part, stored[name]) for name, part in PARTS.items() if name in stored]
     PAGE.parent.mkdir(exist_ok=True)
     PAGE.write_text("\n".join(pages))
-    return [str(path.relative_to(ROOT)) for path in (PAGE, PICTURE, README) if path != README or _write_readme(stored)]
+    written = [PAGE, *([PICTURE] if drawn else []), *([README] if _write_readme(stored) else [])]
+    return [str(path.relative_to(ROOT)) for path in written]
 
 
 def _stored() -> dict[str, Any]:

@@ -120,5 +120,5 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def weir_command(target: str, *flags: str) -> list[str]:
     """Return the command that serves `target` as a user would."""
-    return [sys.executable, "-m", "weir.cli", "serve", target, "--port", "{port}", "--host", "127.0.0.1",
+    return [sys.executable, "-m", "weir", "serve", target, "--port", "{port}", "--host", "127.0.0.1",
             "--log-level", "warning", *flags]  # fmt: skip

@@ -10,11 +10,10 @@ import time
 from statistics import median
 
 from weir.batching.batcher import Batcher
-from weir.policy.rules import Greedy
-
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
 from weir.messages import Dispatch, RequestBase, Wakeup
+from weir.policy.rules import Greedy
 
 BATCH = 64
 REPEATS = 400
@@ -50,8 +49,8 @@ def measure(waiting: int) -> dict[str, float]:
         for request in arrived:
             batcher.submit(request, now)
         submitted = time.perf_counter_ns()
-        for request in dispatch.requests:
-            request.finish(None, dispatch)
+        for answered in dispatch.requests:
+            answered.finish(None, dispatch)
         batcher.finished(dispatch.batch_id, now)
         finished = time.perf_counter_ns()
         (dispatch,) = batcher.poll(now, Wakeup.WORKER)

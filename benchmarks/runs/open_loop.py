@@ -31,6 +31,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = transport
         self.loop.idle.append(self)
+        self.loop.connections.add(self)
 
     def send(self, request: bytes) -> None:
         self.received = b""
@@ -49,8 +50,8 @@ class Connection(asyncio.Protocol):
         if self in self.loop.idle:
             self.loop.idle.remove(self)
         if self.sent_at is not None:
-            self.loop.codes["broken"] += 1
-        self.loop.lost()
+            self.loop.broken()
+        self.loop.lost(self)
 
 
 class OpenLoop:
@@ -60,7 +61,9 @@ class OpenLoop:
         self.host, self.port = host, port
         head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.request = head.encode() + body
+        self.connections: set[Connection] = set()
         self.idle: list[Connection] = []
+        self.closing = False
         self.codes: Counter[str] = Counter()
         self.seconds: list[float] = []
         self.sent: int | None = None  # known at the end
@@ -73,11 +76,26 @@ class OpenLoop:
             self.seconds.append(seconds)
         self._note_the_end()
 
-    def lost(self) -> None:
+    def broken(self) -> None:
+        self.codes["broken"] += 1
+        self._note_the_end()
+
+    def lost(self, connection: Connection) -> None:
         """Replace a connection that the server has closed."""
+        self.connections.discard(connection)
+        if self.closing:
+            return
         task = asyncio.get_running_loop().create_task(self.connect())
         self.connecting.add(task)
         task.add_done_callback(self.connecting.discard)
+
+    def close(self) -> None:
+        """Close all connections, and open no more."""
+        self.closing = True
+        for task in self.connecting:
+            task.cancel()
+        for connection in list(self.connections):
+            connection.transport.close()
 
     async def connect(self) -> None:
         await asyncio.get_running_loop().create_connection(lambda: Connection(self), self.host, self.port)

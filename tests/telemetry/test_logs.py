@@ -109,6 +109,12 @@ def test_a_wrong_setting_names_key_value_and_rule() -> None:
         TelemetrySettings(log_format="xml")
 
 
+def test_a_file_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
+    settings = TelemetrySettings(log_file=str(tmp_path / "missing" / "weir.log"))
+    with pytest.raises(SettingsError, match="cannot be written: No such file or directory"), logging_to(settings):
+        raise AssertionError("unreachable")
+
+
 def test_structlog_is_not_configured_for_the_whole_process() -> None:
     get_logger("weir.test")
     assert not structlog.is_configured()

@@ -61,6 +61,10 @@ class Obedient(Model):
         os.read(read, 4)  # a signal that comes before Python is done with forking is lost
         return child
 
+    def fork_and_come_back(self) -> int:
+        """A child that runs on in our own loop: its answer is one too many."""
+        return os.fork()
+
     def environment(self) -> dict[str, str]:
         return dict(os.environ)
 
@@ -166,3 +170,13 @@ class Overlapping(Model):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         return [self.second.wait(10) if item == "first" else item for item in batch]
+
+
+class SlowAndPicky(Model):
+    """Takes half a second for any batch, and raises for one with a bad item."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(0.5)
+        if "bad" in batch:
+            raise ValueError("bad")
+        return batch

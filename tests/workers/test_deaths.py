@@ -11,9 +11,10 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
-from tests.workers.models import Echo, LoadsWhile, Obedient
+from tests.workers.models import Echo, LoadsWhile, Obedient, SlowAndPicky
 from tests.workers.pools import Pool, started
 
+from weir.errors import ModelError
 from weir.messages import OCTETS
 
 
@@ -124,6 +125,27 @@ def test_a_batch_over_predict_timeout_ends_its_worker() -> None:
     asyncio.run(main())
 
 
+def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again() -> None:
+    async def main() -> None:
+        async with started(SlowAndPicky, predict_timeout=1.0) as pool:
+            failed, answer = await pool.ask("bad", "good")
+            assert isinstance(failed, ModelError)
+            assert answer == "good"
+            assert pool.heard.lost == []
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_answers_what_it_was_not_asked_is_ended() -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            batch = pool.send("fork_and_come_back")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.lost == [(0, f"it was ended because it answered batch {batch}, which it did not have")]
+
+    asyncio.run(main())
+
+
 def test_signals_that_are_meant_for_the_server_do_not_end_workers_but_what_these_fork() -> None:
     async def main() -> None:
         async with started(Obedient) as pool:
@@ -180,6 +202,7 @@ async def kill_with_blocks_in_flight(pool: Pool, rounds: int) -> None:
             block.release()
 
 
+@pytest.mark.timeout(300)
 def test_killing_fifty_workers_leaves_the_arena_as_it_was() -> None:
     async def main() -> None:
         async with started(Echo, workers=5, arena_bytes=32 << 20) as pool:

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -227,3 +228,8 @@ def test_an_arena_of_no_bytes_is_none_at_all() -> None:
             assert pool.pool.gauges()["arena_bytes"] == 0
 
     asyncio.run(main())
+
+
+def test_parameters_that_cannot_travel_are_a_wrong_setting() -> None:
+    with pytest.raises(SettingsError, match=r"tried: model and params=.* must be picklable"):
+        asyncio.run(make_pool(Noted, {"note": threading.Lock()}).start(Recorder()))

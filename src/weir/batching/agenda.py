@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Generic, TypeVar
 
 M = TypeVar("M", bound=Hashable)
@@ -55,6 +56,6 @@ class Agenda(Generic[M]):
             heappop(heap)
         return None
 
-    def members(self) -> list[M]:
-        """Return all members, those put longest ago first."""
-        return list(self._entries)
+    def members(self, count: int) -> list[M]:
+        """Return up to `count` members, those that have been in longest first."""
+        return list(islice(self._entries, count))

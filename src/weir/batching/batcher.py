@@ -228,8 +228,8 @@ class Batcher:
             self._late_at = now
             for request in load.late:
                 line.forget(request)
-        if load.divided is not None:
-            line.divide(load.divided)
+        for request in load.divided:
+            line.divide(request)
         line.reconsider(group)
 
     def _must_last(self, seen: Observation, rows: int) -> float:

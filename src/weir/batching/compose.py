@@ -39,7 +39,7 @@ class Load:
         self.departed = 0  # rows that left the line, late ones included
         self.late: list[Request] = []
         self.plain = True  # all are single items
-        self.divided: Request | None = None  # taken in part, the rest still waits
+        self.divided: list[Request] = []  # taken in part, the rest still waits
 
     def take(self, request: Request) -> bool:
         """Take as much of `request` as fits; tell whether that was all of it."""
@@ -107,30 +107,34 @@ def _take_plain(load: Load, lane: Lane, count: int) -> None:
 
 def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
     small, large = level.small, level.large
-    overtaken, first_led = None, False
+    overtaken, has_led = None, False
     lanes = [small, large]
     while lanes and load.rows < load.max_rows:
         lane = _next_lane(lanes, small, large, max_overtakes)
         request = lane.head
         if request is None:
             lanes.remove(lane)
-            continue
-        if request.deadline <= load.must_last:
+        elif request.deadline <= load.must_last:
             _leave_out(load, lane, request)
-            continue
-        rival = large.head
-        if lane is small and rival is not None and rival.arrival <= request.arrival:
-            overtaken = rival
-        elif lane is large and small.waiting:
-            first_led = True
-        taken = request.taken
-        if load.take(request):
-            lane.advance()
         else:
-            if request.taken > taken:
-                load.divided = request
-            lanes.remove(lane)
-    _count_overtaking(large, overtaken, first_led)
+            rival = large.head
+            if lane is small and rival is not None and rival.arrival <= request.arrival:
+                overtaken = rival
+            has_led = has_led or (lane is large and small in lanes and small.head is not None)
+            if not _take_head(load, lane, request):
+                lanes.remove(lane)
+    _count_overtaking(large.head, overtaken, has_led)
+
+
+def _take_head(load: Load, lane: Lane, request: Request) -> bool:
+    """Take what fits of the head; tell whether the next one in the lane may be tried."""
+    taken = request.taken
+    if load.take(request):
+        lane.advance()
+        return True
+    if request.taken > taken:
+        load.divided.append(request)
+    return False
 
 
 def _next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) -> Lane:
@@ -143,13 +147,10 @@ def _next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) 
     return large if is_due else small
 
 
-def _count_overtaking(large: Lane, overtaken: Request | None, large_led: bool) -> None:
-    head = large.head
-    if head is None:
-        return
-    if large_led:
+def _count_overtaking(head: Request | None, overtaken: Request | None, large_has_led: bool) -> None:
+    if head is not None and large_has_led:
         head.overtaken = 0
-    elif overtaken is head:
+    elif head is not None and overtaken is head:
         head.overtaken += 1
 
 

@@ -5,6 +5,7 @@ the order of deadlines as well, and `Group.timeout` says so. Only when another r
 until the group is empty again.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator
 from itertools import takewhile
@@ -46,13 +47,10 @@ class Lane:
         waiting = self.waiting
         if not is_plain(request):
             self.odd += 1
-        place = len(waiting)
-        while place and waiting[place - 1].arrival > request.arrival:
-            place -= 1
-        if place == len(waiting):
-            waiting.append(request)
+        if waiting and request.arrival < waiting[-1].arrival:
+            waiting.insert(bisect_right(waiting, request.arrival, key=_arrival), request)
         else:
-            waiting.insert(place, request)
+            waiting.append(request)
 
     def advance(self) -> None:
         """The head has gone."""
@@ -80,6 +78,10 @@ class Lane:
             self.dead -= 1
 
 
+def _arrival(request: Request) -> float:
+    return request.arrival
+
+
 class Level:
     """The two lanes of one priority. Small requests may overtake large ones."""
 
@@ -103,6 +105,7 @@ class Group:
 
     __slots__ = (
         "_by_priority", "_deadlines", "append", "arrived", "asleep", "departed", "key", "levels", "plain", "timeout",
+        "turn",
     )  # fmt: skip
 
     def __init__(self, key: object) -> None:
@@ -117,6 +120,7 @@ class Group:
         self.arrived = 0
         self.departed = 0
         self.asleep = True  # empty, or its policy waits: not among the groups to be asked
+        self.turn = inf  # the deadline by which it has its place among the groups
 
     @property
     def waiting(self) -> int:

@@ -47,7 +47,8 @@ class Line:
         group.add(request)
         self.arrivals += request.rows
         self.last_arrival = max(self.last_arrival, request.arrival)
-        self.turns.wake(group)
+        if group.asleep or request.deadline < group.turn:
+            self.turns.wake(group)
 
     def leave(self, request: Request) -> None:
         """A waiting request was settled: take the rest of it out."""

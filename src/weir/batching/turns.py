@@ -24,7 +24,8 @@ class Turns:
         """`group` is to be asked; also when its rank has changed."""
         group.asleep = False
         self._parked.discard(group)
-        self._awake.put(group, (group.earliest(), group.oldest()))
+        group.turn = group.earliest()
+        self._awake.put(group, (group.turn, group.oldest()))
 
     def park(self, group: Group, until: float) -> None:
         """The policy of `group` waits until then."""
@@ -45,12 +46,12 @@ class Turns:
 
     def wake_some(self) -> None:
         """Wake those that have slept longest: a place is free for them."""
-        for group in self._parked.members()[:WOKEN_AT_ONCE]:
+        for group in self._parked.members(WOKEN_AT_ONCE):
             self.wake(group)
 
     def wake_all(self) -> None:
         """Wake every group."""
-        for group in self._parked.members():
+        for group in self._parked.members(len(self._parked)):
             self.wake(group)
 
     def first(self) -> Group | None:
@@ -63,6 +64,7 @@ class Turns:
             current = (group.earliest(), group.oldest())
             if current <= rank:
                 return group
+            group.turn = current[0]
             awake.put(group, current)  # what gave it the turn has gone
         return None
 

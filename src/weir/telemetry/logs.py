@@ -14,7 +14,7 @@ import structlog
 from structlog.stdlib import BoundLogger, ProcessorFormatter
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from weir.errors import WeirError
+from weir.errors import SettingsError, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.telemetry.settings import TelemetrySettings
 
@@ -35,14 +35,12 @@ def get_logger(name: str) -> BoundLogger:
 def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Iterator[None]:
     """Send every log line of this process to `stream` (default: stderr) and to `log_file` while the block runs.
 
-    The root logger is as before afterwards. Raises OSError when the file cannot be opened.
+    The root logger is as before afterwards. Raises SettingsError when the file cannot be written.
     """
-    stream = sys.stderr if stream is None else stream
-    handlers: list[logging.Handler] = [logging.StreamHandler(stream)]
-    handlers[0].setFormatter(_formatter(settings.log_format, colors=stream.isatty()))
+    handlers: list[logging.Handler] = [_Stderr() if stream is None else logging.StreamHandler(stream)]
+    handlers[0].setFormatter(_formatter(settings.log_format, colors=(stream or sys.stderr).isatty()))
     if settings.log_file is not None:
-        handlers.append(logging.FileHandler(settings.log_file, encoding="utf-8"))
-        handlers[1].setFormatter(_formatter("json", colors=False))
+        handlers.append(_file_handler(settings.log_file))
     root = logging.getLogger()
     before, level = root.handlers, root.level
     root.handlers = handlers
@@ -54,6 +52,24 @@ def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Ite
         root.setLevel(level)
         for handler in handlers[1:]:
             handler.close()
+
+
+def _file_handler(path: str) -> logging.Handler:
+    try:
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"log_file={path!r}: cannot be written: {error.strerror}") from error
+    handler.setFormatter(_formatter("json", colors=False))
+    return handler
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what sys.stderr is at that moment: a progress bar puts itself in its place while it is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:

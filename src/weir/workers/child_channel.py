@@ -77,7 +77,7 @@ class ChildChannel:
             return 0
 
     def _spin(self) -> int:
-        if not self.spin:
+        if not self.spin or self._cancelled:  # with a batch here, another thread needs this CPU
             return 0
         until = time.perf_counter() + self.spin
         while time.perf_counter() < until:

@@ -42,7 +42,6 @@ class Launch:
             "name": self.name,
             "index": self.index,
             "path": list(self.path),
-            "cpu_affinity": for_worker(self.settings.cpu_affinity, self.index),
             "max_batch_size": self.max_batch_size,
             "retry_in_halves": self.settings.retry_in_halves,
             "pipeline_depth": self.settings.pipeline_depth,
@@ -64,10 +63,12 @@ class Launch:
 
         Called on the thread that is to outlive the process: the kernel ends the process with that thread.
         """
-        numbers = (os.getpid(), end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
+        cpus = ",".join(map(str, for_worker(self.settings.cpu_affinity, self.index) or ()))
+        numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
+        described = (f"{self.name}/{self.index}", os.getpid(), cpus, *numbers)
         return subprocess.Popen(
             # -P: without it the current directory would come first on the path and could shadow any module.
-            [sys.executable, "-P", "-m", "weir.workers.process", f"{self.name}/{self.index}", *map(str, numbers)],
+            [sys.executable, "-P", "-m", "weir.workers.process", *map(str, described)],
             stdin=subprocess.DEVNULL,
             env=self.environment(os.environ),
             pass_fds=[fd for fd in (end, self.request_fd, result_fd) if fd >= 0],

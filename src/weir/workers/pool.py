@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from weir.errors import ModelNotReady, WeirError
+from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
 from weir.model import Model
 from weir.workers.arena import Arena, ArenaBlock, create_memory
@@ -48,8 +48,8 @@ class ProcessPool:
         loop = asyncio.get_running_loop()
         self._listener = listener
         ready = self._ready = loop.create_future()
-        source = pack_source(self._model, self._params)
         try:
+            source = self._pack()
             self._arena = self._make_arena()
             self._workers = [self._make_worker(index, source, loop) for index in range(self._settings.workers)]
             for worker in self._workers:
@@ -115,6 +115,17 @@ class ProcessPool:
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
         elif not self._ready.done():
             self._ready.set_exception(error)
+
+    def _pack(self) -> bytes:
+        try:
+            return pack_source(self._model, self._params)
+        except WeirError:
+            raise
+        except Exception as error:  # whatever a stranger's __reduce__ raises
+            raise SettingsError(
+                f"{self._name}: model and params={self._params!r} must be picklable to reach a worker process "
+                f"({type(error).__name__}: {error})"
+            ) from error
 
     def _make_arena(self) -> Arena | None:
         size_bytes = self._settings.arena_bytes

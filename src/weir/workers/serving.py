@@ -52,8 +52,10 @@ def _prepare_each(
 ) -> None:
     try:
         while isinstance(batch := channel.receive(), Batch):
-            ahead.put((batch.batch_id, runner.prepare(batch)))
-            del batch
+            prepared = runner.prepare(batch)
+            channel.look()
+            ahead.put((batch.batch_id, prepared))
+            del batch, prepared
         ahead.put(None)
     except BaseException:  # without this thread the worker would wait for ever
         traceback.print_exc()

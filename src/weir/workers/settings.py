@@ -19,9 +19,13 @@ class WorkerSettings:
     )
     predict_timeout: float | None = setting(None, "a batch that runs longer ends its worker", rule=POSITIVE)
     env: list[dict[str, str]] = setting(
-        [], "environment of each worker: one dict for all, or one per worker (CUDA_VISIBLE_DEVICES)"
+        [],
+        "environment of each worker: one dict for all, or one per worker (CUDA_VISIBLE_DEVICES)",
+        metavar="NAME=VALUE",
     )
-    cpu_affinity: list[list[int]] = setting([], "CPU numbers of each worker: one list for all, or one per worker")
+    cpu_affinity: list[list[int]] = setting(
+        [], "CPU numbers of each worker: one list for all, or one per worker", metavar="NUMBERS"
+    )
     threads: int | None = setting(None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)")
     retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
     start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)

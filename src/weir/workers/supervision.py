@@ -184,7 +184,10 @@ class Worker:
             self._chief.worker_started(self)
 
     def _answered(self, events: Events) -> None:
-        flight = self._batches[events.batch_id]
+        flight = self._batches.get(events.batch_id)
+        if flight is None:  # a process that the model forked, and that came back into our loop
+            self.kill(f"it was ended because it answered batch {events.batch_id}, which it did not have")
+            return
         if self.held_bytes:
             as_values(events, flight.accepts)
         if events.final:

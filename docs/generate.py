@@ -1,0 +1,148 @@
+"""Writes the pages of the reference that follow from the code: `python -m docs.generate`."""
+
+from collections.abc import Callable, Iterable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from weir import errors
+from weir.messages import Reason
+from weir.protocols.status import TABLE, codes_of_type
+from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
+from weir.telemetry.exposition import Exposition
+from weir.telemetry.metrics import Metrics
+
+ROOT = Path(__file__).resolve().parents[1]
+WRITTEN = "<!-- Written by docs/generate.py from the code. -->"
+
+PARTS = {
+    "Model": "What belongs to one model.",
+    "Batching": "How requests become batches.",
+    "Workers": "How batches are run.",
+    "Service": "How callers are treated.",
+    "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
+    "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
+}
+
+SETTINGS = f"""# Settings
+
+{WRITTEN}
+
+Each setting is stated once, in the code, and can be given in five places. Low to high, the higher wins:
+
+1. the default, below;
+2. an attribute of the model's class (`max_batch_size = 32`), for those that concern one model;
+3. a TOML file, given by `--config weir.toml` or the variable `WEIR_CONFIG`: `max_batch_size = 32` at the top for every
+   model, or under `[models.NAME]` for one;
+4. an environment variable: `WEIR_MAX_BATCH_SIZE=32`;
+5. a flag of `weir serve`: `--max-batch-size 32`.
+
+In Python they are keyword arguments of `Service`: `weir.Service(Square, max_batch_size=32)`.
+A wrong value ends the start with one line that names where it was said, the value and the rule. Durations are in
+seconds, sizes in bytes or rows, as said.
+"""
+
+ERRORS = f"""# Errors and codes
+
+{WRITTEN}
+
+Every error is a `weir.WeirError`. Over HTTP it is a JSON document, `{{"error": {{"type", "message", "model", "details"}}}}`,
+with the code below. `retry_after`, in seconds, travels in `details`, and rounded up in the header `Retry-After`.
+"""
+
+METRICS = f"""# Metrics
+
+{WRITTEN}
+
+`GET /metrics` answers in Prometheus' text format, or in OpenMetrics if asked for. `--no-metrics` switches counting off.
+Counters end in `_total` there. The label `code` is the HTTP status for requests that came over HTTP, and the name of the error
+(or `ok`) for calls in Python.
+
+"""
+
+
+def settings_page() -> str:
+    """Return the page of all settings."""
+    declared = declared_settings().values()
+    sections = [SETTINGS]
+    for part in (*MODEL_PARTS, *SERVER_PARTS):
+        rows = [_setting_row(each) for each in declared if each.part == part]
+        sections.append(f"## {part}\n\n{PARTS[part]}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
+    return "\n".join(sections)
+
+
+def _setting_row(declared: Declared) -> tuple[str, str, str, str]:
+    rule = declared.rule[1] if declared.rule else ""
+    metavar = f" {declared.metavar}" if declared.metavar else ""
+    return f"`{declared.flag}{metavar}`", _default(declared.default), declared.help, rule
+
+
+def _default(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return "none"
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"`{value.value if isinstance(value, Enum) else value}`"
+
+
+def errors_page() -> str:
+    """Return the page of all errors: the tree, and the codes."""
+    tree = (errors.__doc__ or "").split("\n\n")[1]
+    rows = [
+        (f"`{kind.__name__}`", str(codes_of_type(kind).http), codes_of_type(kind).grpc, _first_line(kind))
+        for kind in _tree(errors.WeirError)
+        if kind not in (errors.WeirError, errors.CapacityError, errors.SettingsError)
+    ]
+    rows.append(("any other exception", str(TABLE[BaseException].http), TABLE[BaseException].grpc, "Our own mistake."))
+    text = (
+        "`SettingsError` happens at start-up only. A caller sees no traceback, unless the server was started with "
+        "`--development`; in process, the original exception is `__cause__` where its class can be imported, and "
+        "`remote_traceback` has the worker's traceback. 499 is never sent, for the connection is gone: metrics show it.\n"
+    )
+    return f"{ERRORS}\n```text\n{tree}\n```\n\n{_table(('error', 'HTTP', 'gRPC', ''), rows)}\n{text}"
+
+
+def _tree(kind: type[errors.WeirError]) -> Iterable[type[errors.WeirError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            yield from _tree(child)
+
+
+def _first_line(kind: type) -> str:
+    return (kind.__doc__ or "").partition("\n")[0]
+
+
+def metrics_page() -> str:
+    """Return the page of all metrics."""
+    shown = Exposition(Metrics(), lambda door, error: "").collect()
+    rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in shown]
+    reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
+    text = f"The values of `reason` are {reasons}; they add up to the number of batches. Beside these there are the usual\n`process_*` metrics.\n"
+    return METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text
+
+
+def _labels(family: Any) -> str:
+    return ", ".join(getattr(family, "_labelnames", ()))
+
+
+def _table(columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [columns, tuple("---" for _ in columns), *rows]
+    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/reference/settings.md": settings_page,
+    "docs/reference/errors.md": errors_page,
+    "docs/reference/metrics.md": metrics_page,
+}
+
+
+def main() -> None:
+    """Write them all."""
+    for path, make in PAGES.items():
+        (ROOT / path).write_text(make())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Composes the running server: models, doors, observers, signals.
+
+The order of a life: listen (`/health/live` answers 200, `/health/ready` and inference 503 while models load) → load and
+warm up all models → ready → a signal: 503 again for all that is new, while what was accepted is finished → listen no
+more → end the workers. Listening comes first so that a liveness probe does not kill a model that takes minutes to load,
+and so that a port that is taken is known before any is; it ends last so that a load balancer reads 503 and not a reset
+connection while the server drains.
+"""
+
+import asyncio
+import gc
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import uvloop
+
+from weir.errors import SettingsError
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.manager.targets import load_target
+from weir.messages import Observer
+from weir.protocols.metrics import make_exposition
+from weir.protocols.rest import make_app
+from weir.protocols.server import HttpServer
+from weir.settings import ModelToServe, Settings
+from weir.telemetry.logs import LogObserver, get_logger
+from weir.telemetry.metrics import Metrics
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+WRITE_TIMEOUT = 5.0  # seconds that finished answers get to leave, at the end of a drain
+
+
+class App:
+    """One server: its models and its HTTP door.
+
+    `observers` hear what happens beside metrics and logs. Raises SettingsError for a wrong target or setting; nothing
+    has been started then.
+    """
+
+    def __init__(self, settings: Settings, observers: Sequence[Observer] = ()) -> None:
+        self.settings = settings
+        self._logger = get_logger("weir")
+        metrics = Metrics() if settings.telemetry.metrics else None
+        counting: list[Observer] = [] if metrics is None else [metrics]
+        heard = [*counting, LogObserver(self._logger), *observers]
+        services = [make_service(model, heard) for model in settings.models]
+        self.registry = Registry(services, {model.name: model.routes for model in settings.models})
+        render = None if metrics is None else make_exposition(metrics, self.registry).render
+        asgi = make_app(self.registry, settings.http, metrics=render)
+        self.server = HttpServer(self.registry, asgi, settings.http, heard)
+        self._signalled = asyncio.Event()
+
+    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+        """Serve until SIGTERM or SIGINT, then finish what was accepted; a second signal ends the process at once.
+
+        `ready` is called when all models are. Raises SettingsError if the address cannot be had, and ModelError with
+        the worker's traceback if a model cannot be loaded; nothing is left running then.
+        """
+        self._catch_signals()
+        await self.server.start()
+        try:
+            self._logger.info("listening", address=self.server.address)
+            if await self._load():
+                ready()
+                await self._signalled.wait()
+                await self._drain()
+        finally:
+            await self.registry.stop(0.0)
+            await self.server.stop()
+        self._logger.info("stopped")
+
+    async def _load(self) -> bool:
+        """Load all models; False if a signal came first."""
+        loading = asyncio.ensure_future(self.registry.start())
+        signalled = asyncio.ensure_future(self._signalled.wait())
+        await asyncio.wait((loading, signalled), return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if not loading.done():
+            loading.cancel()
+            with suppress(asyncio.CancelledError):
+                await loading
+            return False
+        loading.result()
+        gc.collect()
+        gc.freeze()  # what is there now stays: the collector need not look at it again
+        self._logger.info("ready", models=list(self.registry.services))
+        return True
+
+    async def _drain(self) -> None:
+        """Finish what was accepted; every model has its own drain_timeout for it."""
+        states = self.registry.state().values()
+        waiting, running = (sum(state[key] for state in states) for key in ("waiting", "in_flight"))
+        self._logger.info("draining", waiting_rows=waiting, running_rows=running)
+        await self.registry.drain()
+        await self.registry.stop(0.0)  # what is unfinished now is told so
+        if not await self.server.drain(WRITE_TIMEOUT):
+            self._logger.warning("some answers were not read in time")
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._signalled.is_set():
+            os._exit(128 + number)  # workers end with the process that started them
+        self._signalled.set()
+
+
+def make_service(model: ModelToServe, observers: Sequence[Observer]) -> Service:
+    """Return the service of one model, not started. Raises SettingsError naming the model."""
+    found = load_target(model.target)
+    try:
+        if issubclass(found, Service):
+            return found(name=model.name, params=model.params, observers=observers, **model.settings)
+        return Service(found, name=model.name, params=model.params, observers=observers, **model.settings)
+    except SettingsError as error:
+        raise SettingsError(f"{model.name}: {error.message}") from error
+
+
+def run(app: App, ready: Callable[[], None] = lambda: None) -> None:
+    """Run `app` on an event loop of its own until a signal ends it; see App.run for what it raises."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(app.run(ready))

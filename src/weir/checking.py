@@ -1,0 +1,115 @@
+"""Tries a model out: one worker, its examples, what came out, how large and how fast."""
+
+import asyncio
+import itertools
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from weir.app import make_service
+from weir.errors import WeirError
+from weir.manager.health import same
+from weir.manager.service import Service
+from weir.messages import JSON, Dispatch, RequestBase
+from weir.model import Example, is_tensor_model
+from weir.settings import ModelToServe
+
+
+@dataclass
+class Outcome:
+    """One example: `wrong` says what is, or is empty. `size_bytes` is the answer's, as it would be sent."""
+
+    item: Any
+    seconds: float
+    answer: Any = None
+    size_bytes: int | None = None
+    wrong: str = ""
+
+
+@dataclass
+class Report:
+    """What came of one model. `batch_seconds` is for `batch_size` items at once, 0 if that was not run."""
+
+    name: str
+    start_seconds: float
+    outcomes: list[Outcome] = field(default_factory=list)
+    batch_size: int = 0
+    batch_seconds: float = 0.0
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing is wrong."""
+        return not any(outcome.wrong for outcome in self.outcomes)
+
+
+def check_model_runs(model: ModelToServe) -> Report:
+    """Start one worker of `model`, run its examples one by one and then a full batch of them, and end the worker.
+
+    Raises ModelError with the worker's traceback when the model cannot be loaded, and SettingsError.
+    """
+    one_worker = model._replace(settings={**model.settings, "workers": 1})
+    return asyncio.run(_check(make_service(one_worker, ())))
+
+
+async def _check(service: Service) -> Report:
+    started = time.perf_counter()
+    async with service:
+        report = Report(service.name, time.perf_counter() - started)
+        examples = [each if isinstance(each, Example) else Example(each) for each in service.model.examples]
+        report.outcomes = [await _run(service, example) for example in examples]
+        if report.outcomes and report.good:
+            await _run_batch(service, examples, report)
+    return report
+
+
+async def _run(service: Service, example: Example) -> Outcome:
+    started = time.perf_counter()
+    try:
+        answer = await service.infer(example.item)
+        outcome = Outcome(example.item, time.perf_counter() - started, answer)
+        outcome.size_bytes = await _sent_size(service, example.item, answer)
+    except WeirError as error:
+        return Outcome(example.item, time.perf_counter() - started, wrong=f"{type(error).__name__}: {error.message}")
+    if example.expected is not ... and not same(answer, example.expected):
+        outcome.wrong = f"expected {example.expected!r:.200}"
+    return outcome
+
+
+async def _run_batch(service: Service, examples: list[Example], report: Report) -> None:
+    size = service.batching.max_batch_size
+    items = [example.item for example in itertools.islice(itertools.cycle(examples), size)]
+    started = time.perf_counter()
+    await service.infer_many(items)
+    report.batch_size, report.batch_seconds = size, time.perf_counter() - started
+
+
+async def _sent_size(service: Service, item: Any, answer: Any) -> int:
+    """Return the bytes of the answer as a door would send it; the worker writes it. Raises ModelError if it cannot."""
+    if is_tensor_model(service.model):
+        return sum(array.nbytes for array in answer.values())
+    accept = service.model.content_types[0] if service.model.content_types else JSON
+    request = _Sent(item, service.now(), service.settings.timeout, accept=accept)
+    service.submit(request)
+    return await request.size
+
+
+class _Sent(RequestBase):
+    """A request whose answer is wanted as bytes."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, item: Any, arrival: float, timeout: float, *, accept: str) -> None:
+        super().__init__(item, arrival, timeout, accept=accept)
+        self.size: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Note the size of the answer."""
+        if isinstance(output, bytes):
+            self.size.set_result(len(output))
+            return
+        self.size.set_result(output.view.nbytes)
+        output.release()
+
+    def fail(self, error: WeirError) -> None:
+        """Note the error."""
+        self.size.set_exception(error)

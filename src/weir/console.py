@@ -1,0 +1,165 @@
+"""What a person sees in the terminal: progress while models load, the table of what is served, the results of a check."""
+
+import shlex
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from weir.app import App, run
+from weir.checking import Report, check_model_runs
+from weir.errors import WeirError
+from weir.manager.service import Service
+from weir.messages import JSON, Dispatch, Request, Timing
+from weir.model import Example
+from weir.settings import Settings
+from weir.telemetry.logs import logging_to
+from weir.wire.values import UNWRITABLE, encode
+
+_LONGEST_EXAMPLE = 200  # characters of JSON that still fit into a line to be copied
+_LONGEST_VALUE = 40
+
+
+def serve(settings: Settings) -> None:
+    """Serve until a signal; see App.run for what is raised."""
+    with logging_to(settings.telemetry):
+        loading = Loading()
+        app = App(settings, [loading])
+
+        def ready() -> None:
+            loading.close()
+            _print(_served(app), *_curl_lines(app))
+
+        try:
+            loading.show(list(app.registry.services.values()))
+            run(app, ready)
+        finally:
+            loading.close()
+
+
+def check(settings: Settings) -> bool:
+    """Check every model, one after another; False if anything is wrong with one."""
+    good = True
+    with logging_to(settings.telemetry):
+        for model in settings.models:
+            report = check_model_runs(model)
+            _print(*_reported(report))
+            good &= report.good
+    return good
+
+
+def _print(*parts: Any) -> None:
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str) or None, markup=False)
+
+
+class Loading:
+    """An Observer that shows how many workers have loaded, while they do and if stderr is a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (SpinnerColumn(), TextColumn("loading {task.description}"), BarColumn(), MofNCompleteColumn())
+        self._progress = Progress(
+            *columns, TextColumn("workers"), TimeElapsedColumn(), console=console, transient=True,
+            disable=not console.is_terminal,
+        )  # fmt: skip
+        self._rows: dict[str, Any] = {}
+
+    def show(self, services: Sequence[Service]) -> None:
+        """Begin to show."""
+        for service in services:
+            self._rows[service.name] = self._progress.add_task(service.name, total=service.workers.workers)
+        self._progress.start()
+
+    def close(self) -> None:
+        """Show nothing any more. Idempotent."""
+        self._progress.stop()
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        """Count a worker that is ready."""
+        if state == "ready" and model in self._rows:
+            self._progress.advance(self._rows[model])
+
+    def refused(self, model: str, door: str, error: WeirError) -> None:
+        """Show nothing of it."""
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        """Show nothing of it."""
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        """Show nothing of it."""
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """Show nothing of it."""
+
+    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        """Show nothing of it."""
+
+
+def _served(app: App) -> Table:
+    table = Table("model", "workers", "policy", "max batch", "routes", "url", box=None, pad_edge=False)
+    for name, service in app.registry.services.items():
+        routes = [f"/infer/{name}", *(path for path, routed in app.registry.routes.items() if routed is service)]
+        workers = f"{service.workers.workers} {service.workers.executor}"
+        policy, size = str(service.batching.policy), str(service.batching.max_batch_size)
+        table.add_row(name, workers, policy, size, " ".join(routes), app.server.address)
+    return table
+
+
+def _curl_lines(app: App) -> list[str]:
+    uds = app.settings.http.uds
+    base = (
+        "http://localhost" if uds else app.server.address.replace("0.0.0.0", "localhost").replace("[::]", "localhost")
+    )
+    socket = f"--unix-socket {shlex.quote(uds)} " if uds else ""
+    return [
+        f"\n  curl {socket}-d {_example_of(service)} {base}/infer/{name}"
+        for name, service in app.registry.services.items()
+    ]
+
+
+def _example_of(service: Service) -> str:
+    """Return an item to try, quoted for a shell: the model's first example where it can be written."""
+    for example in service.model.examples[:1]:
+        try:
+            text = encode(example.item if isinstance(example, Example) else example, JSON).decode()
+        except UNWRITABLE:
+            break
+        if len(text) <= _LONGEST_EXAMPLE:
+            return shlex.quote(text)
+    return "JSON"
+
+
+def _reported(report: Report) -> list[Any]:
+    table = Table("item", "answer", "size", "time", "", box=None, pad_edge=False)
+    for outcome in report.outcomes:
+        wrong = Text(outcome.wrong, style="red") if outcome.wrong else Text("ok", style="green")
+        table.add_row(
+            _short(outcome.item), _short(outcome.answer), _size(outcome.size_bytes), _duration(outcome.seconds), wrong
+        )
+    lines: list[Any] = [f"{report.name}: loaded and warmed up in {_duration(report.start_seconds)}"]
+    lines += [table] if report.outcomes else ["it has no examples to run (Model.examples)"]
+    if report.batch_seconds:
+        rate = report.batch_size / report.batch_seconds
+        lines.append(f"{report.batch_size} at once in {_duration(report.batch_seconds)}: {rate:,.0f} items/s")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 1] + "…"
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return ""
+    return f"{size_bytes} B" if size_bytes < 10_000 else f"{size_bytes / 1000:,.0f} kB"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,70 @@
+"""What the executors without processes of their own have in common."""
+
+import logging
+import os
+from typing import Any
+
+from weir.errors import SettingsError, WeirError
+from weir.messages import Batch, EventKind, Events, Timing
+from weir.model import Model
+from weir.workers.faults import copies, model_error
+from weir.workers.runner import Runner
+from weir.workers.settings import WorkerSettings
+
+logger = logging.getLogger("weir")
+
+
+class LocalState:
+    """The state of a worker in this process (see WorkerState)."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.state = "starting"
+        self.pid: int | None = os.getpid()
+        self.in_flight = 0
+        self.restarts = 0
+        self.reason = ""
+
+
+def refuse_settings(settings: WorkerSettings, names: tuple[str, ...]) -> None:
+    """Raise SettingsError if one of `names` is set, which only worker processes can honour."""
+    for name in names:
+        value = getattr(settings, name)
+        if value:
+            raise SettingsError(f"{name}={value!r}: needs worker processes, not executor={settings.executor!r}")
+
+
+def unload(runner: Runner, name: str, index: int) -> None:
+    """Stop `runner`. What its model raises is logged: it ends all the same."""
+    try:
+        runner.stop()
+    except (Exception, SystemExit):
+        logger.exception("worker %d of %r: unload raised", index, name)
+
+
+def no_arena(restarts: int = 0) -> dict[str, Any]:
+    """Return the gauges of an executor without shared memory."""
+    return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": restarts}
+
+
+def make_runner(
+    model: type[Model], params: dict[str, Any], settings: WorkerSettings, index: int, max_batch_size: int,
+    fatal: tuple[type[BaseException], ...],
+) -> Runner:  # fmt: skip
+    """Return a runner that has not been started."""
+    return Runner(
+        model, params, worker_index=index, max_batch_size=max_batch_size, retry_in_halves=settings.retry_in_halves,
+        fatal=fatal,
+    )  # fmt: skip
+
+
+def not_loaded(error: BaseException, name: str, index: int) -> WeirError:
+    """Return what a failed start is told as."""
+    return error if isinstance(error, WeirError) else model_error(f"worker {index} of {name!r} did not load: it", error)
+
+
+def all_failed(batch: Batch, error: BaseException) -> Events:
+    """Return the events of a batch that could not be run to its end because of `error`."""
+    count = len(batch.payloads)
+    outputs: list[Any] = [*copies(model_error("the worker", error), count)] if count else []
+    return Events(batch.batch_id, outputs, kinds=[EventKind.ERROR] * count, timing=Timing(0.0, 0.0, 0.0))

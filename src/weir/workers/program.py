@@ -1,0 +1,87 @@
+"""What a worker process does from the first frame to the last: build the model, say that it is ready, serve, unload."""
+
+import gc
+import io
+import logging
+import os
+import socket
+import sys
+
+from weir.errors import SettingsError, WeirError
+from weir.wire.frames import FrameParser, Ready, Start, StartFailed, encode_control
+from weir.workers.arena import Arena, Mapping
+from weir.workers.child_channel import ChildChannel
+from weir.workers.faults import model_error
+from weir.workers.places import PayloadFetch, ResultPlaces
+from weir.workers.runner import Runner
+from weir.workers.serving import serve, serve_ahead
+from weir.workers.source import unpack_source
+
+
+def run(
+    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int, *, refusal: SettingsError | None
+) -> int:
+    """Serve on the socket `end` until the server says stop or leaves; return the exit code.
+
+    The arenas' descriptors are -1 where there are none. `refusal`: why this process cannot start at all.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what a model printed is not lost when it is killed
+    channel, places = connect(end, request_fd, request_bytes, result_fd, result_bytes)
+    start = channel.receive()
+    if not isinstance(start, Start):
+        return 0  # the server has left
+    try:
+        if refusal is not None:
+            raise refusal
+        runner = build(start)
+    except BaseException as error:  # whatever the model raised, SystemExit too, is told to the server
+        what = f"starting worker {start.options['index']} of {start.options['name']!r}"
+        channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
+        return 1
+    channel.spin = start.options["spin"]
+    channel.send(encode_control(Ready()))
+    loop = serve_ahead if start.options["pipeline_depth"] > 1 else serve
+    loop(channel, runner, places)
+    runner.stop()
+    return 0
+
+
+def connect(
+    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int
+) -> tuple[ChildChannel, ResultPlaces | None]:
+    """Return the channel to the server, and where large results go. No program that the model starts inherits them."""
+    fetch = places = None
+    os.set_inheritable(end, False)
+    if request_fd >= 0:
+        fetch = PayloadFetch(Mapping(request_fd, request_bytes, writable=False))
+        os.close(request_fd)
+    if result_fd >= 0:
+        os.set_inheritable(result_fd, False)
+        places = ResultPlaces(Arena(result_fd, result_bytes))
+    return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places
+
+
+def build(start: Start) -> Runner:
+    """Return the model's runner, loaded and warmed up. Raises what the model raises."""
+    options = start.options
+    sys.path[:] = options["path"]
+    configure_logging(options["name"], options["index"])
+    assert isinstance(start.target, bytes)
+    model, params = unpack_source(start.target)
+    runner = Runner(
+        model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
+        retry_in_halves=options["retry_in_halves"],
+    )  # fmt: skip
+    runner.start()
+    gc.collect()
+    gc.freeze()  # what the model has loaded lives as long as the worker
+    return runner
+
+
+def configure_logging(name: str, index: int) -> None:
+    """Have what the model logs appear on stderr, with the worker it comes from, unless the model decides otherwise."""
+    worker = f"{name}/{index}".replace("%", "%%")
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s %(levelname)-7s {worker} %(name)s: %(message)s"
+    )

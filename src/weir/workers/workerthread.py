@@ -1,0 +1,147 @@
+"""One worker thread, seen from the loop and from inside."""
+
+import asyncio
+import contextlib
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from weir.messages import Batch, Events
+from weir.model import Model
+from weir.workers.executor import Listener
+from weir.workers.local import LocalState, all_failed, make_runner, not_loaded, unload
+from weir.workers.settings import WorkerSettings, for_worker
+from weir.workers.timelimit import TimeLimit
+
+
+class WorkerThread:
+    """Runs batches one after the other in a thread that it starts.
+
+    The loop and the thread share a queue of batches and the sets of cancelled entries; everything else belongs to the
+    loop, which the thread calls with what it has.
+    """
+
+    def __init__(
+        self, index: int, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str,
+        max_batch_size: int, listener: Listener,
+    ) -> None:  # fmt: skip
+        self.state = LocalState(index)
+        self._name = name
+        self._places = settings.pipeline_depth
+        self._cpus: list[int] | None = for_worker(settings.cpu_affinity, index)
+        self._runner = make_runner(model, params, settings, index, max_batch_size, fatal=())
+        self._listener = listener
+        self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._cancelled: dict[int, set[int]] = {}  # of the batches in flight, in order
+        self._loop = asyncio.get_running_loop()
+        self._limit = TimeLimit(self._loop, settings.predict_timeout, self._overran)
+        self._limit_seconds = settings.predict_timeout
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._given_up: set[int] = set()  # batches whose outcome nobody waits for, as the worker counts as lost
+
+    # On the loop.
+
+    def start(self) -> asyncio.Future[None]:
+        """Start the thread; the future tells when the model is loaded and warm, or why not."""
+        threading.Thread(target=self._main, name=f"weir-{self._name}-{self.state.index}", daemon=True).start()
+        return self._loaded
+
+    def announce(self) -> None:
+        """Take batches from now on."""
+        self.state.state, self.state.reason = "ready", ""
+        self._listener.worker_ready(self.state.index, self._places)
+
+    def run(self, batch: Batch) -> None:
+        """Run `batch` after those that are here."""
+        if not self._cancelled:
+            self._limit.begin()
+        self._cancelled[batch.batch_id] = set()
+        self.state.in_flight = len(self._cancelled)
+        self._batches.put(batch)
+
+    def cancel(self, batch_id: int, indices: Sequence[int]) -> None:
+        """Leave these entries of a batch out, if it is not too late."""
+        self._cancelled.get(batch_id, set()).update(indices)
+
+    def stop(self) -> asyncio.Future[None]:
+        """Finish what is here, unload and end; the future tells when."""
+        if self.state.state != "stopped":
+            self.state.state = "stopped"
+            self._limit.close()
+            self._batches.put(None)
+        return self._ended
+
+    def _overran(self) -> None:
+        self._given_up = set(self._cancelled)
+        self._cancelled = {}
+        self.state.in_flight = 0
+        self.state.state = "lost"
+        self.state.reason = (
+            f"predict takes longer than predict_timeout={self._limit_seconds} seconds; as a thread cannot be ended, the "
+            "worker is back when it returns"
+        )
+        self._listener.worker_lost(self.state.index, self.state.reason)
+
+    def _finished(self, events: Events) -> None:
+        if events.batch_id in self._given_up:
+            self._given_up.discard(events.batch_id)
+            if not self._given_up and self.state.state == "lost":
+                self.state.restarts += 1
+                self.announce()
+            return
+        self._limit.end()
+        self._cancelled.pop(events.batch_id)
+        self.state.in_flight = len(self._cancelled)
+        if self._cancelled and self.state.state == "ready":
+            self._limit.begin()
+        self._listener.received(self.state.index, events)
+
+    def _restarted(self, batch_id: int) -> None:
+        if batch_id == next(iter(self._cancelled), None) and self.state.state == "ready":
+            self._limit.begin()
+
+    # In the thread.
+
+    def _main(self) -> None:
+        try:
+            if self._cpus is not None:
+                os.sched_setaffinity(0, self._cpus)  # of this thread
+            self._runner.start()
+        except BaseException as error:
+            self._tell(_settle, self._loaded, not_loaded(error, self._name, self.state.index))
+        else:
+            self._tell(_settle, self._loaded, None)
+            while (batch := self._batches.get()) is not None:
+                self._run(batch)
+                del batch  # large payloads do not stay while the worker is idle
+            unload(self._runner, self._name, self.state.index)
+        self._tell(_settle, self._ended, None)
+
+    def _run(self, batch: Batch) -> None:
+        batch_id = batch.batch_id
+        if batch_id in self._given_up:
+            self._tell(self._finished, Events(batch_id, []))
+            return
+        cancelled = self._cancelled.get(batch_id, set())
+        try:
+            prepared = self._runner.prepare(batch)
+            events = self._runner.compute(prepared, cancelled, lambda: self._tell(self._restarted, batch_id))
+        except BaseException as error:
+            events = all_failed(batch, error)
+        self._tell(self._finished, events)
+
+    def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,166 @@
+"""Reads a page of the documentation and does what it shows.
+
+- A `python` block is run, all blocks of a page in one namespace, `await` allowed. If its first line is a comment with a
+  file name, it is written to that file instead (and so is a `toml` block): models to serve, programs to start.
+- A `console` block is what a terminal shows: each line after "$ " is run, and what it prints must be what follows; "..."
+  stands for anything. `weir serve` runs in the background, on a free port that takes the place of 8000 from then on, until
+  the page ends or serves again.
+- `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`.
+"""
+
+import ast
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
+FILE_NAME = re.compile(r"# ([\w/.-]+\.(?:py|toml))\n")
+NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*\Z")
+COMMAND = re.compile(r"^\$ ", re.MULTILINE)
+
+
+class Block(NamedTuple):
+    """One fenced block, and the line of the page where it starts."""
+
+    language: str
+    text: str
+    line: int
+    shown_only: bool
+
+
+def all_pages() -> list[Path]:
+    """Return the README and every page of docs/."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def read_blocks(page: Path) -> list[Block]:
+    """Return the fenced blocks of a page, in order."""
+    text = page.read_text()
+    return [
+        Block(
+            found["language"], textwrap.dedent(found["text"]), text.count("\n", 0, found.start()) + 1,
+            NOT_RUN.search(text, 0, found.start()) is not None,
+        )
+        for found in FENCE.finditer(text)
+    ]  # fmt: skip
+
+
+def do(page: Path, folder: Path) -> None:
+    """Do what `page` shows, with `folder` as the working directory."""
+    with contextlib.chdir(folder), _on_path(folder), contextlib.closing(_Terminal(folder)) as terminal:
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        for block in read_blocks(page):
+            if block.shown_only:
+                continue
+            if block.language in ("python", "toml") and (name := FILE_NAME.match(block.text)):
+                (folder / name[1]).write_text(block.text)
+            elif block.language == "python":
+                run_python(block, page, namespace)
+            elif block.language == "console":
+                terminal.do(block.text)
+
+
+@contextlib.contextmanager
+def _on_path(folder: Path) -> Iterator[None]:
+    """Let the page import the files it has written; forget them afterwards."""
+    sys.path.insert(0, str(folder))
+    known = set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - known:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+def run_python(block: Block, page: Path, namespace: dict[str, Any]) -> None:
+    """Run a block, with `await` where the page has it. Lines in tracebacks are those of the page."""
+    text = "\n" * block.line + block.text
+    code = compile(text, str(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    if code.co_flags & inspect.CO_COROUTINE:
+        asyncio.run(eval(code, namespace))  # noqa: S307 - our own pages
+    else:
+        exec(code, namespace)  # noqa: S102 - our own pages
+
+
+class _Terminal:
+    """Runs the commands of `console` blocks."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._server: subprocess.Popen[str] | None = None
+        self._port = "8000"
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
+        self._environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+
+    def do(self, text: str) -> None:
+        """Run each command; compare what it prints."""
+        for part in COMMAND.split(text)[1:]:
+            lines = part.replace("\\\n", " ").splitlines()
+            command, expected = lines[0], "\n".join(lines[1:])
+            if command.startswith("weir serve "):
+                self._serve(command)
+            else:
+                self._run(command, expected)
+
+    def close(self) -> None:
+        """End the server, as a person does with Ctrl-C; it must say that all went well."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGINT)
+            _, last = self._server.communicate()
+            code, self._server = self._server.returncode, None
+            assert code == 0, last
+
+    def _serve(self, command: str) -> None:
+        self.close()
+        words = [*_weir(), *shlex.split(command)[1:], "--log-format", "json", "--log-level", "info"]
+        if "--uds" not in words:
+            words += ["--port", "0"]
+        self._server = subprocess.Popen(
+            words, cwd=self._folder, env=self._environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+        )
+        self._wait_until_ready(self._server)
+
+    def _wait_until_ready(self, server: subprocess.Popen[str]) -> None:
+        said = []
+        for line in server.stderr or ():
+            said.append(line)
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("event") == "listening":
+                self._port = (re.findall(r":(\d+)", str(event["urls"])) or [self._port])[0]
+            if event.get("event") == "ready":
+                return
+        raise AssertionError("weir serve did not become ready:\n" + "".join(said))
+
+    def _run(self, command: str, expected: str) -> None:
+        line = re.sub(r"\bcurl ", "curl -sS ", command).replace("localhost:8000", f"127.0.0.1:{self._port}")
+        line = re.sub(r"^weir ", shlex.join(_weir()) + " ", line)
+        line = re.sub(r"^python ", shlex.quote(sys.executable) + " ", line)
+        done = subprocess.run(
+            ["bash", "-c", line], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
+        )
+        printed = (done.stdout + done.stderr).replace("\r\n", "\n").replace(f"127.0.0.1:{self._port}", "localhost:8000")
+        assert matches(printed, expected), f"$ {command}\nprinted:\n{printed}\nbut the page shows:\n{expected}"
+
+
+def matches(printed: str, expected: str) -> bool:
+    """Tell whether `printed` is what the page shows, "..." standing for anything."""
+    pattern = r"[\s\S]*".join(re.escape(part.strip()) for part in expected.split("..."))
+    return re.fullmatch(rf"\s*{pattern}\s*", printed) is not None
+
+
+def _weir() -> list[str]:
+    return [sys.executable, "-m", "weir"]

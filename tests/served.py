@@ -1,0 +1,107 @@
+"""Starts the real command `weir` in a process of its own, for tests."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+import psutil
+
+MODELS = Path(__file__).parent / "served_models.py"
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
+
+
+def weir(
+    *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `weir` to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "weir", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=50,
+        env={**CLEAN, **(env or {})}, cwd=cwd,
+    )  # fmt: skip
+
+
+class Served:
+    """A running `weir serve`. After `with`, it and all its children are gone."""
+
+    def __init__(self, *arguments: object, env: dict[str, str] | None = None, stderr: int = subprocess.PIPE) -> None:
+        command = [sys.executable, "-m", "weir", "serve", *map(str, arguments), "--port", "0"]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**CLEAN, **(env or {})}
+        )
+        self.url = ""
+        self.table = ""
+        self.log = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        children = self.children()
+        self.process.kill()
+        rest = self.process.stderr.read() if self.process.stderr else ""
+        self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive, f"workers outlive the server: {alive}"
+        if kind is not None:
+            sys.stderr.write(self.log + rest)
+
+    def until_logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a log line that matches `pattern`."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log += line
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError(f"it never logged {pattern!r}:\n{self.log}")
+
+    def until_listening(self) -> Self:
+        """Wait until it listens; the models may still be loading."""
+        self.url = self.until_logged(r"listening.*?address=\S*?(http\S+:\d+)")[1]
+        return self
+
+    def until_ready(self) -> Self:
+        """Wait for the table and the curl lines that are printed when all models are ready."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.table += line
+            if found := re.search(r"\bcurl .*?(https?://\S+?)/infer/", line):
+                self.url = found[1]
+                return self
+        raise AssertionError(f"it was never ready: {self.process.stderr.read() if self.process.stderr else ''}")
+
+    def children(self) -> list[psutil.Process]:
+        """Return the processes that it has started."""
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Return the exit code, when it has ended."""
+        return self.process.wait(timeout=40)
+
+
+@contextmanager
+def serving(*arguments: object, env: dict[str, str] | None = None) -> Iterator[tuple[Served, httpx.Client]]:
+    """Serve until the block ends, and give a client too."""
+    with Served(*arguments, env=env) as served:
+        served.until_ready()
+        with httpx.Client(base_url=served.url, timeout=30) as client:
+            yield served, client

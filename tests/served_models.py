@@ -1,0 +1,102 @@
+"""Models that the tests of the command line serve."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import weir
+
+
+class Square(weir.Model):
+    """Squares numbers."""
+
+    examples = (weir.Example(3, 9), 4)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [x * x for x in batch]
+
+
+class Power(weir.Model):
+    """Raises to a power that it is told."""
+
+    max_batch_size = 7
+
+    def __init__(self, exponent: int = 2) -> None:
+        self.exponent = exponent
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [x**self.exponent for x in batch]
+
+
+class Gated(weir.Model):
+    """Says "begun" into one named pipe, then answers when the other is opened for writing."""
+
+    def __init__(self, begun: str, gate: str) -> None:
+        self.begun = Path(begun)
+        self.gate = Path(gate)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        self.begun.write_text("begun")
+        self.gate.read_text()
+        return batch
+
+
+class SlowToLoad(Gated):
+    """Waits in `load` for the gate."""
+
+    def load(self) -> None:
+        self.begun.write_text("begun")
+        self.gate.read_text()
+
+
+class Broken(weir.Model):
+    """Cannot be loaded."""
+
+    def load(self) -> None:
+        raise FileNotFoundError("weights.bin is not there")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Wrong(weir.Model):
+    """Has an example whose expected answer is not what comes out, and one that fails."""
+
+    examples = (weir.Example(3, 10), weir.Example("x"))
+    warmup_sizes = ()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [x * x for x in batch]
+
+
+class Unwritable(weir.Model):
+    """Answers what JSON has no form for."""
+
+    examples = (1,)
+    warmup_sizes = ()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [object() for _ in batch]
+
+
+class Environment(weir.Model):
+    """Looks variables up in the worker's environment."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [os.environ.get(name) for name in batch]
+
+
+class Doubled(weir.Service):
+    """A Service with a hook: squares the double."""
+
+    model = Square
+
+    async def before_batch(self, batch: list[Any]) -> list[Any]:
+        return [2 * item for item in batch]
+
+
+class Plain(weir.Model):
+    """Has no examples."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch

@@ -1,0 +1,121 @@
+"""The harness of the benchmarks: what it counts and what it writes. The measurements themselves are no tests."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks import report
+from benchmarks.parts import PARTS
+from benchmarks.parts.square import PART
+from benchmarks.result import Result, ratio, rotated, short, spread
+from benchmarks.runs.open_loop import OpenLoop
+
+
+def result() -> Result:
+    made = Result(["server", "requests/s"], rows=[["Weir", "100"]], notes=["A note."], values={"Weir 64": 100.0})
+    made.goal("at least 90", "100", True)
+    return made
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    for name, path in {
+        "ROOT": ".", "RESULTS": "results.json", "PAGE": "docs/benchmarks.md", "PICTURE": "docs/p.png", "README": "README.md",
+    }.items():  # fmt: skip
+        monkeypatch.setattr(report, name, tmp_path / path)
+    (tmp_path / "README.md").write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    return tmp_path
+
+
+def test_writes_what_was_measured_and_on_what(folder: Path) -> None:
+    report.keep(PART, result(), {"processor": "two cores"})
+    assert report.write() == ["docs/benchmarks.md"]
+    page = (folder / "docs/benchmarks.md").read_text()
+    assert "## Square over HTTP" in page
+    assert "| server | requests/s |\n| --- | --- |\n| Weir | 100 |" in page
+    assert "| at least 90 | 100 | yes |" in page
+    assert "A note." in page and "processor: two cores" in page
+
+
+def test_a_part_measured_again_replaces_its_figures_only(folder: Path) -> None:
+    report.keep(PART, result(), {})
+    report.keep(PARTS["seed"], result(), {})
+    again = result()
+    again.rows = [["Weir", "200"]]
+    report.keep(PART, again, {})
+    report.write()
+    page = (folder / "docs/benchmarks.md").read_text()
+    assert "| Weir | 200 |" in page and "| Weir | 100 |" in page
+    assert page.index(PART.title) < page.index(PARTS["seed"].title)
+
+
+def test_the_readme_keeps_its_words_until_all_it_shows_is_measured(folder: Path) -> None:
+    report.keep(PART, result(), {})
+    report.write()
+    assert "old" in (folder / "README.md").read_text()
+
+
+def test_the_readme_gets_the_figures_between_its_marks(folder: Path) -> None:
+    values = dict.fromkeys(
+        ("Weir 64", "mosec 64", "times mosec 64", "Weir 256", "mosec 256", "times mosec 256", "p50 1", "p50 1 mosec",
+         "Weir uvloop", "mpservice uvloop", "times mpservice uvloop", "Weir", "mosec"), 2.0,
+    )  # fmt: skip
+    stored = {name: {"values": values} for name in ("square", "in-process", "large-bodies")}
+    report.RESULTS.write_text(json.dumps(stored))
+    assert report._write_readme(stored)
+    text = (folder / "README.md").read_text()
+    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
+    assert "| 20,000 concurrent calls in process, items/s | 2 | mpservice: 2 | 2 |" in text
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_says_how_many_steps_it_has(name: str) -> None:
+    part = PARTS[name]
+    assert part.name == name
+    assert part.steps(3) > part.steps(1) > 0
+
+
+def test_ratios_are_those_of_rounds_that_ran_side_by_side() -> None:
+    assert ratio([10.0, 40.0, 90.0], [10.0, 20.0, 30.0]) == 2.0
+    assert rotated([1, 2, 3], 4) == [2, 3, 1]
+    assert spread([3.0, 1.0, 2.0], short) == "2 (1 to 3)"
+
+
+async def answer_by_turns(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """200 to the first request of a connection, in two pieces; 429 to the second; to the third no answer but the end."""
+    for status in (b"200 OK", b"429 Too Many Requests"):
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+        for piece in (b"HTTP/1.1 " + status + b"\r\ncontent-length: 2\r\n\r\n9", b"9"):
+            writer.write(piece)
+            await writer.drain()
+    await reader.readuntil(b"\r\n\r\n")
+
+
+def test_the_open_loop_counts_every_request_once() -> None:
+    handlers: list[asyncio.Task[None]] = []
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await answer_by_turns(reader, writer)
+        except asyncio.IncompleteReadError:
+            pass  # the client has closed
+        finally:
+            writer.close()
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.append(asyncio.create_task(handle(reader, writer)))
+
+    async def main() -> None:
+        async with await asyncio.start_server(connected, "127.0.0.1", 0) as server:
+            loop = OpenLoop("127.0.0.1", server.sockets[0].getsockname()[1], "/infer/square", b"3")
+            seen = await loop.run(rate=2000, seconds=0.1, connections=3)
+            loop.close()
+            await asyncio.gather(*handlers)
+        assert seen["unanswered"] == 0
+        assert set(seen["codes"]) == {"200", "429", "broken"} | (set(seen["codes"]) & {"unsent"})
+        answered = sum(number for code, number in seen["codes"].items() if code != "unsent")
+        assert answered == seen["sent"] > 3
+
+    asyncio.run(main())

@@ -1,0 +1,373 @@
+import json
+import os
+import re
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from served import MODELS, Served, serving, weir
+
+
+def target(name: str) -> str:
+    return f"{MODELS}:{name}"
+
+
+def connected(served: Served) -> socket.socket:
+    host, _, port = served.url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)))
+
+
+class Pipes:
+    """The two named pipes of a Gated model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.begun = folder / "begun"
+        self.gate = folder / "gate"
+        for path in (self.begun, self.gate):
+            os.mkfifo(path)
+        self.config = folder / "weir.toml"
+        self.config.write_text(
+            f'[models.gated]\ntarget = "{target("Gated")}"\nparams = {{ begun = "{self.begun}", gate = "{self.gate}" }}\n'
+        )
+        self.flags = ("--param", f"begun={self.begun}", "--param", f"gate={self.gate}")
+
+    def wait_until_begun(self) -> None:
+        assert self.begun.read_text() == "begun"
+
+    def open_gate(self) -> None:
+        self.gate.write_text("go")
+
+
+@pytest.fixture
+def pipes(tmp_path: Path) -> Pipes:
+    return Pipes(tmp_path)
+
+
+class Asking:
+    """A request under way in a thread."""
+
+    def __init__(self, url: str, item: Any) -> None:
+        self.response: httpx.Response | None = None
+        self._thread = threading.Thread(target=self._ask, args=(url, item))
+        self._thread.start()
+
+    def _ask(self, url: str, item: Any) -> None:
+        self.response = httpx.post(url, json=item, timeout=40)
+
+    def answer(self) -> httpx.Response:
+        self._thread.join()
+        assert self.response is not None
+        return self.response
+
+
+# What people see.
+
+
+def test_version_and_help() -> None:
+    assert re.fullmatch(r"weir \d+\.\d+\.\d+\S*\n", weir("--version").stdout)
+    assert "serve" in weir().stdout and "check" in weir("--help").stdout
+    shown = weir("serve", "--help", env={"COLUMNS": "300"}).stdout
+    assert "--max-batch-size" in shown and "Largest batch, in rows; 1 switches batching off (default: 64)" in shown
+    assert "--no-metrics" in shown and "WEIR_MAX_BATCH_SIZE" in shown
+
+
+def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:
+    with serving(target("Square"), "--workers", "2", "--max-batch-size", "8", "--route", "/sq") as (served, client):
+        heads, line = (re.split(r"  +", text.strip()) for text in served.table.splitlines()[:2])
+        assert heads == ["model", "workers", "policy", "max batch", "routes", "url"]
+        assert line == ["square", "2 process", "greedy", "8", "/infer/square /sq", served.url]
+        assert f"curl -d 3 {served.url}/infer/square" in served.table
+        assert client.post("/sq", json=5).json() == 25
+
+
+def test_curl_s_own_way_of_asking_is_read_as_json() -> None:
+    with serving(target("Square")) as (served, _):
+        with connected(served) as connection:
+            connection.sendall(
+                b"POST /infer/square HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n"
+                b"Content-Length: 1\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n3"
+            )
+            answer = b""
+            while not answer.endswith(b"\r\n\r\n9"):
+                received = connection.recv(4096)
+                assert received, answer
+                answer += received
+        assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "weir.sock"
+    with Served(target("Square"), "--uds", str(path)) as served:
+        served.until_ready()
+        assert f"curl --unix-socket {path} -d 3 http://localhost/infer/square" in served.table
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.post("http://localhost/infer/square", content="3").text == "9"
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+
+
+# Settings.
+
+
+def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
+    config = tmp_path / "weir.toml"
+    config.write_text(
+        f'timeout = 11\nworkers = 1\n[models.cube]\ntarget = "{target("Power")}"\nparams = {{ exponent = 3 }}\n'
+        f'[models.power]\nmax_queue_size = 9\n'
+    )  # fmt: skip
+    arguments = (target("Power"), "--config", config, "--predict-timeout", "13")
+    with serving(*arguments, env={"WEIR_MAX_QUEUE_DELAY": "0.25"}) as (_, client):
+        assert client.post("/infer/cube", json=3).json() == 27
+        assert client.post("/infer/power", json=3).json() == 9
+        cube = client.get("/models/cube").json()["settings"]
+        power = client.get("/models/power").json()["settings"]
+        for settings in (cube, power):
+            assert (settings["timeout"], settings["predict_timeout"], settings["max_queue_delay"]) == (11, 13, 0.25)
+            assert settings["max_batch_size"] == 7  # the class says so
+        assert (cube["max_queue_size"], power["max_queue_size"]) == (1024, 9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere:Square"], "no module 'nowhere'"),
+        (["nowhere.py:Square"], "no file "),
+        ([target("Sqare")], "has no 'Sqare'; its models: Square"),
+        ([target("Square"), "--max-batch-size", "0"], "--max-batch-size=0: must be 1 or more"),
+        ([target("Square"), "--max-batchsize", "3"], "No such option: --max-batchsize"),
+        ([target("Square"), "--policy", "gredy"], "gredy"),
+        ([target("Square"), "--policy", "full", "--policy", "greedy"], "--policy: given 2 times"),
+        ([target("Square"), "--config", "a", "--config", "b"], "--config: given 2 times"),
+        ([target("Square"), "--route", "/metrics"], "reserved"),
+        ([], "nothing to serve"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+    run = weir("serve", *arguments)
+    assert run.returncode == 2 and run.stdout == ""
+    assert run.stderr.count("\n") == 1 and run.stderr.startswith("weir: ") and said in run.stderr
+
+
+def test_a_port_that_is_taken_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        run = weir("serve", target("Square"), "--port", taken.getsockname()[1], "--log-level", "warning")
+    assert run.returncode != 0 and run.stderr.count("\n") == 1
+    assert str(taken) and "use" in run.stderr
+
+
+def test_logs_are_json_for_machines_and_a_file_beside_the_terminal(tmp_path: Path) -> None:
+    file = tmp_path / "weir.log"
+    with serving(target("Square"), "--log-format", "json", "--log-file", file) as (served, _):
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+        assert served.process.stderr is not None
+        shown = [json.loads(line) for line in served.process.stderr]
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    for lines in (shown, written):
+        events = [line["event"] for line in lines]
+        assert [event for event in events if event in ("listening", "ready", "draining", "stopped")] == [
+            "listening", "ready", "draining", "stopped",
+        ]  # fmt: skip
+        assert "worker ready" in events
+
+
+def test_the_environment_of_workers() -> None:
+    with serving(target("Environment"), "--env", "A=1", "--env", "B=x,y=z") as (_, client):
+        assert client.post("/infer/environment/batch", json=["A", "B"]).json() == [{"output": "1"}, {"output": "x,y=z"}]
+
+
+def test_a_target_may_be_a_service_with_hooks() -> None:
+    with serving(target("Doubled")) as (_, client):
+        assert client.post("/infer/doubled", json=3).json() == 36
+
+
+# Metrics.
+
+
+def test_metrics_count_what_happened() -> None:
+    with serving(target("Square")) as (_, client):
+        assert [client.post("/infer/square", json=n).status_code for n in range(5)] == [200] * 5
+        assert client.post("/infer/square", content="{").status_code == 400
+        text = client.get("/metrics").text
+        assert 'weir_requests_total{code="200",door="http",model="square"} 5.0' in text
+        assert 'weir_requests_total{code="400",door="http",model="square"} 1.0' in text
+        cut = sum(float(n) for n in re.findall(r"^weir_batches_total{.*} (\S+)$", text, re.MULTILINE))
+        assert f'weir_batch_size_count{{model="square"}} {cut}' in text
+        assert 'weir_workers{model="square",state="ready"} 1.0' in text
+        assert 'weir_received_bytes_total{door="http",model="square"}' in text
+
+
+def test_metrics_can_be_off() -> None:
+    with serving(target("Square"), "--no-metrics") as (_, client):
+        assert client.post("/infer/square", json=3).json() == 9
+        assert client.get("/metrics").status_code == 404
+
+
+def test_a_worker_that_is_killed_is_logged_and_counted() -> None:
+    with serving(target("Square")) as (served, client):
+        (worker,) = client.get("/models/square").json()["workers"]
+        os.kill(worker["pid"], signal.SIGKILL)
+        served.until_logged("worker lost")
+        served.until_logged("worker ready")
+        assert "[warning" in served.log
+        assert 'weir_worker_restarts_total{model="square"} 1.0' in client.get("/metrics").text
+        assert client.post("/infer/square", json=3).json() == 9
+
+
+# Start and stop.
+
+
+def test_progress_is_shown_on_a_terminal() -> None:
+    ours, theirs = os.openpty()
+    with Served(target("Square"), stderr=theirs) as served, open(ours, "rb") as terminal:
+        os.close(theirs)
+        served.until_ready()
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+        shown = os.read(terminal.fileno(), 65536).decode()
+    assert "loading square" in shown and "ready" in shown
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start_with_the_child_s_traceback() -> None:
+    run = weir("serve", target("Broken"), "--port", "0")
+    assert run.returncode == 1
+    assert "in load" in run.stderr and "FileNotFoundError: weights.bin is not there" in run.stderr
+
+
+def test_while_models_load_the_server_is_live_but_not_ready(pipes: Pipes) -> None:
+    with Served(target("SlowToLoad"), *pipes.flags) as served:
+        served.until_listening()
+        pipes.wait_until_begun()
+        assert httpx.get(f"{served.url}/health/live").status_code == 200
+        assert httpx.get(f"{served.url}/health/ready").status_code == 503
+        refused = httpx.post(f"{served.url}/infer/slowtoload", json=3)
+        assert refused.status_code == 503 and refused.json()["error"]["type"] == "ModelNotReady"
+        pipes.open_gate()
+        served.until_ready()
+        assert httpx.get(f"{served.url}/health/ready").status_code == 200
+
+
+def test_a_signal_while_models_load_ends_the_start(pipes: Pipes) -> None:
+    with Served(target("SlowToLoad"), *pipes.flags) as served:
+        served.until_listening()
+        pipes.wait_until_begun()
+        children = served.children()
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+        assert children and not any(child.is_running() for child in children)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, number: signal.Signals) -> None:
+    with Served(target("Gated"), *pipes.flags, "--max-batch-size", "1") as served:
+        served.until_ready()
+        running = Asking(f"{served.url}/infer/gated", "running")
+        pipes.wait_until_begun()
+        waiting = Asking(f"{served.url}/infer/gated", "waiting")
+        with httpx.Client(base_url=served.url) as client:
+            while client.get("/models/gated").json()["waiting"] != 1:
+                pass
+            served.signal(number)
+            while client.get("/health/ready").status_code != 503:
+                pass
+            refused = client.post("/infer/gated", json="late")
+            assert refused.status_code == 503 and refused.json()["error"]["type"] == "Draining"
+            assert int(refused.headers["retry-after"]) >= 1
+        pipes.open_gate()
+        pipes.wait_until_begun()
+        pipes.open_gate()
+        assert running.answer().json() == "running"
+        assert waiting.answer().json() == "waiting"
+        assert served.wait() == 0
+
+
+def test_draining_under_load_fails_no_request(pipes: Pipes) -> None:
+    answers: list[int] = []
+
+    def ask_until_refused(url: str) -> None:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            while (code := client.post("/infer/square", json=3).status_code) == 200:
+                answers.append(code)
+            answers.append(code)
+
+    with Served(target("Square"), "--config", pipes.config) as served:
+        served.until_ready()
+        holding = Asking(f"{served.url}/infer/gated", 3)  # while it runs, the server drains
+        pipes.wait_until_begun()
+        load = [threading.Thread(target=ask_until_refused, args=(served.url,)) for _ in range(8)]
+        for thread in load:
+            thread.start()
+        while len(answers) < 100:
+            pass
+        served.signal(signal.SIGTERM)
+        for thread in load:
+            thread.join()
+        pipes.open_gate()
+        assert holding.answer().status_code == 200
+        assert served.wait() == 0
+    assert set(answers) == {200, 503} and answers.count(503) <= len(load)
+
+
+def test_what_is_not_finished_in_time_is_told_so(pipes: Pipes) -> None:
+    with Served(target("Gated"), *pipes.flags, "--drain-timeout", "0.1") as served:
+        served.until_ready()
+        running = Asking(f"{served.url}/infer/gated", 3)
+        pipes.wait_until_begun()
+        served.signal(signal.SIGTERM)
+        assert running.answer().status_code == 503
+        assert served.wait() == 0
+
+
+def test_a_second_signal_ends_at_once(pipes: Pipes) -> None:
+    with Served(target("Gated"), *pipes.flags) as served:
+        served.until_ready()
+        with connected(served) as connection:
+            connection.sendall(b"POST /infer/gated HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n3")
+            pipes.wait_until_begun()
+            workers = served.children()
+            served.signal(signal.SIGTERM)
+            while httpx.get(f"{served.url}/health/ready").status_code != 503:
+                pass
+            served.signal(signal.SIGTERM)
+            assert served.wait() == 128 + signal.SIGTERM
+            assert connection.recv(1) == b""
+        _, alive = psutil.wait_procs(workers, timeout=5)
+        assert workers and not alive
+
+
+# weir check.
+
+
+def test_check_shows_what_came_out_how_large_and_how_fast() -> None:
+    run = weir("check", target("Square"))
+    assert run.returncode == 0, run.stderr
+    assert re.search(r"square: loaded and warmed up in [\d.]+ m?s", run.stdout)
+    assert re.search(r"^3 +9 +1 B +[\d.]+ ms +ok", run.stdout, re.MULTILINE)
+    assert re.search(r"^4 +16 +2 B +[\d.]+ ms +ok", run.stdout, re.MULTILINE)
+    assert re.search(r"64 at once in [\d.]+ ms: [\d,]+ items/s", run.stdout)
+
+
+def test_check_shows_what_is_wrong() -> None:
+    run = weir("check", target("Wrong"))
+    assert run.returncode == 1
+    assert re.search(r"^3 +9 .*expected 10", run.stdout, re.MULTILINE)
+    assert re.search(r"^'x' .*ModelError", run.stdout, re.MULTILINE)
+    assert "at once" not in run.stdout
+    unwritable = weir("check", target("Unwritable"))
+    assert unwritable.returncode == 1 and "ModelError" in unwritable.stdout
+
+
+def test_check_of_a_model_without_examples_says_so() -> None:
+    run = weir("check", target("Plain"))
+    assert run.returncode == 0 and "has no examples" in run.stdout
+
+
+def test_check_of_a_model_that_cannot_be_loaded_shows_the_traceback() -> None:
+    run = weir("check", target("Broken"))
+    assert run.returncode == 1 and "FileNotFoundError: weights.bin is not there" in run.stderr

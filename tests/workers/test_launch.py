@@ -1,0 +1,66 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import weir
+from weir.workers.launch import THREAD_VARIABLES, Launch
+from weir.workers.settings import WorkerSettings
+
+ROOT = str(Path(weir.__file__).parents[1])
+
+
+def environment(settings: WorkerSettings, index: int = 0, **inherited: str) -> dict[str, str]:
+    return Launch("tried", index, b"", settings, 64).environment(inherited)
+
+
+def test_the_environment_is_inherited_and_each_worker_adds_its_own() -> None:
+    settings = WorkerSettings(workers=3, env=[{"GPU": "0"}, {"GPU": "1"}])
+
+    found = [environment(settings, index, HOME="/here", GPU="9") for index in range(3)]
+
+    assert [one["GPU"] for one in found] == ["0", "1", "0"]
+    assert all(one["HOME"] == "/here" for one in found)
+
+
+def test_thread_limits_are_variables_that_the_workers_own_environment_overrides() -> None:
+    settings = WorkerSettings(threads=2, env=[{"OMP_NUM_THREADS": "5"}])
+
+    found = environment(settings, MKL_NUM_THREADS="16")
+
+    assert {name: found[name] for name in THREAD_VARIABLES} == {
+        **dict.fromkeys(THREAD_VARIABLES, "2"),
+        "OMP_NUM_THREADS": "5",
+    }
+    assert not set(THREAD_VARIABLES) & set(environment(WorkerSettings()))
+
+
+def test_the_process_finds_this_weir_wherever_it_lies() -> None:
+    assert environment(WorkerSettings())["PYTHONPATH"] == ROOT
+    assert environment(WorkerSettings(), PYTHONPATH="/there")["PYTHONPATH"] == f"{ROOT}{os.pathsep}/there"
+    assert environment(WorkerSettings(), PYTHONPATH=ROOT)["PYTHONPATH"] == ROOT
+
+
+def test_a_weir_that_is_installed_needs_no_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sysconfig.get_path", lambda name: ROOT)
+
+    assert "PYTHONPATH" not in environment(WorkerSettings())
+
+
+def test_nothing_is_loaded_before_the_process_is_bound_to_its_server_and_its_cpus() -> None:
+    heavy = {"numpy", "msgspec", "asyncio", "pydantic", "cloudpickle", "logging"}
+    script = "import sys, weir.workers.process; print(*sys.modules)"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert not heavy & set(done.stdout.split())
+
+
+def test_a_process_whose_server_has_gone_already_does_not_start() -> None:
+    program = [sys.executable, "-m", "weir.workers.process", "tried/0", "1", "", "0", "-1", "0", "-1", "0"]
+
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

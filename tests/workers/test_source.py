@@ -1,0 +1,93 @@
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers.models import Square
+
+from weir.errors import SettingsError
+from weir.model import Model
+from weir.workers.source import Named, pack_source, parse_target, unpack_source
+
+
+def unpacked_elsewhere(packed: bytes, path: list[str]) -> str:
+    """Unpack in a fresh process, which says what the model makes of [3]."""
+    script = (
+        f"import sys; sys.path[:] = {path!r}\n"
+        "from weir.workers.source import unpack_source\n"
+        f"model, params = unpack_source({packed!r})\n"
+        "print(model(**params).predict([3]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+def write_module(folder: Path, name: str, factor: int) -> Path:
+    file = folder / f"{name}.py"
+    file.write_text(
+        "import weir.model\nclass Times(weir.model.Model):\n"
+        f"    def predict(self, batch): return [{factor} * x for x in batch]\n"
+    )
+    return file
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ("package.module:Class", Named("package.module", "Class", None)),
+        ("module:Outer.Inner", Named("module", "Outer.Inner", None)),
+        ("/some/where/file.py:Class", Named("file", "Class", "/some/where/file.py")),
+    ],
+)
+def test_a_target_is_a_module_or_a_file_and_a_class(target: str, named: Named) -> None:
+    assert parse_target(target) == named
+
+
+@pytest.mark.parametrize("target", ["module", "module:", ":Class", ""])
+def test_any_other_target_is_refused(target: str) -> None:
+    with pytest.raises(SettingsError, match=r"a model is named as module:Class or path/file\.py:Class"):
+        parse_target(target)
+
+
+def test_a_class_that_can_be_imported_travels_by_name() -> None:
+    assert b"tests.workers.models" in pack_source(Square, {})
+    assert len(pack_source(Square, {})) < 300
+    assert unpacked_elsewhere(pack_source(Square, {}), sys.path) == "[9]"
+
+
+def test_a_class_from_a_file_is_found_though_another_module_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = write_module(tmp_path, "times", 2)
+    (tmp_path / "other").mkdir()
+    write_module(tmp_path / "other", "times", 5)
+    packed = pack_source(f"{ours}:Times", {})
+
+    assert unpacked_elsewhere(packed, [str(tmp_path / "other"), *sys.path]) == "[6]"
+    assert unpacked_elsewhere(packed, sys.path) == "[6]"
+
+
+def test_a_local_class_travels_by_value_with_what_it_uses() -> None:
+    factor = 7
+
+    class Local(Model):
+        def __init__(self, add: int) -> None:
+            self.add = add
+
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return [factor * x + self.add for x in batch]
+
+    assert unpacked_elsewhere(pack_source(Local, {"add": 1}), sys.path) == "[22]"
+
+
+def test_what_is_no_model_is_refused_where_it_is_found() -> None:
+    main = sys.modules["__main__"]
+    try:
+        with pytest.raises(SettingsError, match="has no such class"):
+            unpack_source(pack_source("tests.workers.models:Cube", {}))
+        with pytest.raises(SettingsError, match=r"must be a subclass of weir\.Model"):
+            unpack_source(pack_source("pathlib:Path", {}))
+    finally:
+        sys.modules["__main__"] = main
