@@ -12,12 +12,12 @@ from rich.text import Text
 
 from weir.app import App, run
 from weir.checking import Report, check_model_runs
-from weir.errors import WeirError
 from weir.manager.service import Service
-from weir.messages import JSON, Dispatch, Request, Timing
+from weir.messages import JSON
 from weir.model import Example
 from weir.settings import Settings
 from weir.telemetry.logs import logging_to
+from weir.telemetry.silent import SilentObserver
 from weir.wire.values import UNWRITABLE, encode
 
 _LONGEST_EXAMPLE = 200  # characters of JSON that still fit into a line to be copied
@@ -58,7 +58,7 @@ def _print(*parts: Any) -> None:
         console.print(part, soft_wrap=isinstance(part, str) or None, markup=False)
 
 
-class Loading:
+class Loading(SilentObserver):
     """An Observer that shows how many workers have loaded, while they do and if stderr is a terminal."""
 
     def __init__(self) -> None:
@@ -84,21 +84,6 @@ class Loading:
         """Count a worker that is ready."""
         if state == "ready" and model in self._rows:
             self._progress.advance(self._rows[model])
-
-    def refused(self, model: str, door: str, error: WeirError) -> None:
-        """Show nothing of it."""
-
-    def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Show nothing of it."""
-
-    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Show nothing of it."""
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Show nothing of it."""
-
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Show nothing of it."""
 
 
 def _served(app: App) -> Table:

@@ -1,7 +1,18 @@
+import asyncio
+from typing import Any
+
 import pytest
 
+import weir
 from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
-from weir.protocols.metrics import code_of
+from weir.protocols.metrics import code_of, make_exposition
+from weir.telemetry.metrics import Metrics
+from weir.testing import FakeExecutor
+
+
+class Square(weir.Model):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [x * x for x in batch]
 
 
 @pytest.mark.parametrize(
@@ -16,3 +27,25 @@ def test_the_code_at_the_http_door_is_http_s(kind: type[WeirError] | None, code:
 def test_in_process_the_code_is_the_error() -> None:
     assert code_of("python", None) == "ok"
     assert code_of("python", Overloaded) == "Overloaded"
+
+
+def test_levels_are_those_of_the_running_models() -> None:
+    async def shown() -> str:
+        metrics, executor = Metrics(), FakeExecutor()
+        service = weir.Service(Square, executor=executor, observers=[metrics], max_batch_size=2)
+        exposition = make_exposition(metrics, weir.Registry([service]))
+        await service.start()
+        calls = [service.infer(n) for n in range(5)]
+        await asyncio.sleep(0)
+        text = exposition.render()[0].decode()
+        for call in calls:
+            call.cancel()
+        await service.stop(0.0)
+        return text
+
+    text = asyncio.run(shown())
+    assert 'weir_waiting_rows{model="square"} 3.0' in text
+    assert 'weir_waiting_requests{model="square"} 3.0' in text
+    assert 'weir_running_batches{model="square"} 1.0' in text
+    assert 'weir_workers{model="square",state="ready"} 1.0' in text
+    assert 'weir_worker_restarts_total{model="square"} 0.0' in text

@@ -6,7 +6,7 @@ same as Weir's own. A value whose key sounds like a secret never reaches a line.
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -14,9 +14,9 @@ import structlog
 from structlog.stdlib import BoundLogger, ProcessorFormatter
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from weir.errors import SettingsError, WeirError
-from weir.messages import Dispatch, Request, Timing
+from weir.errors import SettingsError
 from weir.telemetry.settings import TelemetrySettings
+from weir.telemetry.silent import SilentObserver
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
@@ -114,7 +114,7 @@ def _redacted_value(key: str, value: Any) -> Any:
     return _redacted(value) if isinstance(value, Mapping) else value
 
 
-class LogObserver:
+class LogObserver(SilentObserver):
     """An Observer that writes a line when a worker changes; requests and batches are for metrics."""
 
     def __init__(self, logger: BoundLogger) -> None:
@@ -125,18 +125,3 @@ class LogObserver:
         level = _LEVEL_OF_STATE.get(state, logging.DEBUG)
         why = {"reason": reason} if reason else {}
         self._logger.log(level, f"worker {state}", model=model, worker=worker, **why)
-
-    def refused(self, model: str, door: str, error: WeirError) -> None:
-        """Write nothing."""
-
-    def dispatched(self, model: str, dispatch: Dispatch) -> None:
-        """Write nothing."""
-
-    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
-        """Write nothing."""
-
-    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        """Write nothing."""
-
-    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
-        """Write nothing."""
