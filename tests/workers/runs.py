@@ -1,0 +1,49 @@
+"""Runs models through a Runner, as a worker does, and records what an executor says."""
+
+import asyncio
+from typing import Any
+
+from weir.messages import OBJECT, Batch, Events
+from weir.model import Model
+from weir.workers.runner import Runner
+
+
+def started(model: type[Model], params: dict[str, Any] | None = None, **settings: Any) -> Runner:
+    settings = {"worker_index": 0, "max_batch_size": 64, "retry_in_halves": True} | settings
+    runner = Runner(model, params or {}, **settings)
+    runner.start()
+    return runner
+
+
+def run(
+    model: type[Model] | Runner, payloads: list[Any], content_type: str | list[str] = OBJECT,
+    accept: str | list[str] = OBJECT, **settings: Any,
+) -> list[Any]:  # fmt: skip
+    """Return the outputs of one batch."""
+    runner = model if isinstance(model, Runner) else started(model, **settings)
+    return runner.compute(runner.prepare(Batch(1, payloads, content_type, accept))).outputs
+
+
+class Heard:
+    """A Listener that keeps what it hears, for tests to wait for."""
+
+    def __init__(self) -> None:
+        self.log: asyncio.Queue[Any] = asyncio.Queue()
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        self.log.put_nowait(("ready", worker, places))
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        self.log.put_nowait(("lost", worker, reason))
+
+    def received(self, worker: int, events: Events) -> None:
+        self.log.put_nowait(("events", worker, events))
+
+    def unavailable(self, reason: str) -> None:
+        self.log.put_nowait(("unavailable", reason))
+
+    async def next(self, kind: str) -> Any:
+        """Wait for the next thing heard, which must be of this kind; return the last part of it."""
+        heard = await self.log.get()
+        assert heard[0] == kind, heard
+        return heard[-1]
