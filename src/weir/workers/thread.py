@@ -93,3 +93,5 @@ class ThreadExecutor:
         ends = [worker.stop() for worker in self._workers]
         if ends:
             await asyncio.wait(ends, timeout=grace)
+        for worker in self._workers:
+            worker.join()

@@ -40,13 +40,14 @@ class WorkerThread:
         self._limit_seconds = settings.predict_timeout
         self._loaded: asyncio.Future[None] = self._loop.create_future()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._main, name=f"weir-{name}-{index}", daemon=True)
         self._given_up: set[int] = set()  # batches whose outcome nobody waits for, as the worker counts as lost
 
     # On the loop.
 
     def start(self) -> asyncio.Future[None]:
         """Start the thread; the future tells when the model is loaded and warm, or why not."""
-        threading.Thread(target=self._main, name=f"weir-{self._name}-{self.state.index}", daemon=True).start()
+        self._thread.start()
         return self._loaded
 
     def announce(self) -> None:
@@ -73,6 +74,11 @@ class WorkerThread:
             self._limit.close()
             self._batches.put(None)
         return self._ended
+
+    def join(self) -> None:
+        """Wait for a thread that has told its end: it is about to return."""
+        if self._ended.done():
+            self._thread.join()
 
     def _overran(self) -> None:
         self._given_up = set(self._cancelled)
