@@ -10,8 +10,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-
-from served import MODELS, Served, serving, weir
+from tests.served import MODELS, Served, serving, weir
 
 
 def target(name: str) -> str:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 from docs.generate import PAGES
-
-from documentation.pages import ROOT
+from tests.documentation.pages import ROOT
 
 
 @pytest.mark.parametrize("path", PAGES)

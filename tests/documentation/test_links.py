@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from documentation.pages import FENCE, ROOT, all_pages
+from tests.documentation.pages import FENCE, ROOT, all_pages
 
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-from documentation.pages import ROOT, Block, all_pages, do, matches, read_blocks, run_python
+from tests.documentation.pages import ROOT, Block, all_pages, do, matches, read_blocks, run_python
 
 
 @pytest.mark.timeout(180)

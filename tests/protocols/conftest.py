@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from tests.protocols.doors import DOORS, Running, Serve, running
 
-from protocols.doors import DOORS, Running, Serve, running
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.protocols.pages import RenderMetrics

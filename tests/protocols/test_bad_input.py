@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
+from tests.protocols.doors import Serve
+from tests.protocols.models import Echo, Length, Square
 
-from protocols.doors import Serve
-from protocols.models import Echo, Length, Square
 from weir.manager.service import Service
 from weir.messages import MSGPACK
 

@@ -4,9 +4,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from tests.protocols.doors import Running, Serve
+from tests.protocols.models import Echo, Moody, Square
 
-from protocols.doors import Running, Serve
-from protocols.models import Echo, Moody, Square
 from weir import errors
 from weir.manager.service import Service
 from weir.messages import EventKind, Events, Timing

@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from tests.protocols.doors import Serve
+from tests.protocols.models import Echo
 
-from protocols.doors import Serve
-from protocols.models import Echo
 from weir.manager.service import Service
 from weir.protocols.codings import CODINGS, compress, decompress
 from weir.testing import FakeExecutor

@@ -6,9 +6,9 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+from tests.protocols.doors import Serve
+from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
 
-from protocols.doors import Serve
-from protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
 from weir.manager.service import Service
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
 
-from protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.protocols.openapi import openapi

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
+from tests.protocols.doors import Serve
+from tests.protocols.models import Echo, Square
 
-from protocols.doors import Serve
-from protocols.models import Echo, Square
 from weir.manager.service import Service
 from weir.testing import FakeExecutor
 

@@ -6,9 +6,9 @@ import struct
 from collections.abc import Iterator
 
 import pytest
+from tests.protocols.doors import Running, Serve, read_all
+from tests.protocols.models import Echo
 
-from protocols.doors import Running, Serve, read_all
-from protocols.models import Echo
 from weir.manager.service import Service
 from weir.testing import FakeExecutor
 
