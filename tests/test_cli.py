@@ -144,6 +144,7 @@ def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
         ([target("Square"), "--policy", "full", "--policy", "greedy"], "--policy: given 2 times"),
         ([target("Square"), "--config", "a", "--config", "b"], "--config: given 2 times"),
         ([target("Square"), "--route", "/metrics"], "reserved"),
+        ([target("Power"), "--param", "exp=3"], "unexpected keyword argument 'exp'; Power takes (exponent: int = 2)"),
         ([], "nothing to serve"),
     ],
 )
@@ -320,6 +321,7 @@ def test_what_is_not_finished_in_time_is_told_so(pipes: Pipes) -> None:
         pipes.wait_until_begun()
         served.signal(signal.SIGTERM)
         assert running.answer().status_code == 503
+        served.until_logged("unfinished after drain_timeout.*running_rows=1")
         assert served.wait() == 0
 
 

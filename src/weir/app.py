@@ -9,10 +9,12 @@ connection while the server drains.
 
 import asyncio
 import gc
+import inspect
 import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 import uvloop
 
@@ -90,13 +92,21 @@ class App:
 
     async def _drain(self) -> None:
         """Finish what was accepted; every model has its own drain_timeout for it."""
-        states = self.registry.state().values()
-        waiting, running = (sum(state[key] for state in states) for key in ("waiting", "in_flight"))
-        self._logger.info("draining", waiting_rows=waiting, running_rows=running)
+        self._logger.info("draining", **self._unfinished())
         await self.registry.drain()
+        unfinished = self._unfinished()
+        if any(unfinished.values()):
+            self._logger.warning("unfinished after drain_timeout", **unfinished)
         await self.registry.stop(0.0)  # what is unfinished now is told so
         if not await self.server.drain(WRITE_TIMEOUT):
             self._logger.warning("some answers were not read in time")
+
+    def _unfinished(self) -> dict[str, int]:
+        states = self.registry.state().values()
+        return {
+            "waiting_rows": sum(state["waiting"] for state in states),
+            "running_rows": sum(state["in_flight"] for state in states),
+        }
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -112,12 +122,24 @@ class App:
 def make_service(model: ModelToServe, observers: Sequence[Observer]) -> Service:
     """Return the service of one model, not started. Raises SettingsError naming the model."""
     found = load_target(model.target)
+    said: dict[str, Any] = {"name": model.name, "params": model.params, "observers": observers, **model.settings}
     try:
-        if issubclass(found, Service):
-            return found(name=model.name, params=model.params, observers=observers, **model.settings)
-        return Service(found, name=model.name, params=model.params, observers=observers, **model.settings)
+        service = found(**said) if issubclass(found, Service) else Service(found, **said)
     except SettingsError as error:
         raise SettingsError(f"{model.name}: {error.message}") from error
+    _check_params(service)
+    return service
+
+
+def _check_params(service: Service) -> None:
+    """Refuse before any worker is started what the model's constructor does not take."""
+    signature = inspect.signature(service.model)
+    try:
+        signature.bind(**service.params)
+    except TypeError as error:
+        raise SettingsError(
+            f"{service.name}: params={service.params!r}: {error}; {service.model.__name__} takes {signature}"
+        ) from error
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:

@@ -16,7 +16,7 @@ from weir._version import __version__
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import Declared, Settings, declared_settings, read_settings
 
-FAILED, WRONG = 1, 2
+FAILED, WRONG, INTERRUPTED = 1, 2, 130
 EPILOG = (
     "Each option is a TOML key and a variable too: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
     "An option wins over a variable, that over the file, that over what the model's class says."
@@ -38,8 +38,8 @@ def main() -> None:
         code = _complain(f"{error.remote_traceback}\n{error.message}".lstrip(), FAILED)
     except (WeirError, OSError) as error:
         code = _complain(str(error), FAILED)
-    except typer.Abort:
-        code = FAILED
+    except (typer.Abort, KeyboardInterrupt):
+        code = INTERRUPTED
     sys.exit(code)
 
 
