@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.workers.models import Gated
+from tests.workers.pools import Pool, started
 
 from weir.errors import Cancelled
-from workers.models import Gated
-from workers.pools import Pool, started
 
 
 class Gate:

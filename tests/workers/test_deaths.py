@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
+from tests.workers.models import Echo, LoadsWhile, Obedient, SlowAndPicky
+from tests.workers.pools import Pool, started
 
 from weir.errors import ModelError
 from weir.messages import OCTETS
-from workers.models import Echo, LoadsWhile, Obedient, SlowAndPicky
-from workers.pools import Pool, started
 
 
 def is_gone(pid: int) -> bool:

@@ -4,10 +4,10 @@ import asyncio
 
 import numpy
 import pytest
+from tests.workers.models import Echo
+from tests.workers.pools import started
 
 from weir.messages import OCTETS
-from workers.models import Echo
-from workers.pools import started
 
 LARGE = 600_000
 

@@ -7,10 +7,7 @@ from typing import Any
 
 import pytest
 import uvloop
-
-from weir.errors import ModelError, ModelNotReady, SettingsError
-from weir.model import Model
-from workers.models import (
+from tests.workers.models import (
     Echo,
     ExitsInLoad,
     FailsInConstructor,
@@ -21,7 +18,10 @@ from workers.models import (
     Overlapping,
     Square,
 )
-from workers.pools import Pool, Recorder, make_pool, started
+from tests.workers.pools import Pool, Recorder, make_pool, started
+
+from weir.errors import ModelError, ModelNotReady, SettingsError
+from weir.model import Model
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -60,14 +60,14 @@ def test_a_model_may_be_named_instead_of_given(tmp_path: Path) -> None:
     )
 
     async def main() -> None:
-        async with started("workers.models:Square") as pool:
+        async with started("tests.workers.models:Square") as pool:
             assert await pool.ask(3) == [9]
         async with started(f"{file}:Twice") as pool:
             assert await pool.ask(3) == [6]
         with pytest.raises(SettingsError, match="no such class"):
-            await make_pool("workers.models:Cube").start(Recorder())
+            await make_pool("tests.workers.models:Cube").start(Recorder())
         with pytest.raises(ModelError, match="ModuleNotFoundError"):
-            await make_pool("workers.nowhere:Cube").start(Recorder())
+            await make_pool("tests.workers.nowhere:Cube").start(Recorder())
 
     asyncio.run(main())
 

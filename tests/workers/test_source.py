@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.workers.models import Square
 
 from weir.errors import SettingsError
 from weir.model import Model
 from weir.workers.source import Named, pack_source, parse_target, unpack_source
-from workers.models import Square
 
 
 def unpacked_elsewhere(packed: bytes, path: list[str]) -> str:
@@ -52,7 +52,7 @@ def test_any_other_target_is_refused(target: str) -> None:
 
 
 def test_a_class_that_can_be_imported_travels_by_name() -> None:
-    assert b"workers.models" in pack_source(Square, {})
+    assert b"tests.workers.models" in pack_source(Square, {})
     assert len(pack_source(Square, {})) < 300
     assert unpacked_elsewhere(pack_source(Square, {}), sys.path) == "[9]"
 
@@ -86,7 +86,7 @@ def test_what_is_no_model_is_refused_where_it_is_found() -> None:
     main = sys.modules["__main__"]
     try:
         with pytest.raises(SettingsError, match="has no such class"):
-            unpack_source(pack_source("workers.models:Cube", {}))
+            unpack_source(pack_source("tests.workers.models:Cube", {}))
         with pytest.raises(SettingsError, match=r"must be a subclass of weir\.Model"):
             unpack_source(pack_source("pathlib:Path", {}))
     finally:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.workers.models import Square
+from tests.workers.pools import make_pool
 
 from weir.messages import OBJECT, OCTETS, Batch, Events
-from workers.models import Square
-from workers.pools import make_pool
 
 KILLS = 20
 WORKERS = 3
