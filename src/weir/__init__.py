@@ -39,6 +39,7 @@ from weir.model import Example, Measure, Model, Tensor
 from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
+    from weir.hosting import asgi
     from weir.manager.blocking import BlockingService
     from weir.manager.registry import Registry
     from weir.manager.service import Service
@@ -48,8 +49,8 @@ __all__ = [
     "Model", "Service", "BlockingService",
     # what a model may say
     "Example", "Measure", "Tensor",
-    # several models
-    "Registry",
+    # several models, and a server of your own
+    "Registry", "asgi",
     # policies of one's own
     "Decision", "Observation", "Policy", "Reason",
     # errors
@@ -64,6 +65,7 @@ _LAZY = {
     "BlockingService": "weir.manager.blocking",
     "Registry": "weir.manager.registry",
     "Service": "weir.manager.service",
+    "asgi": "weir.hosting",
 }
 
 

@@ -7,7 +7,7 @@ from starlette.types import Message, Receive, Scope
 from weir.errors import DeadlineExceeded
 from weir.protocols.native import too_large
 
-_LINGER = 1.0  # seconds that a refused upload may go on, so that its sender gets to read why
+_LINGER = 0.5  # seconds that the sender of a refused body may pause before the connection is closed
 _SMALL_BODY = 65536  # bytes that are read and forgotten rather than closing the connection over them
 
 
@@ -44,13 +44,17 @@ class Body:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def discard_body(receive: Receive) -> None:
-    """Read on for a moment: a connection closed over unread bytes takes the answer with it."""
+async def discard_body(receive: Receive, within: float) -> None:
+    """Read on while more comes, at most `within` seconds: a connection closed over unread bytes takes the answer with it.
+
+    A sender who pauses has had time to read the answer.
+    """
     try:
-        async with asyncio.timeout(_LINGER):
+        async with asyncio.timeout(within):
             message: Message = {"more_body": True}
             while message.get("more_body", False):
-                message = await receive()
+                async with asyncio.timeout(_LINGER):
+                    message = await receive()
     except TimeoutError:
         return
 

@@ -43,7 +43,7 @@ class Inference:
             ask = read_ask(self._registry, self._settings, scope["method"], path, scope["headers"])
         except WeirError as error:
             refusal = self._refusal(error, self._named(path))
-            return await send_early(scope, receive, send, refusal, closing=has_large_body(scope))
+            return await self._send_early(scope, receive, send, refusal, has_large_body(scope))
         if ask is None:
             return await self._app(scope, receive, send)
         incoming = Body(receive)
@@ -51,7 +51,7 @@ class Inference:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
         except WeirError as error:
             refusal = self._refusal(error, ask.service)
-            return await send_early(scope, receive, send, refusal, closing=incoming.unread)
+            return await self._send_early(scope, receive, send, refusal, incoming.unread)
         answer = None if body is None else await self._answer(ask, body, receive)
         if answer is not None:
             await send_answer(send, answer)
@@ -87,6 +87,10 @@ class Inference:
         except Exception as error:
             _log.exception("an answer of %s cannot be written", ask.service.name)
             return self._error(error, ask.service)
+
+    async def _send_early(self, scope: Scope, receive: Receive, send: Send, answer: Answer, closing: bool) -> None:
+        within = self._settings.body_timeout
+        await send_early(scope, receive, send, answer, closing=closing, within=within)
 
     def _named(self, path: str) -> "Service | None":
         try:

@@ -20,14 +20,17 @@ async def send_answer(send: Send, answer: Answer, *, more: bool = False) -> None
     await send({"type": "http.response.body", "body": answer.body, "more_body": more})
 
 
-async def send_early(scope: Scope, receive: Receive, send: Send, answer: Answer, *, closing: bool) -> None:
-    """Send `answer` before the body of the request has been read; with `closing`, end the connection over it."""
+async def send_early(
+    scope: Scope, receive: Receive, send: Send, answer: Answer, *, closing: bool, within: float
+) -> None:
+    """Send `answer` before the body of the request has been read; with `closing`, end the connection over it, after
+    reading on for at most `within` seconds."""
     if not closing:
         return await send_answer(send, answer)
     if scope["http_version"].startswith("1"):  # HTTP/2 ends the stream instead and forbids the header
         answer.headers.append((b"connection", b"close"))
     await send_answer(send, answer, more=True)
-    await discard_body(receive)
+    await discard_body(receive, within)
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -1,0 +1,72 @@
+"""The same application without a server of its own, for any ASGI server: uvicorn, gunicorn, hypercorn.
+
+app = weir.asgi(Square, max_batch_size=64)      # uvicorn module:app
+"""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from weir.manager.lifespan import running
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.manager.targets import load_target
+from weir.messages import Observer
+from weir.model import Model
+from weir.protocols.metrics import make_exposition
+from weir.protocols.rest import make_app
+from weir.protocols.settings import HttpSettings
+from weir.telemetry.logs import LogObserver, get_logger
+from weir.telemetry.metrics import Metrics
+
+Target = str | type[Model] | type[Service] | Service
+
+# What belongs to the server that hosts the application, and is said there.
+_OF_THE_HOST = ("host", "port", "uds", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
+_HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
+
+
+def asgi(
+    *models: Target,
+    routes: Mapping[str, str | Sequence[str]] | None = None,
+    metrics: bool = True,
+    observers: Sequence[Observer] = (),
+    **settings: Any,
+) -> ASGIApp:
+    """Return an ASGI application that serves `models`: classes, texts like "module:Class", or Services of your own.
+
+    Its lifespan starts the models and, at the end, drains and stops them, so the hosting server must offer lifespan
+    events (all do). Each process of that server runs models and workers of its own.
+
+    `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), and
+    those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
+    own. `metrics` are collected and served at /metrics; a Service already made counts only if its observers do.
+
+    Raises SettingsError for an unusable model, setting or route; nothing has been started then.
+    """
+    http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
+    recorded = Metrics() if metrics else None
+    heard: list[Observer] = [LogObserver(get_logger("weir")), *observers]
+    if recorded is not None:
+        heard.insert(0, recorded)
+    registry = Registry([_service(model, heard, settings) for model in models], routes)
+    render = make_exposition(recorded, registry).render if recorded is not None else None
+
+    @asynccontextmanager
+    async def lifespan(_: object) -> AsyncIterator[None]:
+        async with running(registry):
+            yield
+
+    return make_app(registry, http, metrics=render, lifespan=lifespan)
+
+
+def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:
+    if isinstance(model, Service):
+        return model
+    found = load_target(model) if isinstance(model, str) else model
+    if isinstance(found, type) and issubclass(found, Service):
+        return found(observers=observers, **settings)
+    return Service(found, observers=observers, **settings)

@@ -1,0 +1,140 @@
+"""weir.asgi: any ASGI server can host the application. Real servers, real worker processes, real clients."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from tests.hosted import Square
+
+import weir
+from weir.testing import FakeExecutor
+
+ROOT = Path(__file__).parent.parent
+SERVERS = {
+    "uvicorn": ["uvicorn", "tests.hosted:app", "--fd", "{fd}"],
+    "gunicorn": [
+        "gunicorn",
+        "tests.hosted:app",
+        "-k",
+        "uvicorn_worker.UvicornWorker",
+        "-b",
+        "fd://{fd}",
+        "--workers",
+        "2",
+    ],
+    "hypercorn": ["hypercorn", "tests.hosted:app", "--bind", "fd://{fd}"],
+}
+
+
+@contextmanager
+def hosted(command: list[str]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Let a server take a listening socket over; connections made before it is ready wait there."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.set_inheritable(True)
+        filled = [part.format(fd=listener.fileno()) for part in command]
+        path = os.pathsep.join([str(ROOT), *sys.path])
+        process = subprocess.Popen(
+            [sys.executable, "-m", *filled], pass_fds=[listener.fileno()], env={**os.environ, "PYTHONPATH": path}
+        )
+        port = listener.getsockname()[1]
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
+    with hosted(SERVERS[server]) as (url, process):
+        with httpx.Client(base_url=url, timeout=40) as client:
+            assert client.post("/infer/square", content=b"3").json() == 9
+            assert client.post("/inference/batch", json=[1, "a", 2]).json()[2] == {"output": 4}
+            assert client.get("/health/ready").json()["ready"] is True
+            assert b'weir_requests_total{code="200",door="http",model="square"}' in client.get("/metrics").content
+            refused = client.post("/infer/cube", json=1)
+            assert (refused.status_code, refused.json()["error"]["type"]) == (404, "ModelNotFound")
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert family
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
+
+
+def test_http_2() -> None:
+    with (
+        hosted(SERVERS["hypercorn"]) as (url, _),
+        httpx.Client(http1=False, http2=True, base_url=url, timeout=40) as client,
+    ):
+        answer = client.post("/infer/square", content=b"3")
+        assert (answer.http_version, answer.content) == ("HTTP/2", b"9")
+        large = client.post("/infer/square", content=b" " * (17 << 20))
+        assert (large.status_code, large.json()["error"]["type"]) == (413, "TooLarge")
+        assert client.post("/infer/square", json=4).json() == 16
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    command = ["uvicorn", "tests.hosted:broken", "--fd", "{fd}"]
+    with hosted(command) as (_, process):
+        assert process.wait(40) != 0
+
+
+def asgi_get(app: Any, path: str) -> httpx.Response:
+    async def get() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            return await client.get(path)
+
+    return asyncio.run(get())
+
+
+def test_settings_go_where_they_belong() -> None:
+    app = weir.asgi(Square, "tests.hosted:Broken", max_batch_size=7, explain=True, routes={"square": "/sq"})
+    index = asgi_get(app, "/").json()
+    assert [model["name"] for model in index["models"]] == ["square", "broken"]
+    assert "/sq" in index["models"][0]["paths"]
+    assert "/metrics" in index["pages"]
+    assert asgi_get(app, "/models/square").json()["settings"]["max_batch_size"] == 7
+
+
+def test_a_service_is_taken_as_it_is() -> None:
+    service = weir.Service(Square, name="mine", executor=FakeExecutor())
+    app = weir.asgi(service, metrics=False)
+    assert asgi_get(app, "/models/mine").json()["model"] == "mine"
+    assert asgi_get(app, "/metrics").status_code == 404
+
+
+def test_an_application_can_be_mounted_in_another() -> None:
+    async def ask() -> tuple[Any, Any]:
+        async with service, httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://test") as client:
+            answer = await client.post("/ml/infer/square", json=3)
+            described = await client.get("/ml/openapi.json")
+            return answer.json(), described.json()["servers"]
+
+    service = weir.Service(Square, executor=FakeExecutor(lambda items: [item**2 for item in items]))
+    outer = Starlette(routes=[Mount("/ml", app=weir.asgi(service))])
+    assert asyncio.run(ask()) == (9, [{"url": "/ml"}])
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_batch_sise": 3}, "max_batch_size"), ({"port": 80}, "port"), ({"max_body_size": 0}, "max_body_size"),
+        ({"routes": {"square": "/health/x"}}, "reserved"),
+    ],
+)  # fmt: skip
+def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(weir.SettingsError, match=says):
+        weir.asgi(Square, **settings)
