@@ -9,10 +9,10 @@ from examples.hooks import UserScore
 from examples.patient import Patient
 from examples.square import Square
 from examples.tensors import Affine
-from weir import Decision, Observation, Reason
-from weir.policy.conformance import check_policy
 
 import weir
+from weir import Decision, Observation, Reason
+from weir.policy.conformance import check_policy
 
 
 def test_square() -> None:
