@@ -194,6 +194,11 @@ class Service:
         """Return a place in shared memory for a payload to be received into; None if there is none (free)."""
         return self._driver.reserve(size_bytes)
 
+    @property
+    def arena_bytes(self) -> int:
+        """How much shared memory there is for payloads; 0: none, so that `reserve` always returns None."""
+        return int(self._driver.executor.gauges()["arena_bytes"])
+
     def now(self) -> float:
         """Return the instant now on this service's clock, in seconds: the `arrival` of a request."""
         return self._clock()

@@ -20,6 +20,7 @@ class HttpSettings:
     idle_timeout: float = setting(75.0, "a connection without a request is closed after this long", rule=POSITIVE)
     header_timeout: float = setting(10.0, "longest time for the head of a request to arrive", rule=POSITIVE)
     body_timeout: float = setting(60.0, "longest time for the body of a request to arrive", rule=POSITIVE)
+    max_connections: int = setting(10_000, "connections that may be open; more are refused", rule=AT_LEAST_ONE)
     compress_above: int = setting(
         1024, "answers larger than this many bytes are compressed for clients that ask for it", rule=AT_LEAST_ZERO
     )

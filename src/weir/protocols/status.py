@@ -30,6 +30,10 @@ TABLE: dict[type[BaseException], Codes] = {
 }
 
 
+# Of HTTP alone: the head of a request is over `max_header_size` (TooLarge is about bodies).
+HEAD_TOO_LARGE = 431
+
+
 def codes(error: BaseException) -> Codes:
     """Return the codes of `error`; of an exception that is none of ours, those of an internal error."""
     return codes_of_type(type(error))

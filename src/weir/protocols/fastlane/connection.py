@@ -1,0 +1,251 @@
+"""One connection on the fast lane.
+
+Between requests a connection is IDLE. The bytes of a head make it HEAD until the head is complete, then BODY (LARGE when
+the body is received into a place of its own) until the body is, then BUSY until the request has its end. Further requests
+that have arrived meanwhile stay in `pending`, which is bounded: while it is full, and while the peer does not read its
+answers, nothing more is read. SKIP throws a body away whose request has been refused already.
+
+Whatever the fast lane does not do itself is handed over, head first, to a protocol that serves the ASGI application;
+a connection that was handed over does not come back.
+"""
+
+from typing import TYPE_CHECKING
+
+from weir.errors import Overloaded, TooLarge, WeirError
+from weir.manager.delivery import discard
+from weir.protocols.fastlane.body import BlockPlace, Place, Reception
+from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning
+from weir.protocols.fastlane.link import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, Link, draining
+from weir.protocols.fastlane.request import HttpRequest
+from weir.protocols.fastlane.responses import CONTINUE
+from weir.protocols.status import HEAD_TOO_LARGE
+from weir.wire.pickles import LARGE_BYTES
+from weir.workers.executor import Block
+
+if TYPE_CHECKING:
+    from weir.protocols.fastlane.lane import Lane
+    from weir.protocols.fastlane.plan import Plan
+
+# Bytes of further requests that may have arrived while one is in flight.
+_LEFTOVER_BYTES = 64 << 10
+
+# What arrives at once and is no larger is looked up in the memo as it is.
+_SMALL_READ_BYTES = 8 << 10
+
+
+class Connection(Link):
+    """One connection; `lane` is what it shares with the others."""
+
+    def __init__(self, lane: "Lane") -> None:
+        super().__init__(lane)
+        self._plan: Plan
+        self._searched = 0  # so many bytes of `_pending` hold no end of a head
+        self._left = 0  # bytes to be skipped
+        self._reading_paused = False
+        self._advancing = False
+
+    # What the transport says.
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Offer the rest of a large body's place, else the buffer that all connections share."""
+        return self.lane.view if self._reception is None else self._reception.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in `nbytes` that have arrived in what `get_buffer` offered."""
+        if self.phase is IDLE and nbytes <= _SMALL_READ_BYTES and not self._writing_paused:
+            # The hot path: one whole request whose head is known.
+            data = bytes(self.lane.view[:nbytes])
+            head, _, body = data.partition(END_OF_HEAD)
+            plan = self.lane.remembered(head)
+            if plan is not None and plan.length == len(body):
+                self._dispatch(plan, body)
+                return
+            self._pending += data
+            self._advance()
+        elif self._reception is not None:
+            if self._reception.received(nbytes):
+                self._dispatch_received(self._reception)
+        elif self.phase is not OVER:
+            self._pending += self.lane.view[:nbytes]
+            self._advance()
+
+    # Reading requests.
+
+    def _advance(self) -> None:
+        """Do what can be done with the bytes that are there. Answers given meanwhile do not come in again."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._pending and not self._writing_paused and self._step():
+                pass
+        except WeirError as error:
+            self._refuse_and_close(error)
+        finally:
+            self._advancing = False
+        self._regulate_reading()
+
+    def _step(self) -> bool:
+        """Take the next step; tell whether it got on."""
+        phase = self.phase
+        if phase is IDLE or phase is HEAD:
+            return self._read_head()
+        if phase is BODY:
+            return self._read_body()
+        return phase is SKIP and self._skip()
+
+    def _regulate_reading(self) -> None:
+        waits = self.phase is BUSY or self._writing_paused
+        full = waits and len(self._pending) >= _LEFTOVER_BYTES
+        if full is not self._reading_paused and self.phase is not OVER and not self.transport.is_closing():
+            self._reading_paused = full
+            if full:
+                self.transport.pause_reading()
+            else:
+                self.transport.resume_reading()
+
+    def _read_head(self) -> bool:
+        pending = self._pending
+        if self.phase is IDLE and not self._begin_head():
+            return False
+        end = pending.find(END_OF_HEAD, max(0, self._searched - 3))
+        if (end if end >= 0 else len(pending)) > self.lane.settings.max_header_size:
+            limit = self.lane.settings.max_header_size
+            self._refuse_and_close(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
+            return False
+        if end < 0:
+            check_beginning(pending, self._searched)
+            self._searched = len(pending)
+            return False
+        head = bytes(pending[:end])
+        del pending[: end + len(END_OF_HEAD)]
+        return self._begin(self.lane.plan(head), head)
+
+    def _begin_head(self) -> bool:
+        pending = self._pending
+        while pending.startswith(b"\r\n"):  # RFC 9112, 2.2: empty lines before a request are ignored
+            del pending[:2]
+        if not pending or pending == b"\r":
+            return False
+        self.phase = HEAD
+        self._since = self.lane.tick
+        self._searched = 0
+        return True
+
+    def _begin(self, plan: "Plan", head: bytes) -> bool:
+        if plan.hand_over:
+            self._hand_over(head)
+            return False
+        self._plan = plan
+        self.phase = BODY
+        self._since = self.lane.tick
+        error = plan.error if plan.error is not None or not self.lane.draining else draining()
+        if error is not None and (
+            plan.expects_continue or plan.length > min(LARGE_BYTES, self.lane.settings.max_body_size)
+        ):
+            self._refuse_before_body(error)
+            return True
+        if plan.length > LARGE_BYTES:
+            return self._begin_large(plan)
+        if plan.expects_continue and len(self._pending) < plan.length:
+            self.transport.write(CONTINUE)
+        return self._read_body()
+
+    def _read_body(self) -> bool:
+        plan = self._plan
+        if len(self._pending) < plan.length:
+            return False
+        body = bytes(self._pending[: plan.length])
+        del self._pending[: plan.length]
+        error = plan.error if plan.error is not None or not self.lane.draining else draining()
+        if error is None:
+            self._dispatch(plan, body)
+        else:
+            self._refuse(error)
+        return True
+
+    def _begin_large(self, plan: "Plan") -> bool:
+        try:
+            place = self._reserve(plan)
+        except WeirError as error:
+            self._refuse_before_body(error)
+            return True
+        with memoryview(self._pending) as pending:
+            size = min(len(pending), plan.length)
+            self._reception = Reception(place, pending[:size])
+        del self._pending[:size]
+        self.phase = LARGE
+        if self._reception.received(0):
+            self._dispatch_received(self._reception)
+            return True
+        if plan.expects_continue:
+            self.transport.write(CONTINUE)
+        return False
+
+    def _reserve(self, plan: "Plan") -> Place:
+        """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
+        service = plan.ask.service
+        if not plan.ask.plain:  # its body is decoded here
+            return self.lane.buffer(plan.length)
+        block = service.reserve(plan.length)
+        if block is not None:
+            return BlockPlace(block, plan.length)
+        if not service.arena_bytes:
+            return self.lane.buffer(plan.length)
+        if plan.length > service.arena_bytes:
+            raise TooLarge(f"body: of {plan.length} bytes, the arena has {service.arena_bytes} (arena_bytes)")
+        raise Overloaded(f"body: no place for {plan.length} bytes in the arena now")
+
+    def _skip(self) -> bool:
+        size = min(self._left, len(self._pending))
+        del self._pending[:size]
+        self._left -= size
+        if not self._left:
+            self.phase = IDLE
+            self._since = self.lane.tick
+        return not self._left
+
+    # Requests and their ends.
+
+    def _dispatch_received(self, reception: Reception) -> None:
+        self._reception = None
+        self._dispatch(self._plan, reception.place.payload())
+
+    def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
+        ask = plan.ask
+        service = ask.service
+        self._request = request = HttpRequest(self, plan, ask, payload, service.now())
+        self.phase = BUSY
+        try:
+            if not ask.plain:
+                request.measure()
+            service.submit(request)
+        except WeirError as error:
+            discard(payload)
+            request.fail(error)
+
+    def _refuse(self, error: WeirError) -> None:
+        """Answer a request that reached no service; its body has been read."""
+        self.phase = BUSY
+        self.lane.refused(self._plan.service, error)
+        self.answer(self._plan, self._error_answer(error, self._plan.service))
+
+    def _refuse_before_body(self, error: WeirError) -> None:
+        plan = self._plan
+        self.lane.refused(plan.service, error)
+        close = self.lane.draining or not plan.keep_alive
+        if close or plan.expects_continue or plan.length > self.lane.settings.max_body_size:
+            self._close_with(self._error_answer(error, plan.service))
+            return
+        self.phase = SKIP
+        self._left = plan.length
+        answer = self._error_answer(error, plan.service)
+        self.transport.write(self.lane.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
+
+    def _hand_over(self, head: bytes) -> None:
+        replay = b"".join((head, END_OF_HEAD, self._pending))
+        self._leave()
+        self.lane.connections.discard(self)
+        if self._reading_paused:
+            self.transport.resume_reading()
+        self.lane.hand_over.go_on(self.lane, self.transport, replay)

@@ -1,0 +1,103 @@
+"""Connections that go on under uvicorn's protocol, with the ASGI application.
+
+uvicorn's own server does not run here, so what it would do is done here: the Date header, an end for clients that stall
+in a head or a body, and the drain.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+if TYPE_CHECKING:
+    from weir.protocols.fastlane.lane import Lane
+
+
+class HandOver:
+    """Makes the protocols that go on with connections; they share uvicorn's state. `app` is the ASGI application."""
+
+    def __init__(self, app: Any, *, idle_timeout: float) -> None:
+        self.config = Config(
+            app, http=HttpToolsProtocol, lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            proxy_headers=False, timeout_keep_alive=max(1, round(idle_timeout)),
+        )  # fmt: skip
+        self.state = ServerState()
+
+    def on_second(self, date: bytes) -> None:
+        """Take the date for the answers of the next second."""
+        self.state.default_headers = [(b"date", date)]
+
+    def go_on(self, lane: "Lane", transport: asyncio.Transport, replay: bytes) -> None:
+        """Take over the connection; `replay` has been read from it and not been answered."""
+        protocol = HandedOver(self, lane)
+        transport.set_write_buffer_limits()
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
+        protocol.data_received(replay)
+
+
+class HandedOver(HttpToolsProtocol):
+    """uvicorn's protocol, which notes since when it has been waiting for the rest of a head or a body."""
+
+    def __init__(self, hand_over: HandOver, lane: "Lane") -> None:
+        super().__init__(hand_over.config, hand_over.state, {}, asyncio.get_running_loop())
+        self._lane = lane
+        self._head_since: float | None = None
+        self._body_since = lane.tick
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Take the connection over."""
+        super().connection_made(transport)
+        self._lane.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        self._lane.connections.discard(self)
+        self._lane.ended.set()
+
+    def on_message_begin(self) -> None:
+        """llhttp: the first byte of a head."""
+        self._head_since = self._lane.tick
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """llhttp: the head is complete."""
+        self._head_since = None
+        self._body_since = self._lane.tick
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """uvicorn: an answer has been written."""
+        super().on_response_complete()
+        self._lane.ended.set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request has no answer yet."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
+        settings = self._lane.settings
+        if self.busy:
+            slow = self.cycle.more_body and now - self._body_since > settings.body_timeout
+        else:
+            slow = self._head_since is not None and now - self._head_since > settings.header_timeout
+        if slow:
+            self.transport.close()
+
+    def drain(self) -> None:
+        """Close the connection after the answer that is being made, if one is."""
+        if self.busy:
+            self.cycle.keep_alive = False
+
+    def stop(self) -> None:
+        """Close the connection."""
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.transport.abort()

@@ -1,0 +1,145 @@
+"""What all connections of a server share."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from weir.errors import Overloaded, WeirError
+from weir.messages import Observer
+from weir.protocols.fastlane.body import Buffer
+from weir.protocols.fastlane.handover import HandOver
+from weir.protocols.fastlane.head import Head, HeadReader
+from weir.protocols.fastlane.memo import HeadMemo
+from weir.protocols.fastlane.plan import Plan, make_plan
+from weir.protocols.fastlane.responses import Heads
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+
+DOOR = "http"
+
+READ_BYTES = 64 << 10
+
+# Bodies that are being received into ordinary memory, of all connections together, in units of `max_body_size`.
+_BUFFERED_BODIES = 16
+
+
+class Swept(Protocol):
+    """A connection, as the sweep and the end of the server see it."""
+
+    def sweep(self, now: float) -> None:
+        """Close it if it has been idle or slow for too long."""
+
+    def drain(self) -> None:
+        """The server is about to stop: say so in the answers from now on."""
+
+    def stop(self) -> None:
+        """Close it, whatever it is doing; what has been written is still sent."""
+
+    def abort(self) -> None:
+        """Close it at once."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request that was accepted has no answer yet."""
+
+
+class Tally:
+    """Bytes of one model since the observers last heard of them."""
+
+    __slots__ = ("received", "sent", "service")
+
+    def __init__(self, service: "Service") -> None:
+        self.service = service
+        self.received = 0
+        self.sent = 0
+
+
+class Lane:
+    """What all connections of a server share; one event loop, one thread."""
+
+    def __init__(
+        self, registry: "Registry", settings: HttpSettings, observers: Sequence[Observer],
+        hand_over: HandOver, *, clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.registry = registry
+        self.settings = settings
+        self.observers = tuple(observers)
+        self.hand_over = hand_over
+        # get_buffer and buffer_updated run back to back, so one buffer serves all connections.
+        self.view = memoryview(bytearray(READ_BYTES))
+        self.heads = Heads()
+        self.connections: set[Swept] = set()
+        self.draining = False
+        self.ended = asyncio.Event()  # while draining: a request had its end, or a connection did
+        self.tick = 0.0  # the instant of the last sweep
+        self.buffered_bytes = 0
+        self._clock = clock
+        self._memo: HeadMemo[Plan] = HeadMemo()
+        self.remembered = self._memo.find
+        self._reader = HeadReader()
+        self._tallies: dict[str, Tally] = {}
+        self.on_second()
+
+    def on_second(self) -> None:
+        """Move the date and the sweep's clock on; tell the observers what was transferred."""
+        self.tick = self._clock()
+        self.heads.tick(time.time())
+        self.hand_over.on_second(self.heads.date)
+        self.tell_observers()
+
+    def plan(self, head: bytes) -> Plan:
+        """Return what `head` means. Raises InvalidRequest if it means nothing certain."""
+        plan = self.remembered(head)
+        if plan is None:
+            plan = self._make_plan(self._reader.read(head))
+            if plan.memorable and not self.draining:
+                self._memo.offer(head, plan)
+        return plan
+
+    def _make_plan(self, head: Head) -> Plan:
+        plan = make_plan(head, self.registry, self.settings)
+        if plan.service is not None:
+            plan.tally = self._tallies.setdefault(plan.service.name, Tally(plan.service))
+        return plan
+
+    def routes_changed(self) -> None:
+        """Forget what heads mean."""
+        self._memo.clear()
+
+    def drain(self) -> None:
+        """Say `Connection: close` and refuse new requests from now on."""
+        self.draining = True
+        self._memo.clear()  # what is remembered is not asked whether the server drains
+        for connection in list(self.connections):
+            connection.drain()
+
+    async def emptied(self) -> None:
+        """Return when no connection is left."""
+        while self.connections:
+            self.ended.clear()
+            await self.ended.wait()
+
+    def buffer(self, size: int) -> Buffer:
+        """Return ordinary memory for a body. Raises Overloaded when all such bodies together have too much."""
+        limit = _BUFFERED_BODIES * self.settings.max_body_size
+        if self.buffered_bytes + size > limit:
+            raise Overloaded(f"bodies being received have {self.buffered_bytes} bytes; {limit} is the limit")
+        self.buffered_bytes += size
+        return Buffer(size, self)
+
+    def refused(self, service: "Service | None", error: WeirError) -> None:
+        """Tell the observers of a request that was refused before a service has heard of it."""
+        for observer in self.observers if service is None else service.observers:
+            observer.refused("" if service is None else service.name, DOOR, error)
+
+    def tell_observers(self) -> None:
+        """Tell the observers the bytes transferred since the last time."""
+        for tally in self._tallies.values():
+            if tally.received or tally.sent:
+                for observer in tally.service.observers:
+                    observer.transferred(tally.service.name, DOOR, tally.received, tally.sent)
+                tally.received = tally.sent = 0

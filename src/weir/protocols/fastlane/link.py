@@ -1,0 +1,214 @@
+"""Answers on one connection, and its end: the part of a connection that writes.
+
+connection.py has the part that reads, and says what the phases mean.
+"""
+
+import asyncio
+from enum import IntEnum
+from typing import TYPE_CHECKING, cast
+
+from weir.errors import DeadlineExceeded, Draining, WeirError
+from weir.protocols.answers import Answer, Headers, error_answer
+from weir.protocols.fastlane.discard import Discard
+from weir.workers.executor import Block
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
+    from weir.protocols.fastlane.body import Reception
+    from weir.protocols.fastlane.lane import Lane
+    from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.request import HttpRequest
+
+
+class Phase(IntEnum):
+    """Where a connection is; see connection.py."""
+
+    IDLE = 0
+    HEAD = 1
+    BODY = 2
+    LARGE = 3
+    SKIP = 4
+    BUSY = 5
+    OVER = 6  # closing, closed or handed over
+
+
+IDLE, HEAD, BODY, LARGE, SKIP, BUSY, OVER = Phase
+
+
+class Link(asyncio.BufferedProtocol):
+    """The writing part of a connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, lane: "Lane") -> None:
+        self.lane = lane
+        self.phase = IDLE
+        self._since = lane.tick  # when the phase began, or the peer stopped to read
+        self._pending = bytearray()  # arrived, but not yet understood
+        self._request: HttpRequest | None = None
+        self._reception: Reception | None = None
+        self._block: Block | None = None  # an answer that the kernel has not taken whole
+        self._writing_paused = False
+
+    # What the transport says.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self.transport = cast(asyncio.Transport, transport)
+        self.lane.connections.add(self)
+
+    def eof_received(self) -> None:
+        """The peer sends no more; for us it has left. The transport closes itself."""
+        self._leave()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        self._leave()
+        self._release_block()
+        self.lane.connections.discard(self)
+        self.lane.ended.set()
+
+    def pause_writing(self) -> None:
+        """The peer does not read its answers: no further request is begun."""
+        self._writing_paused = True
+        self._since = self.lane.tick
+
+    def resume_writing(self) -> None:
+        """The peer has read them."""
+        self._writing_paused = False
+        self._since = self.lane.tick
+        if self._block is not None:
+            self._release_block()
+            self.transport.set_write_buffer_limits()
+        self._advance()
+
+    def _advance(self) -> None:
+        """Do what can be done with the bytes that are there."""
+        raise NotImplementedError
+
+    # Answers.
+
+    def request_ended(self) -> None:
+        """The answer of the request in flight has been written, and the connection goes on."""
+        self._request = None
+        self.phase = IDLE
+        self._since = self.lane.tick
+        if self._pending:
+            self._advance()
+
+    def answer(self, plan: "Plan", answer: Answer) -> None:
+        """Write `answer` for the request in flight, and go on or close as `plan` says."""
+        if self.phase is OVER:  # the peer has left while the answer was being compressed
+            return
+        close = self.lane.draining or not plan.keep_alive
+        head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=close)
+        self.transport.write(head + answer.body)
+        self._answered(close)
+
+    def answer_block(self, plan: "Plan", headers: Headers, block: Block) -> None:
+        """Write the answer in `block`, and release it when the kernel has taken it whole."""
+        close = self.lane.draining or not plan.keep_alive
+        head = self.lane.heads.head(200, headers, len(block.view), close=close)
+        # uvloop does not copy what it could not send at once. With a limit of 0 it tries at once, and says when all is sent.
+        self.transport.set_write_buffer_limits(0)
+        self._block = block
+        self.transport.writelines((head, block.view))
+        if not self.transport.get_write_buffer_size():
+            self._release_block()
+            self.transport.set_write_buffer_limits()
+        self._answered(close)
+
+    def _answered(self, close: bool) -> None:
+        if close:
+            self._request = None
+            self._close()
+        else:
+            self.request_ended()
+        self.lane.ended.set()
+
+    def _error_answer(self, error: WeirError, service: "Service | None") -> Answer:
+        return error_answer(error, service.name if service else None, development=self.lane.settings.development)
+
+    def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
+        """Answer what is no request; where the next one would begin is unknown."""
+        self.lane.refused(None, error)
+        answer = self._error_answer(error, None)
+        self._close_with(answer if status is None else answer._replace(status=status))
+
+    # Leaving.
+
+    def _close_with(self, answer: Answer) -> None:
+        head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
+        self.transport.write(head + answer.body)
+        self._leave()
+        self.lane.connections.discard(self)
+        Discard(self.lane, self.transport).start()
+
+    def _close(self) -> None:
+        self._leave()
+        self.transport.close()
+
+    def _leave(self) -> None:
+        """Let go of everything but the transport, and of an answer that it may still be sending."""
+        self.phase = OVER
+        self._pending.clear()
+        request, self._request = self._request, None
+        if request is not None:
+            request.ask.service.cancel(request)
+        reception, self._reception = self._reception, None
+        if reception is not None:
+            reception.place.give_up()
+
+    def _release_block(self) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            block.release()
+
+    # The sweep and the end of the server.
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return self.phase is BUSY
+
+    def sweep(self, now: float) -> None:
+        """Close the connection if it has been idle or slow for too long."""
+        age = now - self._since
+        settings = self.lane.settings
+        if self._writing_paused:
+            if age > settings.body_timeout:
+                self.abort()
+        elif self.phase is IDLE:
+            if age > settings.idle_timeout:
+                self._close()
+        elif self.phase is HEAD:
+            if age > settings.header_timeout:
+                self._too_slow(f"head: must arrive within {settings.header_timeout:g} s (header_timeout)")
+        elif self.phase in (BODY, LARGE, SKIP) and age > settings.body_timeout:
+            self._too_slow(f"body: must arrive within {settings.body_timeout:g} s (body_timeout)")
+
+    def _too_slow(self, message: str) -> None:
+        if self.phase is SKIP:  # it has its answer
+            self._close()
+        else:
+            self._refuse_and_close(DeadlineExceeded(message))
+
+    def drain(self) -> None:
+        """Nothing to do: answers look at the lane."""
+
+    def stop(self) -> None:
+        """Close the connection; a request that has not arrived whole is told why."""
+        if self.phase in (HEAD, BODY, LARGE) and self._block is None:
+            self._refuse_and_close(draining())
+        elif self.phase is not OVER:
+            self._close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._leave()
+        self.transport.abort()
+
+
+def draining() -> Draining:
+    """Return the error for a request that came too late."""
+    return Draining("the server is being stopped and takes no more requests")

@@ -1,0 +1,90 @@
+"""The request that the batcher knows; its end is written on the connection at once, by no task and through no future."""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from weir.errors import WeirError
+from weir.messages import Dispatch, RequestBase
+from weir.protocols.answers import Answer, compressed, echo_headers, error_answer, explain_headers, output_body
+from weir.protocols.fastlane.lane import DOOR
+from weir.protocols.fastlane.plan import Plan
+from weir.protocols.native import Ask
+from weir.protocols.payloads import read_plain_work
+
+if TYPE_CHECKING:
+    from weir.protocols.fastlane.connection import Connection
+
+_LONG_WORK = 256 << 10  # bytes to be compressed that would keep the event loop too long
+
+
+class HttpRequest(RequestBase):
+    """One request of `connection`."""
+
+    __slots__ = ("ask", "connection", "plan")
+
+    def __init__(self, connection: "Connection", plan: Plan, ask: Ask, payload: Any, now: float) -> None:
+        super().__init__(
+            payload, now, ask.timeout, content_type=ask.content_type, accept=ask.accept, key=ask.key,
+            priority=ask.priority, door=DOOR,
+        )  # fmt: skip
+        self.connection = connection
+        self.plan = plan
+        self.ask = ask
+
+    def measure(self) -> None:
+        """Find out how large the item is. Raises InvalidRequest or TooLarge for one that cannot be taken."""
+        work = read_plain_work(self.ask, self.payload)[0]
+        self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Write the answer."""
+        connection = self.connection
+        lane = connection.lane
+        plan = self.plan
+        if type(output) is bytes and len(output) <= plan.plain_up_to and not lane.draining:
+            head = lane.heads.plain.get(self.accept) or lane.heads.plain_head(self.accept)
+            connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(output), output))
+            tally = plan.tally
+            tally.received += plan.length
+            tally.sent += len(output)
+            connection.request_ended()
+        else:
+            self._finish_otherwise(output, dispatch)
+
+    def fail(self, error: WeirError) -> None:
+        """Write the error."""
+        development = self.connection.lane.settings.development
+        self._answer(error_answer(error, self.ask.service.name, development=development))
+
+    def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
+        ask = self.ask
+        headers = [(b"content-type", ask.accept.encode("latin-1"))]
+        if ask.explain:
+            headers += explain_headers(self, dispatch)
+        if isinstance(output, bytes) or self._is_compressed(len(output.view)):
+            self._answer(Answer(200, headers, output_body(ask, output)))
+        else:
+            self._count(len(output.view))
+            self.connection.answer_block(self.plan, headers + echo_headers(ask), output)
+
+    def _is_compressed(self, size: int) -> bool:
+        return bool(self.ask.accept_coding) and size > self.connection.lane.settings.compress_above
+
+    def _answer(self, answer: Answer) -> None:
+        answer.headers.extend(echo_headers(self.ask))
+        if not self._is_compressed(len(answer.body)):
+            self._write(answer)
+        elif len(answer.body) <= _LONG_WORK:
+            self._write(compressed(answer, self.ask.accept_coding))
+        else:
+            loop = asyncio.get_running_loop()
+            compression = loop.run_in_executor(None, compressed, answer, self.ask.accept_coding)
+            compression.add_done_callback(lambda done: self._write(done.result()))
+
+    def _write(self, answer: Answer) -> None:
+        self._count(len(answer.body))
+        self.connection.answer(self.plan, answer)
+
+    def _count(self, sent: int) -> None:
+        self.plan.tally.received += self.plan.length
+        self.plan.tally.sent += sent

@@ -1,0 +1,175 @@
+"""The HTTP listener: sockets, TLS, the sweep of idle and slow connections, the drain."""
+
+import asyncio
+import contextlib
+import os
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from weir.errors import Overloaded, SettingsError
+from weir.messages import Observer
+from weir.protocols.fastlane.connection import Connection
+from weir.protocols.fastlane.handover import HandOver
+from weir.protocols.fastlane.lane import Lane
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+
+_BACKLOG = 2048  # connections that the kernel keeps until we accept them
+_SWEEP_INTERVAL = 1.0  # seconds
+_CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at the end
+
+
+class HttpServer:
+    """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
+
+    `observers` hear of what is refused before it reaches a service; the services' own observers hear the rest. `clock`
+    returns seconds; idle and slow connections are measured by it.
+    """
+
+    def __init__(
+        self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._asgi_app = asgi_app
+        self._hand_over = HandOver(self._asgi, idle_timeout=settings.idle_timeout)
+        self._lane = Lane(registry, settings, observers, self._hand_over, clock=clock)
+        self._clock = clock
+        self._server: asyncio.Server | None = None
+        self._sweeping: asyncio.TimerHandle | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
+        self._hand_over.config.load()
+        self._server = await self._listen(tls_context(self._settings))
+        self.sweep()
+
+    async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        options: dict[str, Any] = {"backlog": _BACKLOG, "ssl": tls}
+        if tls is not None:
+            options.update(ssl_handshake_timeout=settings.header_timeout, ssl_shutdown_timeout=_CLOSE_TIMEOUT)
+        try:
+            if settings.uds is not None:
+                return await loop.create_unix_server(self._connect, settings.uds, **options)
+            return await loop.create_server(self._connect, settings.host, settings.port, **options)
+        except OSError as error:
+            raise SettingsError(
+                f"{self._wanted()}: cannot listen there: {os.strerror(error.errno) if error.errno else error}"
+            ) from error
+
+    def _wanted(self) -> str:
+        settings = self._settings
+        return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
+
+    def _connect(self) -> asyncio.BufferedProtocol:
+        full = len(self._lane.connections) >= self._settings.max_connections
+        return _Full(self._lane) if full else Connection(self._lane)
+
+    async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
+        self._lane.tell_observers()  # so that /metrics shows everything up to now
+        await self._asgi_app(scope, receive, send)
+
+    @property
+    def port(self) -> int:
+        """The TCP port that is listened on; 0 for a Unix socket, or before the start."""
+        if self._settings.uds is not None or self._server is None or not self._server.sockets:
+            return 0
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def address(self) -> str:
+        """Where the server is, as a URL or `unix:PATH`."""
+        if self._settings.uds is not None:
+            return f"unix:{self._settings.uds}"
+        host = f"[{self._settings.host}]" if ":" in self._settings.host else self._settings.host
+        return f"http{'s' if self._settings.tls_certfile else ''}://{host}:{self.port}"
+
+    @property
+    def connections(self) -> int:
+        """How many connections are open."""
+        return len(self._lane.connections)
+
+    def routes_changed(self) -> None:
+        """The registry has other models or routes than before."""
+        self._lane.routes_changed()
+
+    def sweep(self) -> None:
+        """Close what has been idle or slow for too long. Runs once a second by itself."""
+        self._lane.on_second()
+        for connection in list(self._lane.connections):
+            connection.sweep(self._lane.tick)
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no connection, refuse new requests, and wait until those in flight have their answers.
+
+        Answers say `Connection: close` from now on. Returns False if some had none after `drain_timeout` seconds (None: wait
+        for ever). Call `stop` afterwards.
+        """
+        if self._server is not None:
+            self._server.close()
+        self._lane.drain()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout):
+                while any(connection.busy for connection in self._lane.connections):
+                    self._lane.ended.clear()
+                    await self._lane.ended.wait()
+                return True
+        return False
+
+    async def stop(self) -> None:
+        """Close everything. What has been written gets a moment to leave. Idempotent."""
+        if self._server is None:
+            return
+        self._server.close()
+        self._server = None
+        self._lane.draining = True
+        for connection in list(self._lane.connections):
+            connection.stop()
+        await self._all_closed()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        self._lane.tell_observers()
+        if self._settings.uds is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self._settings.uds)
+
+    async def _all_closed(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_TIMEOUT):
+                await self._lane.emptied()
+        for connection in list(self._lane.connections):
+            connection.abort()
+        await self._lane.emptied()
+
+
+class _Full(Connection):
+    """A connection over the limit: it is told so, and closed."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Refuse it."""
+        super().connection_made(transport)
+        limit = self.lane.settings.max_connections
+        self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))
+
+
+def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
+    """Return the context for TLS, or None if it is off. Raises SettingsError naming the file that is unusable."""
+    if settings.tls_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(settings.tls_certfile, settings.tls_keyfile)
+    except (OSError, ssl.SSLError) as error:
+        files = f"tls_certfile={settings.tls_certfile!r}, tls_keyfile={settings.tls_keyfile!r}"
+        raise SettingsError(f"{files}: not a usable certificate and key: {error}") from error
+    return context
