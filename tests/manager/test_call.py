@@ -49,7 +49,12 @@ async def by_as_completed(service: Service) -> Any:
     return await only
 
 
-WAYS = [by_await, by_gather, by_task, by_group, by_wait_for, by_timeout, by_shield, by_as_completed]
+async def by_wait(service: Service) -> Any:
+    done, _ = await asyncio.wait([asyncio.create_task(service.infer(3))])
+    return done.pop().result()
+
+
+WAYS = [by_wait, by_await, by_gather, by_task, by_group, by_wait_for, by_timeout, by_shield, by_as_completed]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -42,8 +42,10 @@ class InProcess:
 class Call(InProcess, asyncio.Future[Any]):
     """What `Service.infer` returns: awaits to the answer or raises the error.
 
-    It works with await, gather, wait_for, asyncio.timeout, create_task and TaskGroup. Cancelling it (or a task that
-    awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour notices.
+    It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait,
+    which refuses all that create_task accepts, wants it wrapped: `asyncio.wait([asyncio.create_task(call)])`. Cancelling
+    it (or a task that awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour
+    notices.
     """
 
     # What each call sets has a slot, so that an ordinary one needs no dictionary.

@@ -51,6 +51,7 @@ class Driver:
         self._clock = clock
         self._polling = False
         self._batcher_draining = False
+        self._logged: set[str] = set()
 
     async def start(self) -> None:
         """Start the workers; return when all are ready. Raises what the executor raises, and stays not ready then."""
@@ -64,6 +65,7 @@ class Driver:
         except BaseException as error:
             self.phase = Phase.STOPPED
             self.not_ready_reason = str(error) or type(error).__name__
+            await self.executor.stop()  # when the start was cancelled, workers may be half-way
             raise
         self.not_ready_reason = ""
 
@@ -228,8 +230,16 @@ class Driver:
             self.batcher.drain()
             self._run_all(self.batcher.poll(now, wakeup), now)
         self._expire(now)
+        if self.batcher.policy_error is not None:
+            self._policy_raised(self.batcher.policy_error)
         self._timer.arm(self.batcher.next_wakeup)
         self._note_if_emptied()
+
+    def _policy_raised(self, error: Exception) -> None:
+        self.batcher.policy_error = None
+        if repr(error) not in self._logged:  # once, not with every decision
+            self._logged.add(repr(error))
+            logger.error("the policy of model %r raised; it does not wait then", self._delivery.model, exc_info=error)
 
     def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
         for dispatch in dispatches:

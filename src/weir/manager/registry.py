@@ -97,8 +97,10 @@ class Registry:
 
 def check_route(path: str) -> None:
     """Raise SettingsError unless `path` can be a model's own."""
-    if not path.startswith("/") or len(path) < 2 or path.endswith("/") or not PLAIN.fullmatch(path):
-        raise SettingsError(f"route={path!r}: must be like /name or /some/name, of letters, digits and . _ ~ -")
+    if not path.startswith("/") or len(path) < 2 or path.endswith("/") or not PLAIN.fullmatch(path) or "/." in path:
+        raise SettingsError(
+            f"route={path!r}: must be like /name or /some/name, of letters, digits and . _ ~ - (no segment begins with a dot)"
+        )
     first = path.split("/")[1]
     if first in RESERVED:
         raise SettingsError(f"route={path!r}: /{first} is reserved for Weir's own pages; choose another")

@@ -33,6 +33,8 @@ def snapshot(service: "Service", driver: "Driver") -> dict[str, Any]:
 def settings_of(service: "Service") -> dict[str, Any]:
     """Return the settings of all three kinds; values that JSON cannot carry are shown by their repr."""
     merged = asdict(service.batching) | asdict(service.workers) | asdict(service.settings)
+    # Variables are often secrets: only their names are shown.
+    merged["env"] = [sorted(variables) for variables in service.workers.env]
     return {key: value if isinstance(value, PLAIN) else repr(value) for key, value in merged.items()}
 
 

@@ -1,0 +1,430 @@
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from tests.manager.kit import serving, squares, turns
+
+from weir import DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, Service
+from weir.errors import ModelCrashed
+from weir.messages import Batch, Dispatch, Events, Reason, Timing
+from weir.testing import FakeExecutor, FakeRequest, RecordingObserver
+
+
+def request(rig_service: Service, payload: Any, **options: Any) -> FakeRequest:
+    made = FakeRequest(payload, arrival=rig_service.now(), **options)
+    rig_service.submit(made)
+    return made
+
+
+def test_all_requests_of_one_turn_share_a_batch() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            requests = [request(rig.service, item) for item in range(10)]
+            await turns()
+            assert [each.output for each in requests] == squares(list(range(10)))
+            assert rig.executor.sizes == [10]
+            assert requests[0].dispatch is requests[9].dispatch
+
+    asyncio.run(main())
+
+
+def test_late_arrivals_join_until_a_worker_is_free() -> None:
+    async def main() -> None:
+        async with serving(None, max_batch_size=4) as rig:
+            request(rig.service, 0)
+            await turns()
+            for item in range(1, 7):
+                request(rig.service, item)
+                await turns()
+            assert rig.executor.payloads == [[0]]
+            rig.executor.answer_next(squares)
+            assert rig.executor.payloads == [[0], [1, 2, 3, 4]]
+            rig.executor.answer_next(squares)
+            assert rig.executor.payloads[2] == [5, 6]
+
+    asyncio.run(main())
+
+
+def test_the_freed_worker_has_its_next_batch_before_the_answers_go_out() -> None:
+    async def main() -> None:
+        async with serving(None) as rig:
+            order: list[str] = []
+
+            class Noting(FakeRequest):
+                def finish(self, output: Any, dispatch: Dispatch) -> None:
+                    order.append(f"answer {output}, batches {len(rig.executor.batches)}")
+
+            rig.service.submit(Noting(1, arrival=rig.service.now()))
+            await turns()
+            rig.service.submit(Noting(2, arrival=rig.service.now()))
+            await turns()
+            rig.executor.answer_next(squares)
+            assert order == ["answer 1, batches 2"]
+
+    asyncio.run(main())
+
+
+def test_a_wait_of_the_policy_ends_by_the_timer() -> None:
+    async def main() -> None:
+        async with serving(policy="size-or-delay:size=8,delay=5ms") as rig:
+            waiting = [request(rig.service, item) for item in range(3)]
+            await turns()
+            assert rig.executor.sizes == []
+            rig.clock.advance(0.005)
+            await turns()
+            assert rig.executor.sizes == [3]
+            assert waiting[0].dispatch is not None
+            assert waiting[0].dispatch.reason is Reason.DELAY
+            for item in range(8):
+                request(rig.service, item)
+            await turns()
+            assert rig.executor.sizes == [3, 8]
+
+    asyncio.run(main())
+
+
+def test_deadlines_hold_in_line_and_in_compute() -> None:
+    async def main() -> None:
+        async with serving(None) as rig:
+            running = request(rig.service, "running", timeout=2.0)
+            await turns()
+            waiting = request(rig.service, "waiting", timeout=1.0)
+            await turns()
+            rig.clock.advance(1.0)
+            assert isinstance(waiting.error, DeadlineExceeded)
+            assert waiting.error.message == "no answer within the timeout of 1 s"
+            assert running.ends == 0
+            rig.clock.advance(1.0)
+            assert isinstance(running.error, DeadlineExceeded)
+            rig.executor.answer_next(lambda batch: batch)
+            await turns()
+            assert (running.ends, waiting.ends) == (1, 1)
+            assert rig.executor.payloads == [["running"]]
+
+    asyncio.run(main())
+
+
+def test_a_request_of_the_past_is_refused_and_stays_the_doors() -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            late = FakeRequest(1, arrival=rig.service.now() - 5.0, timeout=1.0)
+            with pytest.raises(DeadlineExceeded):
+                rig.service.submit(late)
+            assert late.ends == 0
+            assert [type(error) for _, _, error in rig.heard.refusals] == [DeadlineExceeded]
+
+    asyncio.run(main())
+
+
+def test_doors_are_refused_while_the_line_is_full() -> None:
+    async def main() -> None:
+        async with serving(None, max_queue_size=2) as rig:
+            request(rig.service, "running")
+            await turns()
+            request(rig.service, 1)
+            request(rig.service, 2)
+            with pytest.raises(Overloaded) as caught:
+                request(rig.service, 3)
+            assert caught.value.retry_after is not None
+            assert caught.value.retry_after > 0
+
+    asyncio.run(main())
+
+
+def test_calls_in_process_wait_outside_in_their_order() -> None:
+    async def main() -> None:
+        async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
+            calls = [rig.service.infer(item) for item in range(7)]
+            await turns()
+            assert rig.service.state()["waiting_outside"] == 3
+            with pytest.raises(Overloaded):
+                await rig.service.infer("impatient", backpressure=False)
+            with pytest.raises(Overloaded):
+                request(rig.service, "from a door")
+            while rig.executor.pending:
+                rig.executor.answer_next(squares)
+                await turns()
+            assert await asyncio.gather(*calls) == squares(list(range(7)))
+            assert rig.executor.payloads == [[0, 1], [2, 3], [4, 5], [6]]
+
+    asyncio.run(main())
+
+
+def test_without_backpressure_calls_are_refused() -> None:
+    async def main() -> None:
+        async with serving(None, max_queue_size=1, backpressure=False) as rig:
+            calls = [rig.service.infer(item) for item in range(3)]
+            patient = rig.service.infer("patient", backpressure=True)
+            await turns()
+            rig.executor.answer_next(squares)
+            assert await calls[0] == 0
+            for refused in calls[1:]:
+                with pytest.raises(Overloaded):
+                    await refused
+            rig.executor.answer_next(lambda batch: batch)
+            assert await patient == "patient"
+
+    asyncio.run(main())
+
+
+def test_deadlines_and_cancellation_hold_outside_too() -> None:
+    async def main() -> None:
+        async with serving(None, max_queue_size=1) as rig:
+            rig.service.infer("running")
+            await turns()
+            rig.service.infer("in line")
+            expires, leaves, stays = (
+                rig.service.infer(name, timeout=seconds) for name, seconds in (("a", 1.0), ("b", 5.0), ("c", 5.0))
+            )
+            rig.clock.advance(1.0)
+            with pytest.raises(DeadlineExceeded):
+                await expires
+            leaves.cancel()
+            for _ in range(3):
+                rig.executor.answer_next(lambda batch: batch)
+                await turns()
+            assert await stays == "c"
+            assert rig.executor.payloads == [["running"], ["in line"], ["c"]]
+
+    asyncio.run(main())
+
+
+def test_a_door_that_fails_at_delivering_harms_no_neighbour(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeRequest):
+        def finish(self, output: Any, dispatch: Dispatch) -> None:
+            raise RuntimeError("the socket is on fire")
+
+        def fail(self, error: Exception) -> None:
+            raise RuntimeError("the socket is on fire")
+
+    async def main() -> None:
+        async with serving() as rig:
+            rig.service.submit(Broken(1, arrival=rig.service.now(), door="odd"))
+            neighbour = request(rig.service, 2)
+            await turns()
+            assert neighbour.output == 4
+            rig.service.submit(Broken(1, arrival=rig.service.now(), timeout=1.0, door="odd"))
+
+    with caplog.at_level(logging.ERROR, "weir"):
+        asyncio.run(main())
+    assert "door 'odd' could not deliver an answer" in caplog.text
+
+
+def test_a_batch_that_cannot_be_handed_over_fails_its_requests(caplog: pytest.LogCaptureFixture) -> None:
+    class Clumsy(FakeExecutor):
+        def run(self, worker: int, batch: Batch) -> None:
+            if batch.payloads == ["drop"]:
+                raise OSError("broken pipe")
+            super().run(worker, batch)
+
+    async def main() -> None:
+        from tests.manager.kit import Square
+
+        async with Service(Square, executor=Clumsy(squares)) as service:
+            with pytest.raises(ModelError, match="the batch could not be run: OSError"):
+                await service.infer("drop")
+            assert await service.infer(3) == 9
+
+    asyncio.run(main())
+
+
+def test_a_lost_worker_is_answered_for_by_another() -> None:
+    async def main() -> None:
+        async with serving(None, workers=2) as rig:
+            calls = [rig.service.infer(item) for item in range(4)]
+            await turns()
+            rig.executor.lose(0)
+            while rig.executor.pending:
+                rig.executor.answer_next(squares)
+            assert await asyncio.gather(*calls) == [0, 1, 4, 9]
+            assert rig.executor.payloads == [[0, 1, 2, 3], [0, 1], [2, 3]]
+            assert rig.heard.worker_changes[2] == (0, "lost", "killed by the test")
+            assert rig.service.state()["batches"]["retry"] == 2
+
+    asyncio.run(main())
+
+
+def test_what_kills_its_worker_alone_twice_has_crashed_the_model() -> None:
+    async def main() -> None:
+        async with serving(None) as rig:
+            killer = rig.service.infer("killer")
+            await turns()
+            for _ in range(2):
+                rig.executor.lose(0)
+                rig.executor.revive(0)
+            with pytest.raises(ModelCrashed, match="killed by the test"):
+                await killer
+
+    asyncio.run(main())
+
+
+def test_events_of_a_batch_that_is_not_running_are_dropped() -> None:
+    async def main() -> None:
+        async with serving(None) as rig:
+            call = rig.service.infer(1)
+            await turns()
+            rig.executor.lose(0)
+            rig.executor.listener.received(0, Events(1, ["late"], timing=Timing(0.0, 0.0, 0.0)))
+            rig.executor.revive(0)
+            rig.executor.answer_next(squares)
+            assert await call == 1
+
+    asyncio.run(main())
+
+
+def test_no_worker_left_fails_all_and_says_why() -> None:
+    async def main() -> None:
+        async with serving(None, max_queue_size=2) as rig:
+            calls = [rig.service.infer(item) for item in range(2)]
+            await turns()
+            calls += [rig.service.infer(item) for item in range(5)]
+            rig.executor.end("load failed 5 times")
+            for call in calls:
+                with pytest.raises(ModelNotReady, match="'square' is not ready: load failed 5 times"):
+                    await call
+            assert not rig.service.ready
+            assert rig.service.not_ready_reason == "load failed 5 times"
+            with pytest.raises(ModelNotReady):
+                await rig.service.infer(1)
+
+    asyncio.run(main())
+
+
+def test_draining_refuses_new_work_and_finishes_what_was_accepted() -> None:
+    async def main() -> None:
+        async with serving(None, max_batch_size=2, max_queue_size=2) as rig:
+            accepted = [rig.service.infer(item) for item in range(7)]
+            await turns()
+            stopping = asyncio.ensure_future(rig.service.stop(10.0))
+            await turns()
+            assert rig.service.draining
+            assert rig.service.not_ready_reason == "draining"
+            with pytest.raises(Draining):
+                await rig.service.infer("new")
+            while rig.executor.pending:
+                assert not stopping.done()
+                rig.executor.answer_next(squares)
+                await turns()
+            await stopping
+            assert await asyncio.gather(*accepted) == squares(list(range(7)))
+            assert rig.executor.stopped
+
+    asyncio.run(main())
+
+
+def test_draining_ends_a_wait_of_the_policy() -> None:
+    async def main() -> None:
+        async with serving(policy="full") as rig:
+            call = rig.service.infer(3)
+            await turns()
+            assert rig.executor.sizes == []
+            await rig.service.stop(10.0)
+            assert await call == 9
+
+    asyncio.run(main())
+
+
+def test_what_is_unfinished_when_draining_ends_fails() -> None:
+    async def main() -> None:
+        async with serving(None, max_queue_size=1) as rig:
+            calls = [rig.service.infer("running")]
+            await turns()
+            calls += [rig.service.infer("in line"), rig.service.infer("outside")]
+            stopping = asyncio.ensure_future(rig.service.stop(5.0))
+            await turns()
+            rig.clock.advance(4.9)
+            await turns()
+            assert not stopping.done()
+            rig.clock.advance(0.2)
+            await stopping
+            for call in calls:
+                with pytest.raises(Draining, match="stopped before the answer was there"):
+                    await call
+
+    asyncio.run(main())
+
+
+def test_a_second_stop_in_a_hurry_ends_the_first() -> None:
+    async def main() -> None:
+        async with serving(None) as rig:
+            call = rig.service.infer("running")
+            await turns()
+            patient = asyncio.ensure_future(rig.service.stop(100.0))
+            await turns()
+            await rig.service.stop(0.0)
+            await patient
+            with pytest.raises(Draining):
+                await call
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_stop_still_ends_the_workers() -> None:
+    async def main() -> None:
+        async with serving(None) as rig:
+            rig.service.infer("running")
+            await turns()
+            stopping = asyncio.ensure_future(rig.service.stop(100.0))
+            await turns()
+            stopping.cancel()
+            await asyncio.wait([stopping])
+            assert rig.executor.stopped
+
+    asyncio.run(main())
+
+
+def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def decide(self, seen: Any) -> Any:
+            raise ZeroDivisionError("a bug of the policy")
+
+    async def main() -> None:
+        async with serving(policy=Broken()) as rig:
+            assert await rig.service.infer(3) == 9
+
+    with caplog.at_level(logging.ERROR, "weir"):
+        asyncio.run(main())
+    assert "the policy of model 'square' raised" in caplog.text
+    assert "a bug of the policy" in caplog.text
+
+
+def test_each_request_is_observed_with_exactly_one_end() -> None:
+    async def main() -> None:
+        async with serving(None, max_queue_size=8) as rig:
+            calls = [rig.service.infer(item, timeout=5.0) for item in range(12)]
+            await turns()
+            calls[1].cancel()
+            calls[11].cancel()
+            rig.executor.answer_next(lambda batch: [ModelError("bad"), *batch[1:]])
+            await turns()
+            rig.clock.advance(6.0)
+            await turns()
+            assert rig.heard.ends == 12
+            assert sorted(type(error).__name__ for _, error, _ in rig.heard.answers) == sorted(
+                ["Cancelled", "Cancelled", "ModelError", "NoneType"] + ["DeadlineExceeded"] * 3
+            )
+            assert len(rig.heard.timings) == 1
+            for call in calls:
+                assert call.done()
+                call.cancelled() or call.exception()
+
+    asyncio.run(main())
+
+
+def test_observers_hear_in_bulk() -> None:
+    class Counting(RecordingObserver):
+        calls = 0
+
+        def answered(self, model: str, requests: Sequence[Any], error: Any, now: float) -> None:
+            Counting.calls += 1
+
+    async def main() -> None:
+        from tests.manager.kit import Square
+
+        async with Service(Square, executor=FakeExecutor(squares), observers=[Counting()]) as service:
+            await asyncio.gather(*map(service.infer, range(64)))
+        assert Counting.calls == 1
+
+    asyncio.run(main())

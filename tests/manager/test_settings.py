@@ -1,0 +1,54 @@
+import pytest
+
+from weir import Model, SettingsError
+from weir.manager.settings import ServiceSettings, compose, known_settings
+
+
+class Plain(Model):
+    pass
+
+
+class Particular(Model):
+    max_batch_size = 8
+    workers = 2
+    max_queue_delay = 0.5
+
+
+def test_the_model_overrides_the_defaults_and_arguments_override_the_model() -> None:
+    plain, own = compose(Plain, {}), compose(Particular, {"workers": 3, "timeout": 1.5})
+    assert (plain.batching.max_batch_size, plain.workers.workers, plain.service.timeout) == (64, 1, 30.0)
+    assert (own.batching.max_batch_size, own.batching.max_queue_delay) == (8, 0.5)
+    assert (own.workers.workers, own.service.timeout) == (3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("max_batchsize", "max_batch_size"),
+        ("worker", "workers"),
+        ("timeouts", "timeout"),
+        ("back_pressure", "backpressure"),
+    ],
+)
+def test_an_unknown_setting_names_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(SettingsError, match=f"{key}: there is no such setting; did you mean {near}\\?"):
+        compose(Plain, {key: 1})
+
+
+def test_a_setting_like_no_other_names_them_all() -> None:
+    with pytest.raises(
+        SettingsError, match=r"zzz: there is no such setting; the settings are arena_bytes, backpressure, "
+    ):
+        compose(Plain, {"zzz": 1})
+
+
+def test_a_value_against_its_rule_is_refused() -> None:
+    with pytest.raises(SettingsError, match="drain_timeout=-1: must be 0 or more"):
+        ServiceSettings(drain_timeout=-1)
+    with pytest.raises(SettingsError, match="workers=0: must be 1 or more"):
+        compose(Plain, {"workers": 0})
+
+
+def test_no_setting_is_declared_twice() -> None:
+    names = known_settings()
+    assert len(names) == len(set(names))
