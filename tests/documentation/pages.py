@@ -3,7 +3,7 @@
 - A `python` block is run, all blocks of a page in one namespace, `await` allowed. If its first line is a comment with a
   file name, it is written to that file instead (and so is a `toml` block): models to serve, programs to start.
 - A `console` block is what a terminal shows: each line after "$ " is run, and what it prints must be what follows; "..."
-  stands for anything. `weir serve` runs in the background, on a free port that takes the place of 8000 from then on, until
+  stands for anything. `weir serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
   the page ends or serves again.
 - `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`.
 """
@@ -111,7 +111,7 @@ class _Terminal:
         for part in COMMAND.split(text)[1:]:
             lines = part.replace("\\\n", " ").splitlines()
             command, expected = lines[0], "\n".join(lines[1:])
-            if command.startswith("weir serve "):
+            if command.startswith("weir serve ") and not expected:
                 self._serve(command)
             else:
                 self._run(command, expected)
@@ -140,7 +140,7 @@ class _Terminal:
             said.append(line)
             event = json.loads(line) if line.startswith("{") else {}
             if event.get("event") == "listening":
-                self._port = (re.findall(r":(\d+)", str(event["urls"])) or [self._port])[0]
+                self._port = (re.findall(r":(\d+)", event["address"]) or [self._port])[0]
             if event.get("event") == "ready":
                 return
         raise AssertionError("weir serve did not become ready:\n" + "".join(said))
