@@ -9,15 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy
 
 from weir.errors import WeirError
 from weir.messages import OBJECT
 from weir.wire.failures import Failure, pack_error, unpack_error
 from weir.wire.pickles import LARGE_BYTES, Fetch, Pickled, Places, Ref, Stowed, unpickle
 
-# Columns of these types (exactly) may be tried as one pickle; of others, one with classes of somebody's own is likely.
-BUILTIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set, numpy.ndarray})
+# Columns of these types (exactly) and numpy's are tried as one pickle; others have classes of somebody's own.
+BUILTIN = frozenset({type(None), bool, int, float, complex, str, bytes, list, tuple, dict, set})
 
 Complain = Callable[[str], WeirError]
 
@@ -82,7 +81,7 @@ def pack_cells(
     if types == {bytes}:
         if places is None or max(map(len, values)) < LARGE_BYTES:
             return Cells(inline=values)
-    elif types <= BUILTIN:
+    elif types <= BUILTIN or all(kind in BUILTIN or kind.__module__ == "numpy" for kind in types):
         together = _pack_together(values, places)
         if together is not None:
             return together
@@ -144,7 +143,7 @@ def _unpack_together(cell: Together, fetch: Fetch | None, complain: Complain) ->
     try:
         values: list[Any] = unpickle(cell.data, cell.buffers, fetch)
     except Exception as error:  # not enough memory, or two versions of numpy that disagree
-        return [_not_unpickled(error, complain)] * cell.count
+        return [_not_unpickled(error, complain) for _ in range(cell.count)]
     return values
 
 

@@ -6,9 +6,8 @@ door is ever unpickled.
 
 import io
 import pickle
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, Protocol
-
-import numpy
 
 # Bytes and buffers of at least this size go through shared memory where there is some. Below it, one more copy through
 # the socket costs less than an allocation in the arena.
@@ -85,6 +84,9 @@ class Pickled:
         return ref
 
 
+_NAMED = (type, FunctionType, BuiltinFunctionType)  # what is pickled as its name
+
+
 class _Pickler(pickle.Pickler):
     """Notes what is not certain to be there where the pickle is read. Plain containers and values cost nothing: C
     handles them without asking."""
@@ -92,12 +94,10 @@ class _Pickler(pickle.Pickler):
     foreign = False
 
     def reducer_override(self, value: Any) -> Any:
-        if not isinstance(value, _NUMPY) and not str(getattr(value, "__module__", "")).startswith("numpy."):
+        module = value.__module__ if isinstance(value, _NAMED) else type(value).__module__
+        if str(module).partition(".")[0] != "numpy":
             self.foreign = True
         return NotImplemented
-
-
-_NUMPY = (numpy.ndarray, numpy.dtype, numpy.generic)
 
 
 def unpickle(data: Stowed, buffers: list[Stowed], fetch: Fetch | None) -> Any:

@@ -6,7 +6,6 @@ from typing import Any
 
 from weir.errors import ModelError
 from weir.model import Model, is_tensor_model, overrides
-from weir.wire.tensors import concatenate, divide, rows_of, to_arrays
 from weir.workers.faults import fault_of
 from weir.workers.steps import Column, Fatal, Together, each
 
@@ -33,7 +32,9 @@ class Prediction:
         self._preprocess_batch = batch_form("preprocess_batch")
         self._postprocess_batch = batch_form("postprocess_batch")
         if is_tensor_model(kind):
-            self._predict = together("predict", self._predict_tensors, self._judge_tensors)
+            from weir.workers import tensorwork
+
+            self._predict = together("predict", tensorwork.predictor(model), tensorwork.judge_of(model))
         else:
             self._predict = together("predict", model.predict, judge_of("predict"))
 
@@ -57,16 +58,6 @@ class Prediction:
             return answers
         more = (preprocessed,) if self._takes_preprocessed else ()
         return each(self._postprocess, answers, fault_of("postprocess"), *more, fatal=self._fatal)
-
-    def _predict_tensors(self, entries: list[Any]) -> Any:
-        return self._model.predict(concatenate(entries))
-
-    def _judge_tensors(self, returned: Any, entries: list[Any]) -> Column:
-        arrays = to_arrays(returned, self._model.outputs, _wrong_tensors)
-        counts = [rows_of(entry) for entry in entries]
-        if rows_of(arrays) != sum(counts):
-            raise ModelError(f"predict returned {rows_of(arrays)} rows for a batch of {sum(counts)}")
-        return list(divide(arrays, counts))
 
 
 def judge_of(name: str) -> Callable[[Any, list[Any]], Column]:
@@ -101,7 +92,3 @@ def takes_preprocessed(postprocess: Callable[..., Any]) -> bool:
     if len(positional) < 2:
         return any(each.kind is each.VAR_POSITIONAL for each in parameters)
     return positional[1].default is inspect.Parameter.empty or positional[1].name == "preprocessed"
-
-
-def _wrong_tensors(text: str) -> ModelError:
-    return ModelError(f"predict returned wrong tensors: {text}")

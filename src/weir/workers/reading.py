@@ -7,7 +7,6 @@ from weir.errors import InvalidRequest, UnsupportedMediaType, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model
 from weir.wire.schema import Schema, refusal, schema_of
-from weir.wire.tensors import to_arrays
 from weir.wire.values import DECODE, UNREADABLE, unreadable
 from weir.workers.faults import Fault, model_error
 from weir.workers.steps import Column, Fatal, each
@@ -41,12 +40,17 @@ class Reader:
 
     def _reads(self) -> dict[str, Read | None]:
         """How each content type is read; None where there is nothing to do."""
-        own = {content_type: self._decoded_by_model(content_type) for content_type in self._model.content_types}
+        reads: dict[str, Read | None]
         if is_tensor_model(type(self._model)):
-            return {OBJECT: self._arrays, JSON: self._arrays_in(JSON), MSGPACK: self._arrays_in(MSGPACK), **own}
-        if self._schema is None:
-            return {OBJECT: None, OCTETS: bytes, JSON: DECODE[JSON], MSGPACK: DECODE[MSGPACK], **own}
-        return self._validated(self._schema) | own
+            from weir.workers import tensorwork
+
+            reads = {**tensorwork.readers(self._model)}
+        elif self._schema is None:
+            reads = {OBJECT: None, OCTETS: bytes, JSON: DECODE[JSON], MSGPACK: DECODE[MSGPACK]}
+        else:
+            reads = self._validated(self._schema)
+        finish = reads[OBJECT]
+        return reads | {content: self._decoded_by_model(content, finish) for content in self._model.content_types}
 
     def _validated(self, schema: Schema) -> dict[str, Read | None]:
         def from_bytes(payload: Any) -> Any:
@@ -56,18 +60,7 @@ class Reader:
             OBJECT: schema.check, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK),
         }  # fmt: skip
 
-    def _arrays(self, value: Any) -> Any:
-        return to_arrays(value, self._model.inputs)
-
-    def _arrays_in(self, content_type: str) -> Read:
-        decode = DECODE[content_type]
-        return lambda payload: to_arrays(decode(payload), self._model.inputs)
-
-    def _decoded_by_model(self, content_type: str) -> Read:
-        finish: Read | None = None if self._schema is None else self._schema.check
-        if is_tensor_model(type(self._model)):
-            finish = self._arrays
-
+    def _decoded_by_model(self, content_type: str, finish: Read | None) -> Read:
         def read(payload: Any) -> Any:
             item = self._decoded(bytes(payload), content_type)
             return item if finish is None else finish(item)

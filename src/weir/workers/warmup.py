@@ -7,7 +7,6 @@ from typing import Any
 
 from weir.messages import OBJECT, Batch
 from weir.model import Example, Model, is_tensor_model
-from weir.wire.tensors import rows_of, to_arrays
 
 
 def warmup_batches(model: type[Model], max_batch_size: int) -> Iterator[Batch]:
@@ -30,9 +29,8 @@ def warmup_sizes(model: type[Model], max_batch_size: int) -> list[int]:
 
 
 def _filled(model: type[Model], items: list[Any], size: int) -> Iterator[Any]:
-    """At least one item; each rows' shape must be that of the first, as it is in a batch."""
     if not is_tensor_model(model):
-        yield from itertools.islice(itertools.cycle(items), size)
-        return
-    arrays = to_arrays(items[0], model.inputs)
-    yield from itertools.repeat(arrays, max(1, size // rows_of(arrays)))
+        return itertools.islice(itertools.cycle(items), size)
+    from weir.workers.tensorwork import repeated
+
+    return iter(repeated(model, items[0], size))  # one example, for all rows of a batch have the same shape

@@ -7,7 +7,6 @@ from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, Weir
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model
 from weir.wire.schema import schema_of
-from weir.wire.tensors import to_text
 from weir.wire.values import ENCODE, UNWRITABLE
 from weir.workers.faults import Fault, model_error
 from weir.workers.steps import Column, Fatal, each
@@ -48,8 +47,9 @@ class Writer:
     def _writes(self) -> dict[str, Write]:
         own = {content_type: self._encoded_by_model(content_type) for content_type in self._model.content_types}
         if is_tensor_model(type(self._model)):
-            json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
-            return {JSON: lambda arrays: json(to_text(arrays)), MSGPACK: msgpack, **own}
+            from weir.workers import tensorwork
+
+            return tensorwork.writers() | own
         return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets, **own}
 
     def _encoded_by_model(self, content_type: str) -> Write:
