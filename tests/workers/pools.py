@@ -53,10 +53,12 @@ class Pool:
         self.heard = heard
         self.batches = 0
 
-    def send(self, *payloads: Any, worker: int = 0, content_type: str = OBJECT, attempt: int = 0) -> int:
+    def send(
+        self, *payloads: Any, worker: int = 0, content_type: str = OBJECT, accept: str = OBJECT, attempt: int = 0
+    ) -> int:
         """Send a batch, return its id."""
         self.batches += 1
-        self.pool.run(worker, Batch(self.batches, list(payloads), content_type, OBJECT, attempt))
+        self.pool.run(worker, Batch(self.batches, list(payloads), content_type, accept, attempt))
         return self.batches
 
     async def answer(self, batch_id: int) -> list[Any]:

@@ -1,6 +1,8 @@
 """Large payloads and results: through shared memory while it has room, and in the frame when it has not."""
 
 import asyncio
+import os
+import signal
 
 import numpy
 import pytest
@@ -8,6 +10,7 @@ from tests.workers.models import Echo
 from tests.workers.pools import started
 
 from weir.messages import OCTETS
+from weir.workers.arena import ResultBlock
 
 LARGE = 600_000
 
@@ -40,9 +43,41 @@ def test_a_reserved_place_is_read_where_it_is_and_stays_until_the_batch_is_answe
             block.release()
             assert pool.free_bytes < before
 
-            (result,) = await pool.answer(batch)
+            assert await pool.answer(batch) == [b"z" * LARGE]
             assert pool.free_bytes == before
-            assert bytes(result if isinstance(result, bytes) else result.view) == b"z" * LARGE
+            del block
+
+    asyncio.run(main())
+
+
+def test_an_encoded_result_stays_with_the_worker_until_it_is_released() -> None:
+    async def main() -> None:
+        async with started(Echo, arena_bytes=1 << 20) as pool:
+            for number in range(10):  # there is room for one at a time
+                batch = pool.send(bytes([number]) * LARGE, accept=OCTETS)
+                (block,) = await pool.answer(batch)
+                assert isinstance(block, ResultBlock)
+                assert pool.pool.gauges()["results_held_bytes"] == LARGE
+                assert bytes(block.view) == bytes([number]) * LARGE
+                block.release()
+                pool.heard.events.clear()
+                del block
+
+    asyncio.run(main())
+
+
+def test_a_result_outlives_the_worker_that_it_is_from() -> None:
+    async def main() -> None:
+        async with started(Echo, arena_bytes=1 << 20) as pool:
+            (block,) = await pool.answer(pool.send(b"z" * LARGE, accept=OCTETS))
+            os.kill(pool.pool.states()[0].pid or 0, signal.SIGKILL)
+            await pool.again()
+            assert bytes(block.view) == b"z" * LARGE
+            block.release()
+            assert pool.pool.gauges()["results_held_bytes"] == 0
+            assert await pool.ask(1) == [1]
+            pool.heard.events.clear()
+            del block
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import weir
-from weir.workers.launch import THREAD_VARIABLES, Launch
+from weir.workers.launch import MALLOC, THREAD_VARIABLES, Launch
 from weir.workers.settings import WorkerSettings
 
 ROOT = str(Path(weir.__file__).parents[1])
@@ -35,6 +35,11 @@ def test_thread_limits_are_variables_that_the_workers_own_environment_overrides(
         "OMP_NUM_THREADS": "5",
     }
     assert not set(THREAD_VARIABLES) & set(environment(WorkerSettings()))
+
+
+def test_memory_is_kept_between_batches_unless_the_server_was_told_otherwise() -> None:
+    assert environment(WorkerSettings()).items() >= MALLOC.items()
+    assert environment(WorkerSettings(), MALLOC_TRIM_THRESHOLD_="1")["MALLOC_TRIM_THRESHOLD_"] == "1"
 
 
 def test_the_process_finds_this_weir_wherever_it_lies() -> None:

@@ -18,6 +18,11 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS",
 )  # fmt: skip
 
+# Memory that a batch frees is kept for the next one. By default glibc gives blocks of over 128 KB back at once, and to
+# get them again costs more than all the rest: 16 bodies of 600 KB took 375 µs each, and take 25 µs with this.
+# Other C libraries do not read these.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -50,7 +55,7 @@ class Launch:
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the process's environment: `inherited`, then the thread limits, then the worker's own settings."""
-        environment = {**inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
+        environment = {**MALLOC, **inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
         if not environment["PYTHONPATH"]:
             del environment["PYTHONPATH"]
         if self.settings.threads is not None:
