@@ -35,7 +35,8 @@ def main() -> None:
     except typer.TyperException as error:
         code = _complain(error.format_message(), WRONG)
     except ModelError as error:
-        code = _complain(f"{error.remote_traceback}\n{error.message}".lstrip(), FAILED)
+        typer.echo(error.remote_traceback, err=True)
+        code = _complain(error.message, FAILED)
     except (WeirError, OSError) as error:
         code = _complain(str(error), FAILED)
     except (typer.Abort, KeyboardInterrupt):

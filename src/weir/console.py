@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
 
         def ready() -> None:
             loading.close()
-            _print(_served(app), *_curl_lines(app))
+            _print(_served(app), "", *_curl_lines(app))
 
         try:
             loading.show(list(app.registry.services.values()))
@@ -87,7 +87,9 @@ class Loading(SilentObserver):
 
 
 def _served(app: App) -> Table:
-    table = Table("model", "workers", "policy", "max batch", "routes", "url", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("model", "workers", "policy", "max batch", "routes", "url"):
+        table.add_column(column, overflow="fold", no_wrap=column == "url")  # nothing is cut off in a narrow terminal
     for name, service in app.registry.services.items():
         routes = [f"/infer/{name}", *(path for path, routed in app.registry.routes.items() if routed is service)]
         workers = f"{service.workers.workers} {service.workers.executor}"
@@ -103,7 +105,7 @@ def _curl_lines(app: App) -> list[str]:
     )
     socket = f"--unix-socket {shlex.quote(uds)} " if uds else ""
     return [
-        f"\n  curl {socket}-d {_example_of(service)} {base}/infer/{name}"
+        f"  curl {socket}-d {_example_of(service)} {base}/infer/{name}"
         for name, service in app.registry.services.items()
     ]
 
