@@ -11,11 +11,13 @@ from typing import Any, Protocol, TypeVar
 
 import httpx
 import uvicorn
+import uvloop
 
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.protocols.pages import RenderMetrics
 from weir.protocols.rest import make_app
+from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
 
 T = TypeVar("T")
@@ -119,7 +121,21 @@ async def asgi_server(
         listener.close()
 
 
-DOORS: dict[str, Start] = {"asgi": asgi_server}
+@asynccontextmanager
+async def fastlane_server(
+    registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
+) -> AsyncIterator[tuple[str, int]]:
+    """Serve as `weir serve` does: inference on the fast lane, the rest handed over."""
+    server = HttpServer(registry, make_app(registry, settings, metrics=metrics), settings)
+    await server.start()
+    try:
+        yield settings.host, server.port
+    finally:
+        await server.stop()
+
+
+DOORS: dict[str, Start] = {"asgi": asgi_server, "fastlane": fastlane_server}
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"fastlane": uvloop.new_event_loop}
 
 
 @contextmanager
@@ -127,7 +143,7 @@ def running(
     door: str, registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None = None
 ) -> Iterator[Running]:
     """Serve `registry` through `door` while the block runs."""
-    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := asyncio.new_event_loop()))
+    started: asyncio.Future[Running] = asyncio.Future(loop=(loop := LOOPS.get(door, asyncio.new_event_loop)()))
     stop = asyncio.Event()
     ready = threading.Event()
 
