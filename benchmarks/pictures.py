@@ -1,5 +1,6 @@
 """The picture of docs/benchmarks.md."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,9 +34,13 @@ def draw(values: dict[str, float], path: Path) -> bool:
     panels = [panel for panel in PANELS if {panel.ours, panel.theirs} <= set(values)]
     if not panels:
         return False
-    figure, axes = plt.subplots(1, len(panels), figsize=(3.1 * len(panels), 2.1), squeeze=False)
-    for axis, panel in zip(axes[0], panels, strict=True):
-        _panel(axis, panel, values)
+    rows = (len(panels) + 1) // 2
+    figure, axes = plt.subplots(rows, 2, figsize=(8, 0.5 + 1.5 * rows), squeeze=False)
+    for axis, panel in zip_longest(axes.flat, panels):
+        if panel is None:
+            axis.set_axis_off()
+        else:
+            _panel(axis, panel, values)
     figure.suptitle("requests per second, in the same run", x=0.01, ha="left", fontsize=10, color=INK)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
