@@ -42,6 +42,16 @@ def test_batches_go_out_and_come_back(run: Callable[[Any], None]) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_worker_may_poll_before_it_sleeps(depth: int) -> None:
+    async def main() -> None:
+        async with started(Square, spin=0.001, pipeline_depth=depth) as pool:
+            for number in range(20):
+                assert await pool.ask(number) == [number * number]
+
+    asyncio.run(main())
+
+
 def test_each_worker_is_a_process_of_its_own_and_knows_its_index() -> None:
     async def main() -> None:
         async with started(Obedient, workers=2) as pool:
