@@ -90,18 +90,6 @@ def read_all(connection: socket.socket) -> bytes:
     return received
 
 
-class AnnouncingServer(uvicorn.Server):
-    """Says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.announced = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.announced.set()
-
-
 @asynccontextmanager
 async def asgi_server(
     registry: Registry, settings: HttpSettings, metrics: RenderMetrics | None
@@ -110,14 +98,14 @@ async def asgi_server(
     listener = socket.create_server(("127.0.0.1", 0))
     app = make_app(registry, settings, metrics=metrics)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
-    server = AnnouncingServer(config)
-    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
-    await server.announced.wait()
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    await server.startup([listener])  # Server.serve does this too, but looks only ten times a second whether to end
     try:
         yield listener.getsockname()
     finally:
-        server.should_exit = True
-        await serving
+        await server.shutdown([listener])
         listener.close()
 
 

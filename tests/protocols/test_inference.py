@@ -197,14 +197,19 @@ class TestBatch:
 
     def test_measured_items_fail_alone(self, serve: Serve) -> None:
         server = serve(inline(Words))
-        answer = server.client.post("/infer/words/batch", json=["a b", "c", "d e f"])
-        assert answer.json() == [{"output": 3}, {"output": 1}, {"output": 5}]
+        answer = server.client.post("/infer/words/batch", json=[7, "a b", "c", None, "d e f"])
+        results = answer.json()
+        assert [result.get("code") for result in results] == [400, None, None, 400, None]
+        assert [result.get("output") for result in results] == [None, 3, 1, None, 5]
+        refused = server.client.post("/infer/words/batch", json=[7])
+        assert [result["code"] for result in refused.json()] == [400]
 
     def test_tensors(self, serve: Serve) -> None:
         server = serve(inline(Add))
         item = {"a": [[1, 2]], "b": [[3, 4]]}
-        answer = server.client.post("/infer/add/batch", json=[item, item])
-        assert answer.json() == [{"output": {"sum": [[4.0, 6.0]]}}] * 2
+        first, second, third = server.client.post("/infer/add/batch", json=[item, {"a": []}, item]).json()
+        assert first == third == {"output": {"sum": [[4.0, 6.0]]}}
+        assert (second["code"], second["error"]["type"]) == (400, "InvalidRequest")
 
     def test_octets_cannot_be_a_list(self, serve: Serve) -> None:
         server = serve(inline(Blob))

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.errors import WeirError
+from weir.manager.delivery import discard
 from weir.messages import Dispatch, RequestBase
 from weir.protocols.native import Ask
-from weir.protocols.payloads import Work
+from weir.protocols.payloads import NOTHING, Work
 
 DOOR = "http"
 
@@ -55,20 +56,36 @@ class AsgiRequest(RequestBase):
         self._countdown.one_ended()
 
 
-def submit(ask: Ask, works: Sequence[Work]) -> tuple[list[AsgiRequest], Countdown]:
-    """Put `works` into the line of the service that `ask` asks for.
+def submit(ask: Ask, works: Sequence[Work | WeirError]) -> tuple[list[AsgiRequest], Countdown]:
+    """Put `works` into the line of the service that `ask` asks for; an error among them is the end of its item.
 
     Raises what the service raises when it refuses the first: then nothing was taken. Later refusals are ends.
     """
     countdown = Countdown(len(works))
     requests: list[AsgiRequest] = []
+    taken = False
     for work in works:
-        request = AsgiRequest(ask, work, ask.service.now(), countdown)
-        try:
-            ask.service.submit(request)
-        except WeirError as error:
-            if not requests:
-                raise
-            request.fail(error)
+        refusal = work if isinstance(work, WeirError) else None
+        request = AsgiRequest(ask, work if isinstance(work, Work) else NOTHING, ask.service.now(), countdown)
+        if refusal is None:
+            try:
+                ask.service.submit(request)
+                taken = True
+            except WeirError as error:
+                if not taken:
+                    raise
+                refusal = error
+        if refusal is not None:
+            request.settled = True
+            request.fail(refusal)
         requests.append(request)
     return requests, countdown
+
+
+def abandon(ask: Ask, requests: Sequence[AsgiRequest]) -> None:
+    """Cancel what is under way, and give back the shared memory of answers that nobody will read."""
+    for request in requests:
+        if not request.settled:
+            ask.service.cancel(request)
+        for output in request.end if isinstance(request.end, list) else [request.end]:
+            discard(output)

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from weir.errors import WeirError
+from weir.errors import TooLarge, WeirError
 from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer
-from weir.protocols.asgi_request import DOOR, AsgiRequest, submit
+from weir.protocols.asgi_request import DOOR, AsgiRequest, abandon, submit
 from weir.protocols.bodies import Body, disconnected, has_large_body
 from weir.protocols.codings import decompress
-from weir.protocols.native import Ask, check_head, find_service, read_ask
+from weir.protocols.native import Ask, find_service, head_size, read_ask
 from weir.protocols.payloads import Work, read_plain_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
+from weir.protocols.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -38,12 +39,16 @@ class Inference:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path = inner_path(scope)
+        if head_size(scope["headers"]) > self._settings.max_header_size:
+            limit = self._settings.max_header_size
+            error = TooLarge(f"head: must be at most {limit} bytes (max_header_size)")
+            refusal = self._error(error, None)._replace(status=HEAD_TOO_LARGE)
+            return await self._send_early(scope, receive, send, refusal, closing=True)
         try:
-            check_head(scope["headers"], self._settings.max_header_size)
             ask = read_ask(self._registry, self._settings, scope["method"], path, scope["headers"])
         except WeirError as error:
             refusal = self._refusal(error, self._named(path))
-            return await self._send_early(scope, receive, send, refusal, has_large_body(scope))
+            return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
         if ask is None:
             return await self._app(scope, receive, send)
         incoming = Body(receive)
@@ -51,7 +56,7 @@ class Inference:
             body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
         except WeirError as error:
             refusal = self._refusal(error, ask.service)
-            return await self._send_early(scope, receive, send, refusal, incoming.unread)
+            return await self._send_early(scope, receive, send, refusal, closing=incoming.unread)
         answer = None if body is None else await self._answer(ask, body, receive)
         if answer is not None:
             await send_answer(send, answer)
@@ -69,7 +74,7 @@ class Inference:
             observer.transferred(ask.service.name, DOOR, len(body), len(answer.body))
         return answer
 
-    async def _read(self, ask: Ask, body: bytes) -> list[Work] | Answer:
+    async def _read(self, ask: Ask, body: bytes) -> list[Work | WeirError] | Answer:
         """Return the work in `body`, or the answer that refuses it."""
         try:
             if ask.coding:
@@ -78,7 +83,7 @@ class Inference:
         except WeirError as error:
             return self._refusal(error, ask.service)
 
-    async def _run(self, ask: Ask, works: Sequence[Work], receive: Receive) -> Answer | None:
+    async def _run(self, ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Answer | None:
         try:
             requests = await _ended(ask, works, receive)
             return None if requests is None else answer_of(ask, requests, development=self._settings.development)
@@ -88,7 +93,7 @@ class Inference:
             _log.exception("an answer of %s cannot be written", ask.service.name)
             return self._error(error, ask.service)
 
-    async def _send_early(self, scope: Scope, receive: Receive, send: Send, answer: Answer, closing: bool) -> None:
+    async def _send_early(self, scope: Scope, receive: Receive, send: Send, answer: Answer, *, closing: bool) -> None:
         within = self._settings.body_timeout
         await send_early(scope, receive, send, answer, closing=closing, within=within)
 
@@ -111,7 +116,7 @@ class Inference:
         )
 
 
-async def _ended(ask: Ask, works: Sequence[Work], receive: Receive) -> Sequence[AsgiRequest] | None:
+async def _ended(ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Sequence[AsgiRequest] | None:
     """Run `works` and return their requests when all have ended; None, and nothing goes on, if the client leaves."""
     requests, countdown = submit(ask, works)
     if not requests:
@@ -121,9 +126,8 @@ async def _ended(ask: Ask, works: Sequence[Work], receive: Receive) -> Sequence[
         await asyncio.wait((countdown.over, leaving), return_when=asyncio.FIRST_COMPLETED)
     finally:
         leaving.cancel()
-        for request in requests:
-            if not request.settled:
-                ask.service.cancel(request)
+        if not countdown.over.done():
+            abandon(ask, requests)
     return requests if countdown.over.done() else None
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
+from weir.manager.service import LONGEST_TIMEOUT, Service
 from weir.messages import JSON
 from weir.model import is_tensor_model
 from weir.protocols.codings import accepted_coding, coding_of
@@ -19,7 +20,6 @@ from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
-    from weir.manager.service import Service
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 _NUMBER = re.compile(r"(?:[0-9]{1,12}\.?[0-9]{0,12}|\.[0-9]{1,12})(?:[eE][+-]?[0-9]{1,3})?")
@@ -115,11 +115,9 @@ def _sole(registry: "Registry") -> "Service":
     return registry.sole
 
 
-def check_head(headers: Iterable[tuple[bytes, bytes]], max_header_size: int) -> None:
-    """Raise TooLarge if the headers, as they were on the wire, have more than `max_header_size` bytes."""
-    size = sum([len(name) + len(value) + 4 for name, value in headers])
-    if size > max_header_size:
-        raise TooLarge(f"headers of {size} bytes: must be at most {max_header_size} bytes (max_header_size)")
+def head_size(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Return about how many bytes `headers` were on the wire."""
+    return sum([len(name) + len(value) + 4 for name, value in headers])
 
 
 def check_length(value: bytes, max_body_size: int) -> None:
@@ -138,8 +136,9 @@ def too_large(what: str, max_body_size: int) -> TooLarge:
 def _read_timeout(ask: Ask, value: str) -> None:
     text = value.strip()
     seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
-    if not 0 < seconds < math.inf:
-        raise InvalidRequest(f"X-Request-Timeout {value!r}: must be a number of seconds greater than 0")
+    if not 0 < seconds <= LONGEST_TIMEOUT:
+        rule = f"must be a number of seconds greater than 0 and at most {LONGEST_TIMEOUT:g}"
+        raise InvalidRequest(f"X-Request-Timeout {value!r}: {rule}")
     ask.timeout = seconds
 
 

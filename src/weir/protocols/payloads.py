@@ -6,7 +6,7 @@ list, and the size of items that differ (`Model.measure`).
 
 from typing import Any, NamedTuple
 
-from weir.errors import InvalidRequest, TooLarge
+from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Kind
 from weir.model import Measure, is_tensor_model
 from weir.protocols.codings import decompress
@@ -28,8 +28,13 @@ class Work(NamedTuple):
     large: bool
 
 
-def read_work(ask: Ask, body: bytes, max_body_size: int) -> list[Work]:
-    """Make work of the `body` of a request: one element, unless it is a list whose items differ in size or are tensors.
+# The work of an item that was refused before it could be any.
+NOTHING = Work(None, Kind.ITEM, OBJECT, OBJECT, 1, 1.0, None, False)
+
+
+def read_work(ask: Ask, body: bytes, max_body_size: int) -> list[Work | WeirError]:
+    """Make work of the `body` of a request: one element, unless it is a list whose items differ in size or are tensors;
+    of these, one that cannot be work is an error in its place.
 
     Raises InvalidRequest for an empty, damaged or malformed body, and TooLarge for one that has more than
     `max_body_size` bytes after decompression. What only the worker decodes, only the worker refuses.
@@ -37,15 +42,15 @@ def read_work(ask: Ask, body: bytes, max_body_size: int) -> list[Work]:
     return read_plain_work(ask, decompress(body, ask.coding, max_body_size) if ask.coding else body)
 
 
-def read_plain_work(ask: Ask, body: bytes) -> list[Work]:
+def read_plain_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
     """Do the same with a body that is not, or no longer, compressed."""
     if not body:
         raise empty_body(ask)
     if not ask.batch:
-        return [_item(ask, body)]
+        return [read_item(ask, body)]
     items = split(body, ask.content_type)
     if ask.service.needs_measure or is_tensor_model(ask.service.model):
-        return [_item(ask, item) for item in items]
+        return [_item_or_error(ask, item) for item in items]
     return [_work(ask, items, Kind.ITEMS, Measure(len(items), float(len(items))))] if items else []
 
 
@@ -54,7 +59,8 @@ def empty_body(ask: Ask) -> InvalidRequest:
     return InvalidRequest(f"body: is empty, must be {ask.content_type}")
 
 
-def _item(ask: Ask, body: bytes) -> Work:
+def read_item(ask: Ask, body: bytes) -> Work:
+    """Make work of one item: a body that is neither empty nor compressed, or an element of a list. Raises RequestErrors."""
     service = ask.service
     if is_tensor_model(service.model):
         return _tensors(ask, decode(body, ask.content_type))
@@ -62,6 +68,13 @@ def _item(ask: Ask, body: bytes) -> Work:
         return _work(ask, body, Kind.ITEM, Measure())
     item = body if ask.content_type == OCTETS else decode(body, ask.content_type)
     return _work(ask, body, Kind.ITEM, service.measure(item))
+
+
+def _item_or_error(ask: Ask, body: bytes) -> Work | WeirError:
+    try:
+        return read_item(ask, body)
+    except WeirError as error:
+        return error
 
 
 def _tensors(ask: Ask, value: Any) -> Work:

@@ -9,7 +9,7 @@ from weir.protocols.answers import Answer, compressed, echo_headers, error_answe
 from weir.protocols.fastlane.lane import DOOR
 from weir.protocols.fastlane.plan import Plan
 from weir.protocols.native import Ask
-from weir.protocols.payloads import read_plain_work
+from weir.protocols.payloads import read_item
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
@@ -33,7 +33,7 @@ class HttpRequest(RequestBase):
 
     def measure(self) -> None:
         """Find out how large the item is. Raises InvalidRequest or TooLarge for one that cannot be taken."""
-        work = read_plain_work(self.ask, self.payload)[0]
+        work = read_item(self.ask, self.payload)
         self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
