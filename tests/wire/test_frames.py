@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.errors import InvalidRequest, ModelError, Overloaded
@@ -134,6 +134,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=30)  # they are large
 @given(st.lists(json_values), st.lists(json_values))
 def test_any_values(payloads: list[Any], outputs: list[Any]) -> None:
     assert round_trip(Batch(1, payloads, OBJECT, OBJECT)).payloads == payloads

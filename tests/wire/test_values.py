@@ -5,7 +5,7 @@ import msgspec
 import numpy
 import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weir.errors import InvalidRequest
@@ -23,12 +23,14 @@ values = st.recursive(
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@settings(max_examples=50)
 @given(value=values)
 def test_comes_back(content_type: str, value: Any) -> None:
     assert decode(encode(value, content_type), content_type) == value
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@settings(max_examples=30)  # they are large
 @given(items=st.lists(values))
 def test_a_list_is_split_into_what_its_items_are_encoded_as(content_type: str, items: list[Any]) -> None:
     assert [decode(item, content_type) for item in split(encode(items, content_type), content_type)] == items

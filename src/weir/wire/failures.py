@@ -40,11 +40,12 @@ def unpack_error(failure: Failure) -> WeirError:
     if not (isinstance(kind, type) and issubclass(kind, WeirError)):
         raise ValueError(f"{failure.kind!r} is no error of Weir's")
     own = _unpickle(failure.own_class)
-    if isinstance(own, type) and issubclass(own, kind):
-        kind = own
-    error = kind.__new__(kind)
+    made = own if isinstance(own, type) and issubclass(own, kind) else kind
+    error = made.__new__(made)
+    error.__dict__.update(kind("(lost on the way)").__dict__)  # what every error of this class has
     state = _unpickle(failure.state)
-    error.__dict__.update(state if isinstance(state, dict) else {"message": "(lost on the way)", "details": None})
+    if isinstance(state, dict):
+        error.__dict__.update(state)
     Exception.__init__(error, error.message)
     cause = _unpickle(failure.cause)
     if isinstance(cause, BaseException):
