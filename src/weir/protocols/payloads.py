@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Kind
-from weir.model import Measure, is_tensor_model
+from weir.model import is_tensor_model
 from weir.protocols.codings import decompress
 from weir.protocols.native import Ask
 from weir.wire.tensors import rows_of, shape_key, to_arrays
@@ -51,7 +51,7 @@ def read_plain_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
     items = split(body, ask.content_type)
     if ask.service.needs_measure or is_tensor_model(ask.service.model):
         return [_item_or_error(ask, item) for item in items]
-    return [_work(ask, items, Kind.ITEMS, Measure(len(items), float(len(items))))] if items else []
+    return [_work(ask, items, Kind.ITEMS, len(items), float(len(items)), ask.key)] if items else []
 
 
 def empty_body(ask: Ask) -> InvalidRequest:
@@ -65,9 +65,9 @@ def read_item(ask: Ask, body: bytes) -> Work:
     if is_tensor_model(service.model):
         return _tensors(ask, decode(body, ask.content_type))
     if not service.needs_measure or ask.content_type not in (JSON, MSGPACK, OCTETS):
-        return _work(ask, body, Kind.ITEM, Measure())
-    item = body if ask.content_type == OCTETS else decode(body, ask.content_type)
-    return _work(ask, body, Kind.ITEM, service.measure(item))
+        return _work(ask, body, Kind.ITEM, 1, 1.0, ask.key)
+    measured = service.measure(body if ask.content_type == OCTETS else decode(body, ask.content_type))
+    return _work(ask, body, Kind.ITEM, measured.rows, measured.cost, _joined(measured.key, ask.key))
 
 
 def _item_or_error(ask: Ask, body: bytes) -> Work | WeirError:
@@ -79,15 +79,22 @@ def _item_or_error(ask: Ask, body: bytes) -> Work | WeirError:
 
 def _tensors(ask: Ask, value: Any) -> Work:
     arrays = to_arrays(value, ask.service.model.inputs)
-    rows = rows_of(arrays)
-    work = _work(ask, arrays, Kind.TENSORS, Measure(rows, float(rows), shape_key(arrays)))
-    return work._replace(content_type=OBJECT, accept=OBJECT)
+    rows, key = rows_of(arrays), _joined(shape_key(arrays), ask.key)
+    cost = float(rows)
+    if ask.service.needs_measure:
+        measured = ask.service.measure(arrays)
+        cost, key = measured.cost, _joined(measured.key, key)
+    return _work(ask, arrays, Kind.TENSORS, rows, cost, key)._replace(content_type=OBJECT, accept=OBJECT)
 
 
-def _work(ask: Ask, payload: Any, kind: Kind, measured: Measure) -> Work:
+def _joined(measured: Any, given: Any) -> Any:
+    """Return one key for two, the same as calls in process have, so that they share batches."""
+    return measured if given is None else (measured, given)
+
+
+def _work(ask: Ask, payload: Any, kind: Kind, rows: int, cost: float, key: Any) -> Work:
     batching = ask.service.batching
-    if measured.rows > batching.max_queue_size:
-        raise TooLarge(f"body of {measured.rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
-    key = measured.key if ask.key is None else (measured.key, ask.key)
-    large = 0 < batching.small_request_size < measured.rows
-    return Work(payload, kind, ask.content_type, ask.accept, measured.rows, measured.cost, key, large)
+    if rows > batching.max_queue_size:
+        raise TooLarge(f"body of {rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
+    large = 0 < batching.small_request_size < rows
+    return Work(payload, kind, ask.content_type, ask.accept, rows, cost, key, large)

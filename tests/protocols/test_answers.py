@@ -1,0 +1,129 @@
+"""What is written for outputs and errors, whatever they hold."""
+
+import json
+from typing import Any
+
+import msgspec
+import numpy
+import pytest
+from tests.protocols.models import Add, Echo
+
+from weir import errors
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
+from weir.protocols.answers import answer_of, batch_body, encode_safely, error_answer, explain_headers, output_body
+from weir.protocols.native import Ask, read_ask
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeBlock, FakeExecutor, FakeRequest
+
+
+class Ended(FakeRequest):
+    """A request with its end."""
+
+    def __init__(self, end: Any, **options: Any) -> None:
+        super().__init__(None, **options)
+        self.end = end
+
+
+def ask_for(model: Any, path: str = "/inference", **headers: str) -> Ask:
+    registry = Registry([Service(model, executor=FakeExecutor())])
+    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    ask = read_ask(registry, HttpSettings(), "POST", path, given)
+    assert ask is not None
+    return ask
+
+
+def test_an_error_is_a_document() -> None:
+    answer = error_answer(errors.InvalidRequest("no", details=[1]), "square")
+    assert (answer.status, answer.headers) == (400, [(b"content-type", b"application/json")])
+    assert json.loads(answer.body) == {
+        "error": {"type": "InvalidRequest", "message": "no", "model": "square", "details": [1]}
+    }
+
+
+@pytest.mark.parametrize(
+    ("wait", "header"), [(None, b"1"), (0.0, b"1"), (0.2, b"1"), (1.0, b"1"), (1.1, b"2"), (40.0, b"40")]
+)
+def test_retry_after_is_in_whole_seconds_and_exact_in_the_details(wait: float | None, header: bytes) -> None:
+    answer = error_answer(errors.Overloaded("full", retry_after=wait))
+    assert dict(answer.headers)[b"retry-after"] == header
+    assert json.loads(answer.body)["error"]["details"] == (None if wait is None else {"retry_after": wait})
+
+
+def test_a_models_error_tells_its_type_and_in_development_its_traceback() -> None:
+    error = errors.ModelError("it raised", details={"a": 1}, original_type="x.Y", remote_traceback="Traceback ...")
+    assert json.loads(error_answer(error).body)["error"]["details"] == {"a": 1, "original_type": "x.Y"}
+    shown = json.loads(error_answer(error, development=True).body)["error"]["details"]
+    assert shown["traceback"] == "Traceback ..."
+
+
+def test_a_strangers_exception_tells_nothing_unless_in_development() -> None:
+    error = KeyError("secret")
+    assert b"secret" not in error_answer(error).body
+    assert error_answer(error).status == 500
+    assert b"secret" in error_answer(error, development=True).body
+
+
+def itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "details",
+    ["\ud800", {"\udc00": 1}, 2**80, float("nan"), {1, 2}, object(), {(1, 2): 3}, itself(), [[[[b"\xff"]]]], 1 + 2j],
+)
+def test_details_of_any_kind_can_be_written(details: Any) -> None:
+    error = errors.ValidationFailed("half \ud800", details=details)
+    assert json.loads(error_answer(error).body)["error"]["type"] == "ValidationFailed"
+    for accept, decode in ((JSON, json.loads), (MSGPACK, msgspec.msgpack.decode)):
+        assert decode(batch_body([error], accept, "square"))[0]["code"] == 422
+    assert json.loads(encode_safely({"details": details}))
+
+
+def test_a_block_is_copied_and_released() -> None:
+    block = FakeBlock(3)
+    block.view[:] = b"123"
+    assert output_body(ask_for(Echo), block) == b"123"
+    assert block.shares == 0
+
+
+def test_tensors_are_written_as_asked_for() -> None:
+    arrays = {"sum": numpy.array([[1.5, 2.0]], numpy.float32)}
+    assert output_body(ask_for(Add), arrays) == b'{"sum":[[1.5,2.0]]}'
+    packed = output_body(ask_for(Add, accept=MSGPACK), arrays)
+    assert msgspec.msgpack.decode(packed) == {"sum": [[1.5, 2.0]]}
+
+
+def test_tensors_that_json_cannot_say_are_the_models_error() -> None:
+    arrays = {"sum": numpy.array([b"\xff"], object)}
+    with pytest.raises(errors.ModelError, match="application/json"):
+        output_body(ask_for(Add), arrays)
+
+
+def test_a_list_is_answered_item_by_item() -> None:
+    ask = ask_for(Echo, "/infer/echo/batch")
+    together = Ended([b"1", errors.InvalidRequest("no")], kind=Kind.ITEMS)
+    alone = [Ended(b"1"), Ended(errors.InvalidRequest("no"))]
+    for requests in ([together], alone):
+        answer = answer_of(ask, requests)
+        assert answer.status == 200
+        assert [item.get("code") for item in json.loads(answer.body)] == [None, 400]
+
+
+def test_a_list_that_failed_as_a_whole_has_its_code() -> None:
+    late = Ended(errors.DeadlineExceeded("late"), kind=Kind.ITEMS)
+    assert answer_of(ask_for(Echo, "/infer/echo/batch"), [late]).status == 408
+
+
+def test_an_explanation_has_a_limit_only_if_the_policy_had() -> None:
+    request = FakeRequest(None, arrival=10.0)
+    dispatch = Dispatch(7, 0, [request], None, 3, 3.0, Reason.DELAY, 5, 0.25, None, Wakeup.TIMER, 10.5)
+    assert dict(explain_headers(request, dispatch)) == {
+        b"x-batch-size": b"3", b"x-batch-reason": b"delay", b"x-batch-waiting": b"5", b"x-batch-oldest-age": b"0.250000",
+        b"x-batch-wakeup": b"timer", b"x-queue-time": b"0.500000",
+    }  # fmt: skip
+    dispatch.limit = 8
+    assert dict(explain_headers(request, dispatch))[b"x-batch-limit"] == b"8"

@@ -1,0 +1,96 @@
+"""Reading heads: what a request asks for, from its head alone."""
+
+from typing import Any
+
+import pytest
+from tests.protocols.models import Add, Echo, Words
+
+from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.messages import JSON
+from weir.protocols.native import Ask, read_ask
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeExecutor
+
+
+def registry_of(*models: Any, **settings: Any) -> Registry:
+    return Registry([Service(model, executor=FakeExecutor(), **settings) for model in models])
+
+
+def read(registry: Registry, path: str, *headers: tuple[bytes, bytes], method: str = "POST") -> Ask | None:
+    return read_ask(registry, HttpSettings(max_body_size=1000), method, path, headers)
+
+
+def test_without_headers_everything_has_its_default() -> None:
+    ask = read(registry_of(Echo, timeout=7.0), "/infer/echo")
+    assert ask is not None
+    assert (ask.content_type, ask.accept, ask.timeout, ask.priority, ask.key) == (JSON, JSON, 7.0, 0, None)
+    assert (ask.plain, ask.batch, ask.explain, ask.coding, ask.accept_coding) == (True, False, False, "", "")
+
+
+@pytest.mark.parametrize(("model", "path"), [(Echo, "/infer/echo/batch"), (Add, "/infer/add"), (Words, "/infer/words")])
+def test_what_a_door_must_read_itself_is_not_plain(model: Any, path: str) -> None:
+    ask = read(registry_of(model), path)
+    assert ask is not None
+    assert not ask.plain
+
+
+def test_every_header_is_read() -> None:
+    ask = read(
+        registry_of(Echo), "/inference", (b"x-request-timeout", b" 1.5 "), (b"x-request-priority", b"-3"),
+        (b"x-batch-key", b"blue"), (b"x-explain", b"1"), (b"x-request-id", b"42"), (b"content-encoding", b"gzip"),
+        (b"accept-encoding", b"zstd"), (b"content-length", b"1000"), (b"accept", b"text/html"), (b"accept", b"*/*"),
+    )  # fmt: skip
+    assert ask is not None
+    assert (ask.timeout, ask.priority, ask.key, ask.explain, ask.request_id) == (1.5, -3, "blue", True, b"42")
+    assert (ask.coding, ask.accept_coding, ask.accept) == ("gzip", "zstd", JSON)
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/infer", "/infer/", "/models", "/infer/a/b/c", "/inferno/x", "", "batch", "/batch"]
+)
+def test_other_paths_are_not_ours(path: str) -> None:
+    assert read(registry_of(Echo), path) is None
+
+
+@pytest.mark.parametrize(
+    ("length", "error"),
+    [
+        (b"1001", TooLarge), (b"9" * 5000, TooLarge), (b"-1", InvalidRequest), (b"+1", InvalidRequest),
+        (b"", InvalidRequest), (b"1 1", InvalidRequest), ("²".encode("latin-1"), InvalidRequest),
+    ],
+)  # fmt: skip
+def test_lengths(length: bytes, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        read(registry_of(Echo), "/infer/echo", (b"content-length", length))
+
+
+def test_a_model_named_batch() -> None:
+    registry = Registry([Service(Echo, name="batch", executor=FakeExecutor())])
+    for path, batch in (("/infer/batch", False), ("/infer/batch/batch", True)):
+        ask = read(registry, path)
+        assert ask is not None
+        assert (ask.service.name, ask.batch) == ("batch", batch)
+
+
+def test_the_model_is_looked_up_before_the_method() -> None:
+    with pytest.raises(ModelNotFound, match="echo"):
+        read(registry_of(Echo), "/infer/cube", method="GET")
+    with pytest.raises(MethodNotAllowed, match="POST"):
+        read(registry_of(Echo), "/infer/echo", method="GET")
+
+
+@pytest.mark.parametrize("value", [b"e5", b".", b"1e", b"1_000", b"0x1", b"1e9", b"1,5", b"\xd9\xa1"])
+def test_timeouts_that_are_none(value: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="X-Request-Timeout"):
+        read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"), [(b"5", 5.0), (b".5", 0.5), (b"5.", 5.0), (b"1e-3", 0.001), (b"1e8", 1e8)]
+)
+def test_timeouts(value: bytes, seconds: float) -> None:
+    ask = read(registry_of(Echo), "/infer/echo", (b"x-request-timeout", value))
+    assert ask is not None
+    assert ask.timeout == seconds
