@@ -66,3 +66,8 @@ def test_clients_load_no_server() -> None:
 def test_import_weir_loads_no_framework() -> None:
     loaded = loaded_by("import weir")
     assert not loaded & {"torch", "onnxruntime", "transformers", "grpc", "matplotlib", "uvicorn", "starlette", "typer"}
+
+
+def test_help_loads_no_server() -> None:
+    loaded = loaded_by("import weir.cli")
+    assert not loaded & {"uvicorn", "starlette", "uvloop", "numpy", "structlog", "prometheus_client", "weir.app"}

@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,13 +226,23 @@ def test_a_worker_that_is_killed_is_logged_and_counted() -> None:
 
 def test_progress_is_shown_on_a_terminal() -> None:
     ours, theirs = os.openpty()
-    with Served(target("Square"), stderr=theirs) as served, open(ours, "rb") as terminal:
+    shown = bytearray()
+
+    def read() -> None:
+        with suppress(OSError):  # EIO: the other end is closed
+            while received := os.read(ours, 65536):
+                shown.extend(received)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+    with Served(target("Square"), stderr=theirs) as served:
         os.close(theirs)
         served.until_ready()
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
-        shown = os.read(terminal.fileno(), 65536).decode()
-    assert "loading square" in shown and "ready" in shown
+    reading.join()
+    os.close(ours)
+    assert b"loading square" in shown and b"ready" in shown
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_the_child_s_traceback() -> None:
