@@ -327,6 +327,16 @@ class Batcher:
         return self._running.batches
 
     @property
+    def workers(self) -> int:
+        """How many workers are ready."""
+        return len(self._places)
+
+    @property
+    def suspects(self) -> int:
+        """How many parts of lost batches are to run again."""
+        return len(self._suspects)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits, runs, or is to run again."""
         return not (self.waiting_rows or self._running.batches or self._suspects or self._late)

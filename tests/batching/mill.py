@@ -1,0 +1,267 @@
+"""A mill that drives the real Batcher in virtual time and holds every decision against the rules."""
+
+from collections.abc import Iterable, Sequence
+from math import ceil, inf, log2
+from typing import Any
+
+from weir.batching.batcher import Batcher
+from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
+from weir.batching.pieces import rows_left
+from weir.batching.settings import BatchingSettings
+from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
+from weir.messages import Dispatch, Events, Kind, Reason, RequestBase, Wakeup
+from weir.policy.decision import Policy
+from weir.policy.rules import Greedy
+
+TIMEOUT = 30.0
+
+
+class Asked(RequestBase):
+    """A request that remembers its ends. `killers`: where the ranges start that end their worker."""
+
+    def __init__(self, payload: Any, arrival: float = 0.0, timeout: float = TIMEOUT, **rest: Any) -> None:
+        self.killers: frozenset[int] = frozenset(rest.pop("killers", ()))
+        super().__init__(payload, arrival, timeout, **rest)
+        self.ends: list[Any] = []
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Remember an answer."""
+        self.ends.append(output)
+
+    def fail(self, error: WeirError) -> None:
+        """Remember an error."""
+        self.ends.append(error)
+
+
+def many(count: int, arrival: float = 0.0, **rest: Any) -> list[Asked]:
+    """Return `count` ordinary requests."""
+    return [Asked(number, arrival, **rest) for number in range(count)]
+
+
+def listed(count: int, arrival: float = 0.0, timeout: float = TIMEOUT, **rest: Any) -> Asked:
+    """Return a request of `count` items, one row each."""
+    return Asked(list(range(count)), arrival, timeout, kind=Kind.ITEMS, rows=count, **rest)
+
+
+def kills(entry: Entry) -> bool:
+    """Tell whether this entry ends its worker."""
+    request, start, stop = entry
+    assert isinstance(request, Asked)
+    return any(start <= killer < stop for killer in request.killers)
+
+
+class Mill:
+    """Drives a batcher as the service does: `turn` after whatever happened, `advance` for time."""
+
+    def __init__(
+        self, policy: Policy | None = None, *, workers: int = 1, places: int = 1, now: float = 0.0, **settings: Any
+    ) -> None:
+        self.settings = BatchingSettings(**settings)
+        self.batcher = Batcher(self.settings, policy or Greedy())
+        self.now = now
+        self.places = places
+        self.accepted: list[Asked] = []
+        self.cuts: list[Dispatch] = []
+        self.first_sizes: dict[tuple[int, int], int] = {}
+        for worker in range(workers):
+            self.batcher.worker_ready(worker, places, now)
+
+    # What happens.
+
+    def submit(self, *requests: Asked) -> list[Dispatch]:
+        """Submit, then poll once; return the batches cut."""
+        for request in requests:
+            self.batcher.submit(request, self.now)
+            self.accepted.append(request)
+        return self.turn(Wakeup.ARRIVAL)
+
+    def cancel(self, request: Asked) -> list[tuple[int, int, list[int]]]:
+        """The caller of `request` leaves."""
+        if request.settled:
+            assert self.batcher.cancel(request, self.now) == []
+            return []
+        places = self.batcher.cancel(request, self.now)
+        request.ends.append("cancelled")
+        self.turn(Wakeup.ARRIVAL)
+        return places
+
+    def finish(self, dispatch: Dispatch, outputs: Sequence[Any] | None = None) -> list[Dispatch]:
+        """The worker answers the whole batch (by default each entry with its payload); return what is cut then."""
+        answers = list(to_batch(dispatch).payloads) if outputs is None else list(outputs)
+        self.give(dispatch, Events(dispatch.batch_id, answers))
+        self.batcher.finished(dispatch.batch_id, self.now)
+        return self.turn(Wakeup.WORKER)
+
+    def give(self, dispatch: Dispatch, events: Events) -> None:
+        """Events arrive; a final one is for `finish`."""
+        for request, output in deliver(dispatch, events):
+            assert isinstance(request, Asked)
+            request.finish(output, dispatch)
+
+    def lose(self, worker: int, *, replace: bool = True) -> list[Dispatch]:
+        """A worker dies, and by default is replaced at once."""
+        for lost in self.batcher.worker_lost(worker, self.now):
+            for request, output in fail_entries(lost, "killed"):
+                assert isinstance(request, Asked)
+                request.finish(output, lost.dispatch)
+        if replace:
+            self.batcher.worker_ready(worker, self.places, self.now)
+        return self.turn(Wakeup.WORKER)
+
+    def run(self, dispatch: Dispatch) -> list[Dispatch]:
+        """The worker runs the batch: it dies if there is a killer in it, else it answers."""
+        alive = [entry for entry in entries_of(dispatch) if not entry[0].settled]
+        return self.lose(dispatch.worker) if any(map(kills, alive)) else self.finish(dispatch)
+
+    def run_all(self, seconds: float = 0.0) -> None:
+        """Let batches run, each for so long, until nothing waits or runs."""
+        rounds = 0
+        while not self.batcher.is_empty:
+            rounds += 1
+            assert rounds < 10_000, "the batcher never gets empty"
+            if self.batcher.running:
+                self.now += seconds
+                self.run(next(iter(self.batcher.running.values())))
+            else:
+                assert self.batcher.next_wakeup is not None, "something waits, and nothing would ever move it"
+                self.advance(self.batcher.next_wakeup)
+
+    def advance(self, instant: float) -> list[Dispatch]:
+        """Let time pass, with the timer going off whenever it must."""
+        cut: list[Dispatch] = []
+        while (wakeup := self.batcher.next_wakeup) is not None and wakeup <= instant:
+            self.now = max(self.now, wakeup)
+            cut += self.turn(Wakeup.TIMER)
+        self.now = max(self.now, instant)
+        return cut
+
+    def turn(self, wakeup: Wakeup) -> list[Dispatch]:
+        """Expire and poll until the timer is in the future; check everything."""
+        cut: list[Dispatch] = []
+        for _ in range(100):
+            self._expire()
+            new = self.batcher.poll(self.now, wakeup)
+            for dispatch in new:
+                self._check_dispatch(dispatch)
+            cut += new
+            soonest = self.batcher.next_wakeup
+            if soonest is None or soonest > self.now:
+                break
+            wakeup = Wakeup.TIMER
+        else:
+            raise AssertionError(f"the timer spins: next_wakeup={soonest} at {self.now}")
+        self.cuts += cut
+        self._check_books()
+        self._check_waits()
+        return cut
+
+    def _expire(self) -> None:
+        for request in self.batcher.expire(self.now):
+            assert isinstance(request, Asked)
+            assert request.settled
+            request.fail(DeadlineExceeded("too late"))
+
+    # What must hold.
+
+    @property
+    def waiting(self) -> list[Asked]:
+        """The requests in the line, as far as they know themselves."""
+        return [each for each in self.accepted if not each.settled and each.taken < each.rows]
+
+    def _check_dispatch(self, dispatch: Dispatch) -> None:
+        requests, settings = dispatch.requests, self.settings
+        assert requests
+        assert dispatch.rows <= settings.max_batch_size
+        assert dispatch.cost <= (settings.max_batch_cost or inf) + 1e-9
+        assert len({request.key for request in requests}) == 1 or dispatch.reason is Reason.RETRY
+        assert not any(request.settled or request.deadline <= self.now for request in requests)
+        entries = entries_of(dispatch)
+        assert len(set(entries)) == len(entries) == len(to_batch(dispatch).payloads)
+        assert dispatch.rows == ceil(sum(self._share(entry) * entry[0].rows for entry in entries) - 1e-9)
+        for entry in entries:
+            first = self.first_sizes.setdefault((id(entry[0]), entry[1]), len(entries))
+            assert dispatch.attempt <= ceil(log2(first)) + 1
+        if dispatch.reason is Reason.RETRY:
+            alone = [each for each in self.batcher.running.values() if each.worker == dispatch.worker]
+            assert alone == [dispatch], "a suspect shares its worker"
+
+    def _share(self, entry: Entry) -> float:
+        request, start, stop = entry
+        whole = (
+            request.rows if request.kind is Kind.TENSORS else len(request.payload) if request.kind is Kind.ITEMS else 1
+        )
+        return (stop - start) / whole
+
+    def _check_books(self) -> None:
+        batcher = self.batcher
+        waiting = self.waiting
+        assert batcher.waiting_rows == sum(map(rows_left, waiting))
+        assert batcher.waiting_requests == len(waiting)
+        assert sum(batcher.counts.values()) == len(self.cuts)
+        assert [each["batch_id"] for each in batcher.recent] == [each.batch_id for each in self.cuts[-100:]]
+        oldest = min((each.arrival for each in waiting), default=self.now)
+        assert batcher.oldest_age(self.now) == self.now - oldest
+        for request in self.accepted:
+            assert len(request.ends) == int(request.settled), "each request has exactly one end"
+            assert request.settled or request.deadline > self.now, "nobody outlives the deadline"
+
+    def _check_waits(self) -> None:
+        batcher, waiting = self.batcher, self.waiting
+        held = {dispatch.worker: 0 for dispatch in batcher.running.values()}
+        for dispatch in batcher.running.values():
+            held[dispatch.worker] += self.places if dispatch.reason is Reason.RETRY else 1
+        is_free = len(held) < batcher.workers or any(count < self.places for count in held.values())
+        if not waiting:
+            return
+        soonest = batcher.next_wakeup
+        assert soonest is not None
+        assert soonest <= min(each.deadline for each in waiting)
+        if is_free and not batcher.suspects:
+            assert not batcher.draining, "a place is free, nothing more will come, and something waits"
+            assert soonest <= min(each.arrival for each in waiting) + self.settings.max_queue_delay
+
+
+def lane(request: RequestBase) -> tuple[Any, ...]:
+    """Return what must agree for two requests to keep their order."""
+    return request.key, request.priority, request.large
+
+
+def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch]) -> None:
+    """Hold first dispatches against arrival: within a lane nobody goes before one that arrived earlier and went at all."""
+    first: dict[int, tuple[int, int]] = {}
+    for number, dispatch in enumerate(cuts):
+        if dispatch.reason is not Reason.RETRY:
+            for place, request in enumerate(dispatch.requests):
+                first.setdefault(id(request), (number, place))
+    lanes: dict[tuple[Any, ...], list[Asked]] = {}
+    for request in accepted:
+        if id(request) in first:
+            lanes.setdefault(lane(request), []).append(request)
+    for members in lanes.values():
+        members.sort(key=lambda each: each.arrival)
+        places = [first[id(each)] for each in members]
+        assert places == sorted(places), "order within a lane is that of arrival"
+
+
+def check_answer(request: Asked) -> None:
+    """Hold a request's answer against its payload."""
+    (end,) = request.ends
+    if isinstance(end, (WeirError, str)):
+        assert end == "cancelled" or isinstance(end, (DeadlineExceeded, ModelCrashed, WorkerLost))
+    elif request.kind is Kind.ITEMS:
+        pairs = zip(request.payload, end, strict=True)
+        assert all(answer == item or isinstance(answer, WeirError) for item, answer in pairs)
+    elif request.kind is Kind.ITEM:
+        assert end == request.payload
+    else:
+        assert (end["x"] == request.payload["x"]).all()
+
+
+def crashed(request: Asked) -> int:
+    """Count the entries of `request` that ended their worker, as its answer says."""
+    (end,) = request.ends
+    ends = end if isinstance(end, list) else [end]
+    return sum(isinstance(each, ModelCrashed) for each in ends)
+
+
+__all__ = ["Asked", "Mill", "check_answer", "check_order", "crashed", "kills", "lane", "listed", "many"]

@@ -1,0 +1,109 @@
+"""rules.py: when each of our policies dispatches."""
+
+from typing import cast
+
+import pytest
+
+from weir.errors import SettingsError
+from weir.messages import Reason
+from weir.policy.conformance import check_policy
+from weir.policy.decision import Decision, Observation, Policy
+from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
+
+POLICIES: list[Policy] = [
+    Greedy(), SizeOrDelay(), SizeOrDelay(32, 0.005), SizeOrDelay(1, 0.0), FullBatches(), FullBatches(16),
+    ControlLimit(8), ControlLimit(1),
+]  # fmt: skip
+
+
+def seen(
+    waiting: int, age: float = 0.0, *, largest: int = 64, now: float = 100.0, draining: bool = False
+) -> Observation:
+    """Return an observation of so many waiting, the oldest of that age."""
+    return Observation(now, waiting, now - age, now + 30.0, waiting, now, 1, 1, largest, 0.1, draining)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_all_of_ours_keep_the_rules(policy: Policy) -> None:
+    check_policy(policy)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_policies_are_values(policy: Policy) -> None:
+    assert hash(policy) == hash(policy)
+    assert isinstance(policy, Policy)
+    with pytest.raises(AttributeError):
+        policy.limit = 3  # type: ignore[attr-defined]  # that it cannot be set is the point
+
+
+@pytest.mark.parametrize(
+    ("waiting", "expected"), [(1, (1, Reason.IDLE)), (64, (64, Reason.SIZE)), (70, (64, Reason.SIZE))]
+)
+def test_greedy_takes_what_there_is(waiting: int, expected: tuple[int, Reason]) -> None:
+    assert Greedy().decide(seen(waiting))[:2] == expected
+
+
+def test_size_or_delay_waits_for_enough() -> None:
+    policy = SizeOrDelay(32, 0.005)
+    assert policy.decide(seen(31)) == Decision(0, Reason.DELAY, 100.005, 32)
+    assert policy.decide(seen(32)) == Decision(32, Reason.SIZE, None, 32)
+    assert policy.decide(seen(40)) == Decision(40, Reason.SIZE, None, 32)
+    assert policy.decide(seen(100)) == Decision(64, Reason.SIZE, None, 32)
+
+
+def test_size_or_delay_waits_no_longer_than_its_delay() -> None:
+    policy = SizeOrDelay(32, 0.005)
+    first = policy.decide(seen(1))
+    assert first.until is not None
+    assert policy.decide(seen(1)._replace(now=first.until)) == Decision(1, Reason.DELAY, None, 32)
+
+
+def test_size_or_delay_without_a_size_waits_for_a_full_batch() -> None:
+    assert SizeOrDelay(delay=0.005).decide(seen(7, largest=8)).limit == 8
+    assert SizeOrDelay(delay=0.005).decide(seen(8, largest=8)).rows == 8
+
+
+def test_full_batches_are_of_exactly_that_size() -> None:
+    assert FullBatches(16).decide(seen(15)) == Decision(0, Reason.SIZE, None, 16)
+    assert FullBatches(16).decide(seen(40)) == Decision(16, Reason.SIZE, None, 16)
+    assert FullBatches().decide(seen(63)).rows == 0
+    assert FullBatches().decide(seen(65)).rows == 64
+    assert FullBatches(16).decide(seen(9, largest=8)).rows == 8
+
+
+@pytest.mark.parametrize("waiting", range(1, 20))
+@pytest.mark.parametrize("limit", [1, 2, 8, 19])
+def test_a_control_limit_dispatches_if_and_only_if_at_least_the_limit_waits(waiting: int, limit: int) -> None:
+    decision = ControlLimit(limit).decide(seen(waiting))
+    assert (decision.rows > 0) == (waiting >= limit)
+    assert decision.rows in (0, waiting)
+    assert decision.limit == limit
+    assert decision.reason is Reason.POLICY
+
+
+def test_deb_and_serfozo_say_exceeds() -> None:
+    """Their M is the largest line that is *not* dispatched: our limit is M + 1."""
+    their_m = 7
+    ours = ControlLimit(their_m + 1)
+    for waiting in range(1, 20):
+        assert (ours.decide(seen(waiting)).rows > 0) == (waiting > their_m)
+
+
+def test_a_control_limit_never_takes_more_than_a_batch_may_have() -> None:
+    assert ControlLimit(8).decide(seen(100)).rows == 64
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SizeOrDelay(0), "size=0: must be 1 or more"),
+        (lambda: SizeOrDelay(1, -0.1), "delay=-0.1: must be 0 or more"),
+        (lambda: SizeOrDelay(1, float("nan")), "delay=nan: must be 0 or more"),
+        (lambda: FullBatches(0), "size=0: must be 1 or more"),
+        (lambda: ControlLimit(0), "limit=0: must be 1 or more"),
+        (lambda: ControlLimit(cast(int, "8")), "limit='8': must be 1 or more"),
+    ],
+)
+def test_a_wrong_setting_names_key_value_and_rule(make: type, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        make()
