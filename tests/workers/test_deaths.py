@@ -82,6 +82,18 @@ def test_a_worker_that_is_killed_while_it_computes_in_c_is_noticed_and_replaced(
     run(main())
 
 
+def test_a_lost_worker_takes_no_batch_and_hears_no_cancellation() -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            batch = pool.send("exit")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            pool.pool.cancel(0, batch, [0])
+            with pytest.raises(RuntimeError, match="worker 0 of 'tried' was given a batch while lost"):
+                pool.send("index")
+
+    asyncio.run(main())
+
+
 def test_answers_that_were_sent_before_the_end_are_heard_before_it() -> None:
     async def main() -> None:
         async with started(Obedient, pipeline_depth=2) as pool:

@@ -243,3 +243,22 @@ def test_an_arena_of_no_bytes_is_none_at_all() -> None:
 def test_parameters_that_cannot_travel_are_a_wrong_setting() -> None:
     with pytest.raises(SettingsError, match=r"tried: model and params=.* must be picklable"):
         asyncio.run(make_pool(Noted, {"note": threading.Lock()}).start(Recorder()))
+
+
+@pytest.mark.parametrize("refused", ["subprocess.Popen", "os.pidfd_open"])
+def test_what_the_system_refuses_ends_the_start_and_leaves_nothing(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(refused, refuse)
+
+    with pytest.raises(ModelError, match=r"worker 0 of 'tried': the process cannot be started: .* Too many open files"):
+        asyncio.run(make_pool(Square).start(Recorder()))
+
+
+@pytest.mark.parametrize("arena_bytes", [1 << 60, 1 << 70])
+def test_more_shared_memory_than_there_can_be_is_a_wrong_setting(arena_bytes: int) -> None:
+    with pytest.raises(SettingsError, match=rf"arena_bytes={arena_bytes}: the system does not give that much"):
+        asyncio.run(make_pool(Square, arena_bytes=arena_bytes).start(Recorder()))

@@ -19,6 +19,8 @@ from weir.workers.allocator import Allocator
 
 STEP_BYTES = 4 << 20  # memory is set aside in steps of this, about a millisecond of work each
 
+MAX_NAME = 60  # characters; the kernel allows 249 bytes
+
 # From linux/fcntl.h; the fcntl module has the names only where Python was built against a new enough libc.
 F_ADD_SEALS = 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
@@ -26,7 +28,7 @@ F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
 
 def create_memory(name: str, size_bytes: int) -> int:
     """Return the descriptor of nameless shared memory of exactly `size_bytes`; `name` shows in /proc only."""
-    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = os.memfd_create(name[:MAX_NAME], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size_bytes)
         fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
@@ -62,13 +64,18 @@ class Mapping:
 class Arena:
     """The writing side: allocates places. Not thread-safe.
 
-    `fd` is the descriptor of memory of at least `size_bytes` made by `create_memory`; the arena owns it from now on.
+    `fd` is the descriptor of memory of at least `size_bytes` made by `create_memory`; the arena owns it from now on,
+    and closes it also when it cannot be mapped.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self._allocator = Allocator(size_bytes)
-        self._mapping = Mapping(fd, size_bytes, writable=True)
+        try:
+            self._mapping = Mapping(fd, size_bytes, writable=True)
+        except BaseException:
+            os.close(fd)
+            raise
         self._ready_bytes = 0  # set aside from the start up to here
         self._closed = False
 

@@ -129,7 +129,12 @@ class ProcessPool:
 
     def _make_arena(self) -> Arena | None:
         size_bytes = self._settings.arena_bytes
-        return Arena(create_memory(f"weir-requests-{self._name}", size_bytes), size_bytes) if size_bytes else None
+        if not size_bytes:
+            return None
+        try:
+            return Arena(create_memory(f"weir-requests-{self._name}", size_bytes), size_bytes)
+        except (OSError, OverflowError) as error:
+            raise SettingsError(f"arena_bytes={size_bytes}: the system does not give that much ({error})") from error
 
     def _make_worker(self, index: int, source: bytes, loop: asyncio.AbstractEventLoop) -> Worker:
         launch = Launch(
