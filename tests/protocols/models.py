@@ -1,5 +1,7 @@
 """Models for the tests of HTTP."""
 
+import os
+import signal
 from typing import Any
 
 import msgspec
@@ -146,3 +148,12 @@ class Upper(Model):
 
     def predict(self, batch: dict[str, "numpy.ndarray[Any, Any]"]) -> dict[str, "numpy.ndarray[Any, Any]"]:
         return {"text": numpy.array([b"\xff" if each == b"bad" else each.upper() for each in batch["text"]], object)}
+
+
+class Deadly(Model):
+    """Ends its worker process when told to."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if "die" in batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return batch

@@ -156,7 +156,7 @@ def _page(path: str, text: str) -> dict[str, Any]:
         "operationId": "get_" + path.strip("/").replace("/", "_").replace("{", "").replace("}", "").replace(".", "_"),
         "tags": ["server"],
         "summary": text,
-        "responses": {"200": {"description": "As said"}},
+        "responses": {"200": {"description": "As said"}, "default": {"description": "What is wrong, as JSON"}},
     }
     if "{model}" in path:
         page["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
