@@ -1,5 +1,5 @@
 from weir.errors import InvalidRequest
-from weir.workers.faults import copies, fault_of, model_error
+from weir.workers.faults import MAX_TEXT, MAX_TRACEBACK, copies, fault_of, model_error
 
 
 class Rude(Exception):
@@ -26,6 +26,13 @@ def test_a_model_error_names_step_type_and_text_and_keeps_the_exception() -> Non
 
 def test_an_exception_whose_text_raises() -> None:
     assert model_error("predict", caught(Rude())).message == "predict raised Rude: (its text cannot be had)"
+
+
+def test_a_text_without_end_is_cut() -> None:
+    failure = model_error("predict", caught(ValueError("x" * 10_000_000)))
+    assert len(failure.message) < MAX_TEXT + 100
+    assert len(failure.remote_traceback) <= MAX_TRACEBACK
+    assert "test_faults.py" in failure.remote_traceback
 
 
 def test_our_own_errors_are_passed_through() -> None:

@@ -12,6 +12,10 @@ from weir.errors import ModelError, WeirError
 # is the item's or the batch's.
 ENDS_THE_PROCESS: tuple[type[BaseException], ...] = (SystemExit, KeyboardInterrupt)
 
+# An exception may hold a whole array as its text; nobody reads more than this of it.
+MAX_TEXT = 2_000
+MAX_TRACEBACK = 50_000
+
 Fault = Callable[[BaseException, Any], WeirError]
 
 
@@ -48,9 +52,10 @@ def copies(error: WeirError, count: int) -> list[WeirError]:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
+        text = str(error)
     except Exception:  # a __str__ that raises must not cost more than the text
         return "(its text cannot be had)"
+    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ..."
 
 
 def _qualified_name(kind: type[BaseException]) -> str:
@@ -60,7 +65,8 @@ def _qualified_name(kind: type[BaseException]) -> str:
 def _traceback(error: BaseException) -> str:
     """The traceback from the model's first line on, without ours above it."""
     try:
-        return "".join(traceback.format_exception(type(error), error, _of_the_model(error.__traceback__)))
+        lines = traceback.format_exception(type(error), error, _of_the_model(error.__traceback__))
+        return "".join(lines)[:MAX_TRACEBACK]
     except Exception:  # as for _text
         return ""
 

@@ -39,8 +39,8 @@ class Writer:
         step = self._steps.get(accept)
         if step is None:
             known = ", ".join(sorted(self._steps))
-            error = UnsupportedMediaType(f"accept {accept!r}: not one that the model writes ({known})")
-            return [answer if isinstance(answer, WeirError) else error for answer in answers]
+            text = f"accept {accept!r}: not one that the model writes ({known})"
+            return [answer if isinstance(answer, WeirError) else UnsupportedMediaType(text) for answer in answers]
         write, fault = step
         return each(write, answers, fault, fatal=self._fatal)
 
@@ -69,8 +69,7 @@ class Writer:
                 return error
             if own or not isinstance(error, UNWRITABLE):
                 return model_error("encode", error)
-            failure = model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
-            return failure
+            return model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
 
         return fault
 
