@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +136,18 @@ def test_a_batch_over_predict_timeout_ends_its_worker() -> None:
             assert await pool.ask("index") == [0]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_answer_that_was_in_time_counts_though_the_server_was_held_up(run: Callable[[Any], None]) -> None:
+    async def main() -> None:
+        async with started(Obedient, predict_timeout=0.3) as pool:
+            batch = pool.send("index")
+            time.sleep(0.6)  # noqa: ASYNC251 - this is what holds the server up
+            assert await pool.answer(batch) == [0]
+            assert pool.heard.lost == []
+
+    run(main())
 
 
 def test_the_time_limit_starts_anew_with_each_part_of_a_batch_that_is_run_again() -> None:

@@ -53,7 +53,7 @@ class Channel:
             self._loop.add_writer(self._socket.fileno(), self._send_more)
 
     def receive_rest(self) -> None:
-        """Hand on what a process that is gone has left in the socket."""
+        """Hand on all that is in the socket by now, without the loop's help."""
         while not (self._closed or self._ended) and self._receive():
             pass
 

@@ -74,6 +74,10 @@ class Child:
         freed = self._results.take_freed() if self._results is not None else None
         self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
 
+    def receive(self) -> None:
+        """Hand on what has arrived, without waiting for the loop to notice."""
+        self._channel.receive_rest()
+
     def kill(self, reason: str = "") -> None:
         """End the process and all that it started, now. `exited` is still called, with `reason` if that was the cause."""
         self._reason = self._reason or reason

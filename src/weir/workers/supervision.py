@@ -103,7 +103,12 @@ class Worker:
         if self._child is None:
             raise RuntimeError(f"{self._name} was given a batch while {self.state}. This is a bug in Weir")
         places = None if self._arena is None else BatchPlaces(self._arena)
-        frame = encode_batch(batch, places)
+        try:
+            frame = encode_batch(batch, places)
+        except BaseException:
+            if places is not None:
+                places.release()
+            raise
         if not self._batches:
             self._predict_limit.begin()
         self._batches[batch.batch_id] = Flight(batch.attempt, batch.accepts, places)
@@ -238,9 +243,18 @@ class Worker:
             self._timer = None
 
     def _start_too_long(self) -> None:
-        self.kill(f"it was ended because it had not loaded within start_timeout={self._launch.settings.start_timeout}")
+        limit = self._launch.settings.start_timeout
+        self._too_long(self._start_limit, f"it had not loaded within start_timeout={limit}")
 
     def _predict_too_long(self) -> None:
-        self.kill(
-            f"it was ended because a batch ran longer than predict_timeout={self._launch.settings.predict_timeout}"
-        )
+        limit = self._launch.settings.predict_timeout
+        self._too_long(self._predict_limit, f"a batch ran longer than predict_timeout={limit}")
+
+    def _too_long(self, limit: TimeLimit, what: str) -> None:
+        if self._child is None:
+            return
+        # What has arrived was in time: it may be the server that was held up, and some loops run timers before they read.
+        before = self.state, len(self._batches)
+        self._child.receive()
+        if (self.state, len(self._batches)) == before and not limit.counting:
+            self._child.kill(f"it was ended because {what}")

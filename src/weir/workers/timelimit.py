@@ -18,6 +18,11 @@ class TimeLimit:
         self._due: float | None = None  # None while nothing is limited
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def counting(self) -> bool:
+        """Whether something has begun that has neither ended nor exceeded the limit."""
+        return self._due is not None
+
     def begin(self) -> None:
         """Start counting, from now."""
         if self._seconds is None:
