@@ -4,7 +4,7 @@
 #   make check   ruff, mypy --strict, import-linter
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
-#   make soak    an hour of load, kills and bad clients (MINUTES=...)
+#   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
 #   make lock    pin what is installed now, for CI
 #   make clean   remove the environments and caches
 
@@ -52,7 +52,8 @@ bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks setup
 	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS)
 
-soak: $(VENV)/.bench
+soak: $(VENV)/.bench $(VENV)/.test
+	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m benchmarks soak --minutes $(MINUTES)
 
 lock: $(VENV)/.check $(VENV)/.bench
