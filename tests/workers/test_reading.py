@@ -114,6 +114,16 @@ def test_an_own_decoded_item_is_validated() -> None:
     assert isinstance(odd, ValidationFailed)
 
 
+def test_own_types_without_decode_are_only_written() -> None:
+    class OnlyWritten(Model):
+        content_types = ("image/png",)
+
+        def encode(self, value: Any, content_type: str) -> bytes:
+            return bytes(value)
+
+    assert isinstance(read(OnlyWritten, [b"a"], "image/png")[0], UnsupportedMediaType)
+
+
 def test_an_unknown_content_type_is_named_with_the_known_ones() -> None:
     (error,) = read(Numbers, [b"?"], "image/png")
     assert isinstance(error, UnsupportedMediaType)

@@ -81,6 +81,17 @@ def test_forms_of_the_models_own() -> None:
     assert broken.original_type == "AttributeError"
 
 
+def test_own_types_without_encode_are_only_read() -> None:
+    class OnlyRead(Model):
+        content_types = ("image/png",)
+
+        def decode(self, body: bytes, content_type: str) -> Any:
+            return body
+
+    assert isinstance(write(OnlyRead, ["a"], "image/png")[0], UnsupportedMediaType)
+    assert write(OnlyRead, ["a"], JSON) == [b'"a"']
+
+
 @pytest.mark.parametrize("declared", [Point, Ticket])
 def test_answers_are_held_against_output(declared: Any) -> None:
     class Typed(Model):

@@ -5,7 +5,7 @@ from typing import Any
 
 from weir.errors import InvalidRequest, UnsupportedMediaType, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
-from weir.model import Model, is_tensor_model
+from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, UNREADABLE, unreadable
 from weir.workers.faults import Fault, model_error
@@ -20,6 +20,7 @@ class Reader:
     def __init__(self, model: Model, fatal: Fatal) -> None:
         self._model = model
         self._fatal = fatal
+        self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
         declared = type(model).Input
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
@@ -50,7 +51,7 @@ class Reader:
         else:
             reads = self._validated(self._schema)
         finish = reads[OBJECT]
-        return reads | {content: self._decoded_by_model(content, finish) for content in self._model.content_types}
+        return reads | {content_type: self._decoded_by_model(content_type, finish) for content_type in self._own}
 
     def _validated(self, schema: Schema) -> dict[str, Read | None]:
         def from_bytes(payload: Any) -> Any:
@@ -80,7 +81,7 @@ class Reader:
         def fault(error: BaseException, payload: Any) -> WeirError:
             if isinstance(error, WeirError):
                 return error
-            if content_type in DECODE and content_type not in self._model.content_types:
+            if content_type in DECODE and content_type not in self._own:
                 if self._schema is None and isinstance(error, UNREADABLE):
                     return unreadable(error, content_type)
                 refused = refusal(error, content_type, payload)

@@ -5,7 +5,7 @@ from typing import Any
 
 from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
-from weir.model import Model, is_tensor_model
+from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import schema_of
 from weir.wire.values import ENCODE, UNWRITABLE
 from weir.workers.faults import Fault, model_error
@@ -20,6 +20,7 @@ class Writer:
     def __init__(self, model: Model, fatal: Fatal) -> None:
         self._model = model
         self._fatal = fatal
+        self._own = tuple(model.content_types) if overrides(type(model), "encode") else ()
         declared = type(model).Output
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
         self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
@@ -45,7 +46,7 @@ class Writer:
         return each(write, answers, fault, fatal=self._fatal)
 
     def _writes(self) -> dict[str, Write]:
-        own = {content_type: self._encoded_by_model(content_type) for content_type in self._model.content_types}
+        own = {content_type: self._encoded_by_model(content_type) for content_type in self._own}
         if is_tensor_model(type(self._model)):
             from weir.workers import tensorwork
 
@@ -62,7 +63,7 @@ class Writer:
         return write
 
     def _fault(self, accept: str) -> Fault:
-        own = accept in self._model.content_types
+        own = accept in self._own
 
         def fault(error: BaseException, answer: Any) -> WeirError:
             if isinstance(error, WeirError):
