@@ -73,7 +73,7 @@ def test_all_models_start_at_the_same_time() -> None:
     async def main() -> None:
         barrier = asyncio.Barrier(3)
         registry = Registry([named(name, Gated(barrier)) for name in "abc"])
-        assert not registry.ready
+        assert registry.not_ready_reasons == dict.fromkeys("abc", "not started")
         async with asyncio.timeout(10), running(registry) as started:
             assert started is registry
             assert registry.ready

@@ -1,6 +1,7 @@
 """An event loop in a thread of its own, for programs that have none."""
 
 import asyncio
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -93,12 +94,13 @@ class Background:
             await last()
 
     def _take_posted(self) -> None:
-        # Cleared first: whoever posts from here on wakes the loop again.
+        # Cleared first: whoever posts from here on wakes the loop again. Only what is there now is taken: threads that
+        # post without pause must not keep the loop from everything else.
         self._waking = False
-        self._empty(self._take)
+        self._empty(self._take, len(self._posted))
 
-    def _empty(self, use: Callable[[Any], None]) -> None:
-        while True:
+    def _empty(self, use: Callable[[Any], None], most: int = sys.maxsize) -> None:
+        for _ in range(most):
             try:
                 value = self._posted.popleft()
             except IndexError:

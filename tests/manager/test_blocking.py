@@ -1,0 +1,309 @@
+import asyncio
+import concurrent.futures
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.manager.kit import Square, squares
+
+from weir import BlockingService, DeadlineExceeded, ModelError, ModelNotReady, Service
+from weir.errors import Conflict, Overloaded
+from weir.testing import FakeExecutor
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+def blocking(executor: FakeExecutor | None = None, **options: Any) -> BlockingService:
+    return BlockingService(Square, executor=executor or FakeExecutor(squares), **options)
+
+
+class Held(FakeExecutor):
+    """Answers nothing, and tells the test when a batch has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.came = threading.Event()
+
+    def run(self, worker: int, batch: Any) -> None:
+        super().run(worker, batch)
+        self.came.set()
+
+
+def test_all_of_a_service_without_a_loop() -> None:
+    with blocking(max_batch_size=8, max_queue_size=16) as service:
+        assert service.ready
+        assert service.infer(3) == 9
+        assert service.infer_many(range(100)) == squares(list(range(100)))
+        assert list(service.stream(range(300))) == squares(list(range(300)))
+        assert list(service.stream([2], return_inputs=True)) == [(2, 4)]
+        futures = [service.submit(item) for item in range(100)]
+        assert [future.result() for future in futures] == squares(list(range(100)))
+        assert concurrent.futures.wait(futures).not_done == set()
+        assert service.deep_health()["healthy"]
+        assert service.state()["model"] == "square"
+    assert service.not_ready_reason == "stopped"
+
+
+def test_errors_come_as_they_are() -> None:
+    def picky(batch: list[Any]) -> list[Any]:
+        return [ModelError("odd") if x % 2 else x for x in batch]
+
+    with blocking(FakeExecutor(picky)) as service:
+        with pytest.raises(ModelError, match="odd"):
+            service.infer(1)
+        with pytest.raises(ModelError, match="odd"):
+            service.infer_many([0, 1])
+        with pytest.raises(ModelError, match="odd"):
+            list(service.stream([0, 1]))
+        assert isinstance(service.infer_many([0, 1], return_errors=True)[1], ModelError)
+        assert isinstance(list(service.stream([0, 1], return_errors=True))[1], ModelError)
+        assert isinstance(service.submit(1).exception(), ModelError)
+
+
+def test_sixty_four_threads_share_batches() -> None:
+    executor = FakeExecutor(squares)
+    with blocking(executor) as service, ThreadPoolExecutor(64) as threads:
+
+        def caller(number: int) -> list[Any]:
+            return [future.result() for future in [service.submit(number * 100 + item) for item in range(100)]]
+
+        answers = list(threads.map(caller, range(64)))
+    assert [answer for each in answers for answer in each] == squares(list(range(6400)))
+    assert sum(executor.sizes) == 6400
+    assert 6400 / len(executor.sizes) > 8
+
+
+def test_it_works_while_another_loop_runs_in_the_thread() -> None:
+    async def cell_of_a_notebook() -> None:
+        with blocking() as service:
+            assert service.infer(3) == 9
+            assert list(service.stream(range(5))) == [0, 1, 4, 9, 16]
+            assert await asyncio.wrap_future(service.submit(4)) == 16
+
+    asyncio.run(cell_of_a_notebook())
+
+
+def test_a_service_of_ones_own_has_a_blocking_twin() -> None:
+    class Plus(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            return [x + 1 for x in batch]
+
+    with BlockingService(Plus(Square, executor=FakeExecutor(squares))) as service:
+        assert service.infer(3) == 16
+
+
+def test_cancelling_withdraws_the_request() -> None:
+    executor = Held()
+    service = blocking(executor, max_queue_size=2)
+    with service:
+        running = service.submit("running")
+        executor.came.wait()
+        line, *outside = [service.submit(item) for item in range(4)]
+        assert service.state()["waiting"] > 0
+        for future in (running, line, *outside):
+            assert future.cancel()
+            assert future.cancel()
+            assert future.cancelled()
+            with pytest.raises(concurrent.futures.CancelledError):
+                future.result()
+        state = service.state()
+        assert (state["waiting"], state["waiting_outside"]) == (0, 0)
+        assert executor.cancelled == [(0, 1, [0])]
+        assert concurrent.futures.wait([running, line]).not_done == set()
+        service.stop(0.0)
+
+
+def test_a_finished_call_cannot_be_cancelled() -> None:
+    with blocking() as service:
+        future = service.submit(3)
+        assert future.result() == 9
+        assert not future.cancel()
+
+
+def test_refusals_and_deadlines_reach_the_thread() -> None:
+    with blocking(FakeExecutor(), max_queue_size=1) as service:
+        futures = [service.submit(item) for item in range(2)]
+        with pytest.raises(DeadlineExceeded):
+            service.infer(1, timeout=0.01)
+        refused = [service.submit(item, backpressure=False) for item in range(3)]
+        assert isinstance(refused[-1].exception(), Overloaded)
+        service.stop(0.0)
+        assert all(isinstance(future.exception(), Exception) for future in futures)
+
+
+def test_before_the_start_and_after_the_end_calls_are_refused() -> None:
+    service = blocking()
+    with pytest.raises(ModelNotReady, match="not started"):
+        service.infer(3)
+    service.stop()
+    for _ in range(2):
+        service.start()
+        with pytest.raises(Conflict):
+            service.start()
+        assert service.infer(3) == 9
+        service.stop()
+        service.stop()
+    with pytest.raises(ModelNotReady, match="stopped"):
+        service.infer(3)
+
+
+def test_a_failed_start_leaves_no_thread() -> None:
+    before = threading.active_count()
+    with pytest.raises(ModelError, match="no weights"):
+        blocking(FakeExecutor(start_error=ModelError("no weights"))).start()
+    assert threading.active_count() == before
+
+
+def test_calls_that_race_with_the_stop_are_all_answered() -> None:
+    for _ in range(20):
+        service = blocking()
+        service.start()
+        futures: list[Any] = []
+
+        def caller(service: BlockingService = service, futures: list[Any] = futures) -> None:
+            while True:
+                try:
+                    futures.append(service.submit(3))
+                except ModelNotReady:
+                    return
+
+        threads = [threading.Thread(target=caller) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        service.stop(0.0)
+        for thread in threads:
+            thread.join()
+        assert concurrent.futures.wait(futures, timeout=10).not_done == set()
+
+
+def test_a_service_that_nothing_refers_to_ends() -> None:
+    executor = FakeExecutor(squares)
+    service = blocking(executor)
+    service.start()
+    assert service.infer(3) == 9
+    thread = next(each for each in threading.enumerate() if each.name == "weir-square")
+    del service
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert executor.stopped
+
+
+def test_a_stream_pulls_in_the_calling_thread_and_no_further_than_its_window() -> None:
+    pulled: list[threading.Thread] = []
+
+    def source() -> Iterator[int]:
+        while True:
+            pulled.append(threading.current_thread())
+            yield len(pulled)
+
+    with blocking(max_batch_size=4) as service:
+        stream = service.stream(source())
+        assert next(stream) == 1
+        stream.close()
+        assert len(pulled) <= service.service.stream_size
+        assert set(pulled) == {threading.current_thread()}
+        assert service.state()["waiting"] == 0
+
+
+def test_a_slow_source_does_not_hold_up_answers() -> None:
+    with blocking() as service:
+        received = threading.Event()
+
+        def source() -> Iterator[int]:
+            yield 1
+            assert first.exception() is None
+            yield 2
+            assert received.wait(10)
+            yield 3
+
+        first = service.submit(0)
+        stream = service.stream(source())
+        assert next(stream) == 1
+        received.set()
+        assert list(stream) == [4, 9]
+
+
+def run_script(script: str, *, signal_after: str | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(script)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        head = ""
+        if signal_after is not None:
+            while signal_after not in head:
+                line = process.stdout.readline()
+                assert line, process.communicate()[1]
+                head += line
+            process.send_signal(signal.SIGINT)
+        try:
+            out, errors = process.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, head + out, errors)
+
+
+NEVER_CLOSED = """
+    import weir
+    class Square(weir.Model):
+        def predict(self, batch):
+            return [x * x for x in batch]
+    service = weir.BlockingService(Square)
+    service.start()
+    print(service.infer(3), service.state()["workers"][0]["pid"])
+"""
+
+
+def test_a_program_that_never_closes_its_service_ends_in_peace() -> None:
+    ended = run_script(NEVER_CLOSED)
+    answer, pid = ended.stdout.split()
+    assert (answer, ended.stderr, ended.returncode) == ("9", "", 0)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_program_ends_in_peace_with_calls_under_way() -> None:
+    ended = run_script(
+        NEVER_CLOSED.replace("class Square", "import time\n    class Square").replace(
+            "            return [", "            time.sleep(batch[0] // 100)\n            return ["
+        )
+        + """
+    futures = [service.submit(300) for _ in range(10)]
+    stream = service.stream(range(10000))
+    next(stream)
+        """
+    )
+    assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+def test_ctrl_c_reaches_the_caller_and_ends_the_program() -> None:
+    ended = run_script(
+        """
+        import time, weir
+        class Sleeper(weir.Model):
+            def predict(self, batch):
+                time.sleep(batch[0])
+                return batch
+        with weir.BlockingService(Sleeper) as service:
+            assert service.infer(0) == 0
+            try:
+                print("waiting", flush=True)
+                service.infer(3)
+            except KeyboardInterrupt:
+                print("interrupted")
+            print(service.infer(0))
+        """,
+        signal_after="waiting",
+    )
+    assert (ended.stdout.split(), ended.stderr, ended.returncode) == (["waiting", "interrupted", "0"], "", 0)
