@@ -1,3 +1,5 @@
+# ruff: noqa: F401 - the fixtures that are imported see to it that no process or descriptor is left
+
 import asyncio
 import concurrent.futures
 import gc
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.manager.kit import Square, squares
+from tests.workers.conftest import first_loop, nothing_is_left
 
 from weir import BlockingService, DeadlineExceeded, ModelError, ModelNotReady, Service
 from weir.errors import Conflict, Overloaded
@@ -164,13 +167,13 @@ def test_a_failed_start_leaves_no_thread() -> None:
 
 
 def test_calls_that_race_with_the_stop_are_all_answered() -> None:
-    for _ in range(20):
+    for _ in range(10):
         service = blocking()
         service.start()
         futures: list[Any] = []
 
         def caller(service: BlockingService = service, futures: list[Any] = futures) -> None:
-            while True:
+            for _ in range(500):
                 try:
                     futures.append(service.submit(3))
                 except ModelNotReady:
