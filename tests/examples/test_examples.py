@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from examples.brightness import PGM, Brightness
 from examples.hooks import UserScore
-from examples.patient import Patient
 from examples.square import Square
 from examples.tensors import Affine
 
 import weir
-from weir import Decision, Observation, Reason
-from weir.policy.conformance import check_policy
 
 
 def test_square() -> None:
@@ -56,16 +53,3 @@ def test_hooks_look_a_batch_up_at_once() -> None:
         assert isinstance(results[2], weir.InvalidRequest)
 
     asyncio.run(main())
-
-
-def test_the_policy_keeps_the_rules_of_policies() -> None:
-    check_policy(Patient())
-
-
-def test_the_policy_waits_while_requests_keep_coming() -> None:
-    seen = Observation(100.0, 5, 99.995, 130.0, 5, 99.999, 1, 1, 64, 0.1, False)
-    policy = Patient(horizon=0.009)
-    waits = policy.decide(seen)
-    assert (waits.rows, waits.until) == (0, 99.999 + 0.003)
-    assert policy.decide(seen._replace(now=99.999 + 0.003)) == Decision(5, Reason.DELAY)
-    assert policy.decide(seen._replace(waiting=70)) == Decision(64, Reason.SIZE)
