@@ -6,8 +6,8 @@ import numpy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as some
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.batching.mill import Asked, Mill, check_answer, check_order, crashed, listed
 
-from batching.mill import Asked, Mill, check_answer, check_order, crashed, listed
 from weir.batching.collate import entries_of
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelCrashed, ModelError, Overloaded, WorkerLost
 from weir.messages import EventKind, Events, Kind, Wakeup
