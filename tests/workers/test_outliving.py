@@ -80,6 +80,36 @@ async def main():
 asyncio.run(main())
 """
 
+TYPES = """
+import asyncio, dataclasses, enum
+import msgspec, pydantic
+import weir
+
+class Colour(enum.Enum):
+    RED = 1
+
+class Schema(pydantic.BaseModel):
+    x: int
+
+class Struct(msgspec.Struct):
+    x: int = 5
+
+@dataclasses.dataclass
+class Record:
+    x: int
+
+async def main():
+    for kind in (Schema, Struct, Record):
+        class Twice(weir.Model):
+            Input = kind
+            def predict(self, batch):
+                return [(Colour.RED, kind(x=2 * item.x)) for item in batch]
+        async with weir.Service(Twice) as service:
+            print(await service.infer({"x": 1}), (await service.infer(kind(x=2)))[1] == kind(x=4))
+
+asyncio.run(main())
+"""
+
 NOTEBOOK = f"""
 names = {{"__name__": "__main__"}}
 exec(compile({SCRIPT!r}, "<cell 1>", "exec"), names)
@@ -126,6 +156,14 @@ def test_a_script_without_a_main_guard_works_from_a_file(tmp_path: Path) -> None
 
 def test_a_script_from_standard_input_works() -> None:
     assert run_from_stdin(SCRIPT) == "[Point(x=3), Point(x=6)]\n"
+
+
+def test_types_of_a_script_travel_both_ways() -> None:
+    assert run_from_stdin(TYPES).splitlines() == [
+        "(<Colour.RED: 1>, Schema(x=2)) True",
+        "(<Colour.RED: 1>, Struct(x=2)) True",
+        "(<Colour.RED: 1>, Record(x=2)) True",
+    ]
 
 
 def test_a_model_from_a_notebooks_cell_works() -> None:

@@ -1,7 +1,9 @@
 """How a model class travels to a worker process: by name where it can be imported there, else by value."""
 
+import gc
 import importlib
 import importlib.util
+import io
 import pickle
 import sys
 import types
@@ -32,14 +34,15 @@ def parse_target(target: str) -> Named:
 
 def pack_source(model: type[Model] | str, params: dict[str, Any]) -> bytes:
     """Return model and parameters as bytes for `unpack_source` in another process. Raises what pickling them raises."""
-    import cloudpickle  # slow to import, and only needed where processes are started
+    from weir.workers.byvalue import Pickler  # slow to import, and only needed where processes are started
 
     source = parse_target(model) if isinstance(model, str) else _named(model)
-    packed: bytes = cloudpickle.dumps((source or model, params), 5)
-    return packed
+    packed = io.BytesIO()
+    Pickler(packed, lambda kind: _named(kind) is None).dump((source or model, params))
+    return packed.getvalue()
 
 
-def _named(model: type[Model]) -> Named | None:
+def _named(model: type) -> Named | None:
     """Return how `model` is imported; None if it only exists in this process, or would run a script again."""
     module = sys.modules.get(model.__module__)
     if module is None or model.__module__ == "__main__" or _attribute(module, model.__qualname__) is not model:
@@ -49,10 +52,11 @@ def _named(model: type[Model]) -> Named | None:
 
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
     """Return the class and its parameters. Raises what importing its module raises; SettingsError if it is no model."""
+    program = sys.modules["__main__"]
     sys.modules["__main__"] = types.ModuleType("__main__")  # what travels by value may name the script it comes from
     source, params = pickle.loads(packed)  # noqa: S301 - from our own parent process
     if not isinstance(source, Named):
-        _lend_globals(source)
+        _lend_names(program)
         return check_model(source), params
     module = _imported(source)
     found = _attribute(module, source.qualname)
@@ -89,14 +93,10 @@ def _attribute(module: types.ModuleType, qualname: str) -> Any:
     return found
 
 
-def _lend_globals(model: type[Model]) -> None:
-    """Put the classes and functions that a script's model uses into `__main__`, where pickle looks for them by name."""
-    main = sys.modules["__main__"]
-    for value in (model, *_globals_of(model)):
-        if getattr(value, "__module__", None) == "__main__" and hasattr(value, "__name__"):
+def _lend_names(program: types.ModuleType) -> None:
+    """Put the classes and functions that came by value into `__main__`, where pickle looks for them by name: a script's
+    items and answers may be of its own types. `program` is what was `__main__` before."""
+    main, ours = sys.modules["__main__"], set(map(id, vars(program).values()))
+    for value in gc.get_objects():
+        if isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__" and id(value) not in ours:
             setattr(main, value.__name__, value)
-
-
-def _globals_of(model: type[Model]) -> list[Any]:
-    functions = [getattr(value, "__func__", value) for base in model.__mro__ for value in vars(base).values()]
-    return [value for function in functions for value in getattr(function, "__globals__", {}).values()]
