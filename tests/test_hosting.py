@@ -116,6 +116,14 @@ def test_a_service_is_taken_as_it_is() -> None:
     assert asgi_get(app, "/metrics").status_code == 404
 
 
+def test_a_class_of_services_is_taken_too() -> None:
+    class Mine(weir.Service):
+        model = Square
+
+    index = asgi_get(weir.asgi(Mine, executor="inline"), "/").json()
+    assert index["models"][0]["name"] == "square"
+
+
 def test_an_application_can_be_mounted_in_another() -> None:
     async def ask() -> tuple[Any, Any]:
         async with service, httpx.AsyncClient(transport=httpx.ASGITransport(outer), base_url="http://test") as client:

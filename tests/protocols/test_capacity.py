@@ -4,12 +4,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.protocols.doors import Running, Serve
+from tests.protocols.doors import Running, Serve, running
 from tests.protocols.models import Echo, Moody, Square
 
 from weir import errors
+from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.messages import EventKind, Events, Timing
+from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor, RecordingObserver
 
 POST = b"POST /infer/square HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"
@@ -190,3 +192,12 @@ def test_events_may_come_in_any_order(serve: Serve) -> None:
         for each in events:
             server.call(executor.reply, worker, each)
         assert (first.result().json(), second.result().json()) == (1, 4)
+
+
+def test_an_output_that_is_no_bytes_is_our_error_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    registry = Registry([Service(Echo, executor=FakeExecutor(lambda items: [5 for _ in items]))])
+    with running("asgi", registry, HttpSettings()) as server:
+        answer = server.client.post("/infer/echo", json=1, headers={"accept": "application/octet-stream"})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "InternalError")
+        assert "cannot be written" in caplog.text
+        assert server.client.post("/infer/echo", json=1).json() == 5

@@ -211,6 +211,12 @@ class TestBatch:
         assert first == third == {"output": {"sum": [[4.0, 6.0]]}}
         assert (second["code"], second["error"]["type"]) == (400, "InvalidRequest")
 
+    def test_an_answer_that_cannot_be_written_fails_alone(self, serve: Serve) -> None:
+        server = serve(inline(Upper))
+        first, second = server.client.post("/infer/upper/batch", json=[{"text": ["a"]}, {"text": ["bad"]}]).json()
+        assert first == {"output": {"text": ["A"]}}
+        assert (second["code"], second["error"]["type"]) == (500, "ModelError")
+
     def test_octets_cannot_be_a_list(self, serve: Serve) -> None:
         server = serve(inline(Blob))
         answer = server.client.post("/infer/blob/batch", content=b"12", headers={"content-type": OCTETS})

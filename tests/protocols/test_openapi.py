@@ -1,8 +1,9 @@
 """The OpenAPI document is valid, complete and tells the truth."""
 
 import json
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import pydantic
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
@@ -48,6 +49,34 @@ def test_declared_types_are_described() -> None:
     assert tree["$ref"] == "#/components/schemas/count.Input.Node"
     node = document["components"]["schemas"]["count.Input.Node"]
     assert node["properties"]["children"]["items"]["$ref"] == "#/components/schemas/count.Input.Node"
+
+
+def test_unions_refer_to_their_members() -> None:
+    class Cat(pydantic.BaseModel):
+        kind: Literal["cat"]
+
+    class Dog(pydantic.BaseModel):
+        kind: Literal["dog"]
+
+    class Pet(pydantic.BaseModel):
+        pet: Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+
+    class Vet(Echo):
+        Input = Pet
+
+    document = described(Vet)
+    OpenAPIV31SpecValidator(document).validate()
+    pet = body_of(document["paths"]["/infer/vet"]["post"])["schema"]["properties"]["pet"]
+    assert pet["discriminator"]["mapping"]["cat"] == "#/components/schemas/vet.Input.Cat"
+    assert {"vet.Input.Cat", "vet.Input.Dog"} <= set(document["components"]["schemas"])
+
+
+def test_examples_that_json_cannot_say_are_shown_somehow() -> None:
+    class Odd(Echo):
+        examples = (object(), {1, 2}, b"bytes")
+
+    values = body_of(described(Odd)["paths"]["/infer/odd"]["post"])["examples"]
+    assert len(values) == 3
 
 
 def test_tensors_are_described() -> None:

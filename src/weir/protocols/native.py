@@ -40,7 +40,7 @@ class Ask:
         "request_id", "service", "timeout",
     )  # fmt: skip
 
-    def __init__(self, service: "Service", batch: bool) -> None:
+    def __init__(self, service: Service, batch: bool) -> None:
         self.service = service
         self.batch = batch  # a list of items, answered one by one
         self.content_type = JSON
@@ -88,7 +88,7 @@ def read_ask(
     return ask
 
 
-def find_service(registry: "Registry", path: str) -> "tuple[Service, bool] | None":
+def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None:
     """Return the service that `path` asks for and whether it asks with a list; None if it is no path of inference.
 
     Raises ModelNotFound naming the models there are.
@@ -106,7 +106,7 @@ def find_service(registry: "Registry", path: str) -> "tuple[Service, bool] | Non
     return registry.get(base[len("/infer/") :]), batch
 
 
-def _sole(registry: "Registry") -> "Service":
+def _sole(registry: "Registry") -> Service:
     if registry.sole is None:
         names = ", ".join(registry.services)
         raise ModelNotFound(
