@@ -1,8 +1,11 @@
 """The deep health check: the model's own examples, through the same line and workers as everybody's requests."""
 
 import asyncio
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from weir.errors import WeirError
 from weir.model import Example
@@ -37,7 +40,9 @@ async def _run(service: "Service", example: Example) -> dict[str, Any]:
 
 
 def same(answer: Any, expected: Any) -> bool:
-    """Tell whether an answer is the expected one; numbers within rounding, arrays and lists element by element."""
+    """Tell whether an answer is the expected one; numbers within rounding, arrays and lists element by element, values of
+    a declared type field by field."""
+    answer, expected = _plain(answer), _plain(expected)
     if isinstance(expected, dict):
         return (
             isinstance(answer, dict)
@@ -46,7 +51,6 @@ def same(answer: Any, expected: Any) -> bool:
         )
     if isinstance(expected, (str, bytes)) or expected is None:
         return bool(answer == expected)
-    answer, expected = _plain(answer), _plain(expected)
     if isinstance(expected, (list, tuple)):
         return isinstance(answer, (list, tuple)) and len(answer) == len(expected) and all(map(same, answer, expected))
     if isinstance(expected, float) and isinstance(answer, (int, float)):
@@ -57,4 +61,12 @@ def same(answer: Any, expected: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    return value.tolist() if hasattr(value, "tolist") else value
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value
