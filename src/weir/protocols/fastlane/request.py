@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import WeirError
-from weir.messages import Dispatch, RequestBase
+from weir.messages import Dispatch, Kind, RequestBase
 from weir.protocols.answers import Answer, compressed, echo_headers, error_answer, explain_headers, output_body
 from weir.protocols.fastlane.lane import DOOR
 from weir.protocols.fastlane.plan import Plan
@@ -13,6 +13,8 @@ from weir.protocols.payloads import read_item
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
+
+_ITEM = Kind.ITEM
 
 _LONG_WORK = 256 << 10  # bytes to be compressed that would keep the event loop too long
 
@@ -23,10 +25,24 @@ class HttpRequest(RequestBase):
     __slots__ = ("ask", "connection", "plan")
 
     def __init__(self, connection: "Connection", plan: Plan, ask: Ask, payload: Any, now: float) -> None:
-        super().__init__(
-            payload, now, ask.timeout, content_type=ask.content_type, accept=ask.accept, key=ask.key,
-            priority=ask.priority, door=DOOR,
-        )  # fmt: skip
+        # RequestBase's own constructor, with its keywords, takes twice the time; a test holds this one against it.
+        self.payload = payload
+        self.arrival = now
+        self.timeout = timeout = ask.timeout
+        self.deadline = now + timeout
+        self.kind = _ITEM
+        self.content_type = ask.content_type
+        self.accept = ask.accept
+        self.rows = 1
+        self.cost = 1.0
+        self.key = ask.key
+        self.priority = ask.priority
+        self.large = False
+        self.door = DOOR
+        self.settled = False
+        self.taken = 0
+        self.overtaken = 0
+        self.partial = None
         self.connection = connection
         self.plan = plan
         self.ask = ask
