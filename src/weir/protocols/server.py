@@ -95,6 +95,11 @@ class HttpServer:
         """How many connections are open."""
         return len(self._lane.connections)
 
+    @property
+    def busy(self) -> int:
+        """How many connections have a request in flight."""
+        return sum(connection.busy for connection in self._lane.connections)
+
     def routes_changed(self) -> None:
         """The registry has other models or routes than before."""
         self._lane.routes_changed()
@@ -119,7 +124,7 @@ class HttpServer:
         self._lane.drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout):
-                while any(connection.busy for connection in self._lane.connections):
+                while self.busy:
                     self._lane.ended.clear()
                     await self._lane.ended.wait()
                 return True

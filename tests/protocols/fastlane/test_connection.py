@@ -25,6 +25,7 @@ from tests.protocols.fastlane.kit import (
 
 from weir.errors import Overloaded
 from weir.messages import Events
+from weir.model import Measure, Model
 from weir.testing import FakeExecutor
 
 GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
@@ -257,10 +258,10 @@ def test_large_bodies_are_received_into_blocks() -> None:
         executor = ArenaExecutor(squared)
         async with site(executor) as here:
             content = b'"' + bytes(range(35, 91)) * 2000 + b'"'
-            transport = await exchange(here, post(content) + post(content)[:90], post(content)[90:])
-            assert [answer.body for answer in answers(transport.sent)] == [content] * 2
+            transport = await exchange(here, post(content) * 3 + post(content)[:90], post(content)[90:])
+            assert [answer.body for answer in answers(transport.sent)] == [content] * 4
             assert all(isinstance(payload, type(executor.blocks[0])) for each in executor.payloads for payload in each)
-            assert [block.shares for block in executor.blocks] == [0, 0]
+            assert [block.shares for block in executor.blocks] == [0] * 4
 
     run(body)
 
@@ -645,5 +646,37 @@ def test_bytes_are_told_to_the_observers_once_a_second() -> None:
             here.sweep(1.0)
             here.sweep(1.0)
             assert here.observer.transfers == [("square", "http", 2 + 1 + 3, 3 + 1 + 3)]
+
+    run(body)
+
+
+class Words(Model):
+    """Items of different size."""
+
+    def predict(self, batch: list[str]) -> list[int]:
+        return [len(item) for item in batch]
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        return Measure(rows=len(item.split()), cost=2.0)
+
+
+def test_items_of_different_size_are_measured() -> None:
+    async def body() -> None:
+        executor = ArenaExecutor()
+        async with site(executor, model=Words) as here:
+            transport = here.connect()
+            for item, rows in ((b'"a b c"', 3), (b'"' + b"x " * 20_000 + b'"', 20_000)):
+                transport.receive(post(item))
+                await settled()
+                if rows > here.service.batching.max_queue_size:
+                    break
+                assert here.observer.dispatches[-1].rows == rows
+                executor.answer_next(always(b"9"))
+                await settled()
+            transport.receive(post(b'"unfinished'))
+            await settled()
+            assert statuses(transport.sent) == [200, 413, 400]
+            assert not executor.blocks
 
     run(body)

@@ -69,7 +69,7 @@ class Reception:
 
     __slots__ = ("_at", "place")
 
-    def __init__(self, place: Place, beginning: memoryview | bytearray) -> None:
+    def __init__(self, place: Place, beginning: memoryview) -> None:
         self.place = place
         self._at = len(beginning)
         place.view[: self._at] = beginning

@@ -65,9 +65,26 @@ class Connection(Link):
         elif self._reception is not None:
             if self._reception.received(nbytes):
                 self._dispatch_received(self._reception)
-        elif self.phase is not OVER:
+        elif self.phase is not OVER and not self._begin_large_at_once(nbytes):
             self._pending += self.lane.view[:nbytes]
             self._advance()
+
+    def _begin_large_at_once(self, nbytes: int) -> bool:
+        """Begin a known request whose large body has begun to arrive with its head: it is copied to its place only."""
+        if self.phase is not IDLE or self._writing_paused:
+            return False
+        head, beginning = self.lane.cut_head(nbytes)
+        plan = self.lane.remembered(head)
+        if plan is None or not LARGE_BYTES < plan.length >= len(beginning):
+            return False
+        try:
+            place = self._reserve(plan)
+        except WeirError:
+            return False
+        self._plan = plan
+        self._since = self.lane.tick
+        self._receive(place, beginning)
+        return True
 
     # Reading requests.
 
@@ -170,17 +187,22 @@ class Connection(Link):
         except WeirError as error:
             self._refuse_before_body(error)
             return True
-        with memoryview(self._pending) as pending:
-            size = min(len(pending), plan.length)
-            self._reception = Reception(place, pending[:size])
+        size = min(len(self._pending), plan.length)
+        with memoryview(self._pending) as pending, pending[:size] as beginning:
+            complete = self._receive(place, beginning)
         del self._pending[:size]
-        self.phase = LARGE
-        if self._reception.received(0):
-            self._dispatch_received(self._reception)
-            return True
-        if plan.expects_continue:
+        if plan.expects_continue and not complete:
             self.transport.write(CONTINUE)
-        return False
+        return complete
+
+    def _receive(self, place: Place, beginning: memoryview) -> bool:
+        """Receive the body of `_plan` into `place`; tell whether it is complete with its `beginning`."""
+        self.phase = LARGE
+        self._reception = reception = Reception(place, beginning)
+        complete = reception.received(0)
+        if complete:
+            self._dispatch_received(reception)
+        return complete
 
     def _reserve(self, plan: "Plan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""

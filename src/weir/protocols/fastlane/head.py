@@ -59,6 +59,7 @@ class HeadReader:
         """
         self._url = b""
         self._headers: Headers = []
+        self._keep_alive = False
         upgrade = False
         try:
             self._parser.feed_data(head + END_OF_HEAD)
@@ -82,7 +83,7 @@ class HeadReader:
         if version == "1.1" and b"host" not in head.notable:
             raise InvalidRequest("Host: HTTP/1.1 requires it, and it is missing")
         head.upgrade = upgrade
-        head.keep_alive = parser.should_keep_alive()
+        head.keep_alive = self._keep_alive and version == "1.1"
         if upgrade or not head.keep_alive or head.length > len(_ZEROS) or b"transfer-encoding" in head.notable:
             self._renew()
         elif head.length:
@@ -91,6 +92,10 @@ class HeadReader:
 
     def _renew(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
+
+    def on_headers_complete(self) -> None:
+        """llhttp: the end of the head. Without a body, it forgets after this whether the connection goes on."""
+        self._keep_alive = self._parser.should_keep_alive()
 
     def on_url(self, url: bytes) -> None:
         """llhttp: the target of the request."""

@@ -9,7 +9,7 @@ from weir.errors import Overloaded, WeirError
 from weir.messages import Observer
 from weir.protocols.fastlane.body import Buffer
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.head import Head, HeadReader
+from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
 from weir.protocols.fastlane.memo import HeadMemo
 from weir.protocols.fastlane.plan import Plan, make_plan
 from weir.protocols.fastlane.responses import Heads
@@ -70,7 +70,8 @@ class Lane:
         self.observers = tuple(observers)
         self.hand_over = hand_over
         # get_buffer and buffer_updated run back to back, so one buffer serves all connections.
-        self.view = memoryview(bytearray(READ_BYTES))
+        self._buffer = bytearray(READ_BYTES)
+        self.view = memoryview(self._buffer)
         self.heads = Heads()
         self.connections: set[Swept] = set()
         self.draining = False
@@ -90,6 +91,11 @@ class Lane:
         self.heads.tick(time.time())
         self.hand_over.on_second(self.heads.date)
         self.tell_observers()
+
+    def cut_head(self, size: int) -> tuple[bytes, memoryview]:
+        """Return the head that the first `size` bytes of the buffer begin with, and what follows it; no head: b""."""
+        end = self._buffer.find(END_OF_HEAD, 0, size)
+        return (bytes(self.view[:end]), self.view[end + len(END_OF_HEAD) : size]) if end > 0 else (b"", self.view[:0])
 
     def plan(self, head: bytes) -> Plan:
         """Return what `head` means. Raises InvalidRequest if it means nothing certain."""

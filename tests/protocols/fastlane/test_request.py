@@ -1,0 +1,35 @@
+"""The request that the batcher knows."""
+
+import asyncio
+
+from tests.protocols.fastlane.kit import site
+
+from weir.messages import RequestBase
+from weir.protocols.fastlane.connection import Connection
+from weir.protocols.fastlane.head import HeadReader
+from weir.protocols.fastlane.plan import make_plan
+from weir.protocols.fastlane.request import HttpRequest
+
+HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"
+
+
+def test_its_constructor_sets_what_the_base_sets() -> None:
+    async def test() -> None:
+        async with site() as here:
+            plan = make_plan(HeadReader().read(HEAD), here.lane.registry, here.lane.settings)
+            ask = plan.ask
+            request = HttpRequest(Connection(here.lane), plan, ask, b"3", 5.0)
+            base = RequestBase(
+                b"3",
+                5.0,
+                ask.timeout,
+                content_type=ask.content_type,
+                accept=ask.accept,
+                key=ask.key,
+                priority=4,
+                door="http",
+            )
+            for name in RequestBase.__slots__:
+                assert getattr(request, name) == getattr(base, name), name
+
+    asyncio.run(test())

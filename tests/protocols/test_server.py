@@ -1,0 +1,531 @@
+"""The listener and the fast lane on real sockets, on uvloop and on asyncio's own loop."""
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+import struct
+import time
+import zlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from tests.protocols.fastlane.kit import ArenaExecutor, Square, answers, hello, post, squared
+
+from weir.errors import SettingsError
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.model import Model
+from weir.protocols.server import HttpServer
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeExecutor, RecordingObserver
+
+TLS = Path(__file__).parent / "tls"
+FILES: Any = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
+GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "uvloop": uvloop.new_event_loop,
+    "asyncio": asyncio.new_event_loop,
+}
+
+
+class Checksum(Model):
+    """Sums up bytes, so that a test sees whether they arrived as they were."""
+
+    Output = int
+
+    def predict(self, batch: list[bytes]) -> list[int]:
+        return [zlib.crc32(item) for item in batch]
+
+
+class Repeat(Model):
+    """Answers a number with as many bytes."""
+
+    Output = bytes
+
+    def predict(self, batch: list[int]) -> list[bytes]:
+        return [bytes([item % 251]) * item for item in batch]
+
+
+Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a test in each kind of loop."""
+
+    def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(asyncio.wait_for(test(), 50))
+
+    yield in_loop
+
+
+@asynccontextmanager
+async def serving(
+    executor: FakeExecutor | None = None,
+    service: Service | None = None,
+    app: Any = hello,
+    clock: Callable[[], float] = time.monotonic,
+    **settings: Any,
+) -> AsyncIterator[HttpServer]:
+    """Serve numbers squared, or `service`, on a free port."""
+    service = service or Service(Square, executor=executor or FakeExecutor(squared))
+    server = HttpServer(Registry([service]), app, HttpSettings(port=0, **settings), clock=clock)
+    await service.start()
+    await server.start()
+    try:
+        yield server
+    finally:
+        await service.stop(0.0)
+        await server.stop()
+
+
+class Client:
+    """One connection of a client."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def connect(cls, server: HttpServer, **options: Any) -> "Client":
+        """Connect to `server`."""
+        return cls(*await asyncio.open_connection("127.0.0.1", server.port, **options))
+
+    async def ask(self, request: bytes) -> tuple[int, bytes]:
+        """Send `request` and return code and body of the answer."""
+        self.writer.write(request)
+        return await self.answer()
+
+    async def answer(self) -> tuple[int, bytes]:
+        """Return code and body of the next answer."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        (answer,) = answers(head.replace(b"content-length", b"x-length"))
+        return answer.status, await self.reader.readexactly(int(answer.headers.get("x-length", 0)))
+
+    async def rest(self) -> bytes:
+        """Return everything until the server closes."""
+        return await self.reader.read()
+
+    def close(self) -> None:
+        """Close."""
+        self.writer.close()
+
+    def reset(self) -> None:
+        """Close without a word: the server's next read fails."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Return when `condition`, asked in each turn of the loop, holds."""
+    while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at the server from outside)
+        await asyncio.sleep(0)
+
+
+def test_keep_alive_pipelining_and_hand_over_on_one_connection(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = await Client.connect(server)
+            assert await client.ask(post(b"3")) == (200, b"9")
+            client.writer.write(post(b"4") * 3 + GET + post(b"5") + GET)
+            got = [await client.answer() for _ in range(6)]
+            assert got == [(200, b"16")] * 3 + [(200, b"/hello "), (200, b"/infer/square 5"), (200, b"/hello ")]
+            client.close()
+            await until(lambda: not server.connections)
+
+    run(test)
+
+
+class Flood:
+    """A client that writes and reads only when told."""
+
+    def __init__(self, server: HttpServer, requests: bytes) -> None:
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        self.socket.connect(("127.0.0.1", server.port))
+        self.socket.setblocking(False)
+        self.unsent = memoryview(requests)
+        self.received = bytearray()
+
+    def send(self) -> bool:
+        """Send what can be sent; tell whether anything could."""
+        before = len(self.unsent)
+        with suppress(BlockingIOError):
+            self.unsent = self.unsent[self.socket.send(self.unsent) :]
+        return len(self.unsent) < before
+
+    def receive(self) -> None:
+        """Receive what is there."""
+        with suppress(BlockingIOError):
+            self.received += self.socket.recv(1 << 20)
+
+    @property
+    def answers(self) -> int:
+        """How many answers have come; all are as long as the first."""
+        length = self.received.find(b"HTTP/1.1 ", 1)
+        return 0 if length < 0 else len(self.received) // length
+
+
+def test_one_hundred_thousand_pipelined_requests_that_nobody_reads(run: Run) -> None:
+    async def test() -> None:
+        executor = FakeExecutor(squared)
+        async with serving(executor) as server:
+            flood = Flood(server, post(b"3") * 100_000)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            quiet = done = 0
+            while quiet < 1000:
+                quiet = 0 if flood.send() or done != len(executor.batches) else quiet + 1
+                done = len(executor.batches)
+                await asyncio.sleep(0)
+            assert done < 90_000, "the server goes on although nobody reads its answers"
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30_000  # KiB
+            while flood.answers < 100_000:
+                flood.send()
+                flood.receive()
+                await asyncio.sleep(0)
+            assert flood.received.count(b"HTTP/1.1 200 OK\r\n") == 100_000
+            flood.socket.close()
+
+    run(test)
+
+
+LEAVING = {
+    "between requests": b"",
+    "in the head": post(b"3")[:20],
+    "in a small body": post(b"345")[:-2],
+    "in a large body": post(b"3" * 1_000_000)[:-2],
+    "after dispatch": post(b"3"),
+    "after dispatch of a large body": post(b"3" * 500_000),
+    "after a hand-over": GET[:20] + b"\r\nX: " + b"y" * 10,
+    "in a handed-over body": b"POST / HTTP/1.1\r\nHost: t\r\nContent-Length: 10\r\n\r\n123",
+}
+
+
+@pytest.mark.parametrize("how", ["close", "reset", "half-close"])
+@pytest.mark.parametrize("stage", LEAVING)
+def test_disconnects_at_every_stage(run: Run, stage: str, how: str) -> None:
+    async def test() -> None:
+        executor = ArenaExecutor()
+        async with serving(executor) as server:
+            client = await Client.connect(server)
+            client.writer.write(LEAVING[stage])
+            await client.writer.drain()
+            await until(lambda: server.connections == 1 and bool(executor.batches) == stage.startswith("after dis"))
+            if how == "half-close":
+                client.writer.write_eof()
+                assert await client.rest() == b""
+            if how == "reset":
+                client.reset()
+            else:
+                client.close()
+            await until(lambda: not server.connections)
+            assert all(block.shares == 0 for block in executor.blocks)
+            assert len(executor.cancelled) == len(executor.batches)
+            other = await Client.connect(server)
+            assert (await other.ask(GET))[0] == 200
+            other.close()
+
+    run(test)
+
+
+def test_continue_then_body(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = await Client.connect(server)
+            request = post(b"12", "Expect: 100-continue")
+            assert await client.ask(request[:-2]) == (100, b"")
+            assert await client.ask(request[-2:]) == (200, b"144")
+            client.close()
+
+    run(test)
+
+
+def test_a_client_that_is_refused_reads_why_though_it_sends_on(run: Run) -> None:
+    async def test() -> None:
+        async with serving(max_body_size=1000) as server:
+            client = await Client.connect(server)
+            client.writer.write(post(b"x" * 100_000_000))
+            assert (await client.answer())[0] == 413
+            client.close()
+            await until(lambda: not server.connections)
+
+    run(test)
+
+
+def test_refused_connections_end_by_themselves(run: Run) -> None:
+    async def test() -> None:
+        clock = [0.0]
+        async with serving(clock=lambda: clock[0]) as server:
+            client = await Client.connect(server)
+            client.writer.write(b"nonsense\n")
+            assert b"400 Bad Request" in await client.rest()
+            clock[0] += 3.0
+            server.sweep()
+            await until(lambda: not server.connections)
+            client.close()
+
+    run(test)
+
+
+def test_slow_clients_do_not_last(run: Run) -> None:
+    async def test() -> None:
+        clock = [0.0]
+        async with serving(clock=lambda: clock[0]) as server:
+            clients = [await Client.connect(server) for _ in range(4)]
+            for client, request in zip(clients, (post(b"3")[:9], post(b"34")[:-1], GET + GET[:9], b""), strict=True):
+                client.writer.write(request)
+            assert await clients[2].answer() == (200, b"/hello ")
+            await until(lambda: server.connections == 4)
+            await asyncio.sleep(0)
+            clock[0] += 100.0
+            server.sweep()
+            got = [await client.rest() for client in clients]
+            assert [answer[9:12] for answer in got] == [b"408", b"408", b"", b""]
+            for client in clients:
+                client.close()
+
+    run(test)
+
+
+def test_over_the_limit_of_connections(run: Run) -> None:
+    async def test() -> None:
+        async with serving(max_connections=2) as server:
+            clients = [await Client.connect(server) for _ in range(3)]
+            assert b"429 Too Many Requests" in await clients[2].rest()
+            assert await clients[0].ask(post(b"3")) == (200, b"9")
+            clients[0].close()
+            clients[2].close()
+            await until(lambda: server.connections == 1)
+            another = await Client.connect(server)
+            assert await another.ask(post(b"3")) == (200, b"9")
+            clients[1].close()
+            another.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("size", [10, 500_000])
+def test_tls(run: Run, size: int) -> None:
+    async def test() -> None:
+        context = ssl.create_default_context(cafile=TLS / "certificate.pem")
+        executor = ArenaExecutor(squared)
+        async with serving(executor, **FILES) as server:
+            assert server.address == f"https://127.0.0.1:{server.port}"
+            client = await Client.connect(server, ssl=context)
+            content = b'"' + b"x" * size + b'"'
+            for _ in range(3):
+                assert await client.ask(post(content)) == (200, content)
+            client.writer.write(post(b"4") * 2 + GET + post(b"5"))
+            got = [await client.answer() for _ in range(4)]
+            assert got == [(200, b"16")] * 2 + [(200, b"/hello "), (200, b"/infer/square 5")]
+            assert all(block.shares == 0 for block in executor.blocks)
+            client.close()
+            await until(lambda: not server.connections)
+
+    run(test)
+
+
+def test_a_client_that_does_not_speak_tls(run: Run) -> None:
+    async def test() -> None:
+        async with serving(**FILES) as server:
+            client = await Client.connect(server)
+            client.writer.write(post(b"3"))
+            with suppress(ConnectionResetError):
+                assert b"HTTP" not in await client.rest()
+            client.close()
+
+    run(test)
+
+
+def test_unix_socket(run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        path = str(tmp_path / "weir.sock")
+        async with serving(uds=path) as server:
+            assert (server.address, server.port) == (f"unix:{path}", 0)
+            client = Client(*await asyncio.open_unix_connection(path))
+            assert await client.ask(post(b"3")) == (200, b"9")
+            assert await client.ask(GET) == (200, b"/hello ")
+            client.close()
+
+    run(test)
+    assert not (tmp_path / "weir.sock").exists()
+
+
+def test_drain_finishes_what_was_accepted(run: Run) -> None:
+    async def test() -> None:
+        executor = FakeExecutor()
+        async with serving(executor) as server:
+            busy, idle, late = [await Client.connect(server) for _ in range(3)]
+            busy.writer.write(post(b"3"))
+            await until(lambda: bool(executor.pending) and server.connections == 3)
+            draining = asyncio.ensure_future(server.drain())
+            await asyncio.sleep(0)  # it begins
+            assert (await late.ask(post(b"4")))[0] == 503
+            assert not draining.done()
+            with pytest.raises(OSError):
+                await Client.connect(server)
+            executor.answer_next(lambda _: [b"nine"])
+            assert await draining
+            assert await busy.answer() == (200, b"nine")
+            assert await busy.rest() == b""
+            await server.stop()
+            assert await idle.rest() == b""
+            for client in (busy, idle, late):
+                client.close()
+
+    run(test)
+
+
+def test_drain_waits_for_handed_over_requests_too(run: Run) -> None:
+    async def test() -> None:
+        go_on = asyncio.Event()
+
+        async def slow(scope: Any, receive: Any, send: Any) -> None:
+            await go_on.wait()
+            await hello(scope, receive, send)
+
+        async with serving(app=slow) as server:
+            client = await Client.connect(server)
+            client.writer.write(GET)
+            await until(lambda: server.busy == 1)
+            draining = asyncio.ensure_future(server.drain())
+            await asyncio.sleep(0)
+            assert not draining.done()
+            go_on.set()
+            assert await draining
+            assert b"connection: close" in await client.rest()
+            client.close()
+
+    run(test)
+
+
+def test_drain_gives_up(run: Run) -> None:
+    async def test() -> None:
+        executor = FakeExecutor()
+        async with serving(executor) as server:
+            client = await Client.connect(server)
+            client.writer.write(post(b"3"))
+            await until(lambda: bool(executor.pending))
+            assert not await server.drain(0.0)
+            await server.stop()
+            assert await client.rest() == b""
+            assert executor.cancelled
+            client.close()
+
+    run(test)
+
+
+def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = await Client.connect(server)
+            client.writer.write(post(b"345")[:-1])
+            await until(lambda: server.connections == 1)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            stopping = asyncio.ensure_future(server.stop())
+            assert b"503 Service Unavailable" in await client.rest()
+            client.close()
+            await stopping
+
+    run(test)
+
+
+class TestStart:
+    def test_a_port_that_is_taken(self, run: Run) -> None:
+        async def test() -> None:
+            async with serving() as server:
+                with pytest.raises(
+                    SettingsError, match=rf"port={server.port}: cannot listen there: Address already in use"
+                ):
+                    await HttpServer(Registry([]), hello, HttpSettings(port=server.port)).start()
+
+        run(test)
+
+    @pytest.mark.parametrize("certificate", ["missing.pem", "key.pem"])
+    def test_an_unusable_certificate(self, run: Run, certificate: str) -> None:
+        async def test() -> None:
+            server = HttpServer(Registry([]), hello, HttpSettings(port=0, tls_certfile=str(TLS / certificate)))
+            with pytest.raises(SettingsError, match=rf"tls_certfile='.*{certificate}'.*: not a usable certificate"):
+                await server.start()
+            await server.stop()
+
+        run(test)
+
+
+def test_the_date_moves_on_both_sides_of_the_hand_over(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = await Client.connect(server)
+            for request in (post(b"3"), GET):
+                client.writer.write(request)
+                head = await client.reader.readuntil(b"\r\n\r\n")
+                assert b"\r\ndate: " in head
+                await client.reader.readexactly(1 if request is not GET else 7)
+            client.close()
+
+    run(test)
+
+
+def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
+    async def test() -> None:
+        observer = RecordingObserver()
+        server = HttpServer(Registry([]), hello, HttpSettings(port=0), [observer])
+        await server.start()
+        client = await Client.connect(server)
+        assert (await client.ask(b"nonsense\n"))[0] == 400
+        client.close()
+        await server.stop()
+        assert [(model, door) for model, door, _ in observer.refusals] == [("", "http")]
+
+    run(test)
+
+
+def arena(service: Service) -> tuple[int, int]:
+    """Return how many bytes the arena of `service` has, and how many are free."""
+    gauges = service.state()["gauges"]
+    return gauges["arena_bytes"], gauges["arena_free_bytes"]
+
+
+class TestWorkerProcesses:
+    """The real arena, and a process that reads it."""
+
+    def test_large_bodies_arrive_as_they_were_sent(self, run: Run) -> None:
+        async def test() -> None:
+            service = Service(Checksum, name="square", arena_bytes=16 << 20)
+            async with serving(service=service) as server:
+                bodies = [os.urandom(600_000 + 1000 * number) for number in range(16)]
+                headers = ("Content-Type: application/octet-stream",)
+
+                async def one(body: bytes) -> None:
+                    client = await Client.connect(server)
+                    for _ in range(10):
+                        assert await client.ask(post(body, *headers)) == (200, str(zlib.crc32(body)).encode())
+                    client.close()
+
+                await asyncio.gather(*map(one, bodies))
+                assert arena(service) == (16 << 20, 16 << 20)
+
+        run(test)
+
+    def test_large_answers_to_slow_readers(self, run: Run) -> None:
+        async def test() -> None:
+            service = Service(Repeat, name="square", arena_bytes=64 << 20)
+            async with serving(service=service) as server:
+                sizes = [1_000_000 + number for number in range(8)]
+                clients = [await Client.connect(server, limit=1000) for _ in sizes]
+                for client, size in zip(clients, sizes, strict=True):
+                    client.writer.write(post(b"%d" % size, "Accept: application/octet-stream") * 2)
+                for client, size in zip(clients, sizes, strict=True):
+                    for _ in range(2):
+                        assert await client.answer() == (200, bytes([size % 251]) * size)
+                    client.close()
+                await until(lambda: arena(service) == (64 << 20, 64 << 20))
+
+        run(test)
