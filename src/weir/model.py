@@ -116,11 +116,11 @@ class Model:
         """Free what `load` took. Called when the worker is asked to end, not when it is killed."""
 
     def decode(self, body: bytes, content_type: str) -> Any:
-        """Turn a body of one of `content_types` into an item."""
+        """Turn a body of one of `content_types` into an item. May do without the second argument."""
         raise NotImplementedError(f"{type(self).__name__} declares content_types but no decode")
 
     def encode(self, value: Any, content_type: str) -> bytes:
-        """Turn an answer into a body of one of `content_types`."""
+        """Turn an answer into a body of one of `content_types`. May do without the second argument."""
         raise NotImplementedError(f"{type(self).__name__} declares content_types but no encode")
 
     @classmethod

@@ -7,7 +7,8 @@ from tests.workers.runs import run
 
 from weir.errors import InvalidRequest, ModelError, ValidationFailed
 from weir.model import Model, Tensor
-from weir.workers.prediction import judge_of, takes_preprocessed
+from weir.workers.arity import takes_second
+from weir.workers.prediction import judge_of
 
 
 class Square(Model):
@@ -140,7 +141,7 @@ def test_a_generator_that_raises_is_the_models_error() -> None:
     ],
 )
 def test_whether_postprocess_wants_the_preprocessed_item(postprocess: Callable[..., Any], wanted: bool) -> None:
-    assert takes_preprocessed(postprocess) is wanted
+    assert takes_second(postprocess, "preprocessed") is wanted
 
 
 class Sums(Model):

@@ -38,6 +38,13 @@ class Numbers(Model):
         return [int(word) for word in body.split()]
 
 
+class Words(Model):
+    content_types = ("text/words",)
+
+    def decode(self, body: bytes) -> Any:  # type: ignore[override]  # the short form that the contract allows
+        return body.split()
+
+
 class Arrays(Numbers):
     inputs = (Tensor("x", "FP32", [-1, 2]),)
     outputs = (Tensor("y", "FP32", [-1]),)
@@ -169,3 +176,7 @@ def test_tensors_from_every_form() -> None:
     assert "tensor 'x': has shape [1]" in wrong.message
     assert isinstance(malformed, InvalidRequest)
     assert isinstance(read(Arrays, [b"12345678"], OCTETS)[0], UnsupportedMediaType)
+
+
+def test_decode_without_the_content_type() -> None:
+    assert read(Words, [b"a b"], "text/words") == [[b"a", b"b"]]

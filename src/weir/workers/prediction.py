@@ -1,11 +1,11 @@
 """The model's own steps: preprocess, predict and postprocess, of items or of tensors. What is not overridden is skipped."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 from weir.errors import ModelError
 from weir.model import Model, is_tensor_model, overrides
+from weir.workers.arity import takes_second
 from weir.workers.faults import fault_of
 from weir.workers.steps import Column, Fatal, Together, each
 
@@ -19,7 +19,7 @@ class Prediction:
         self._fatal = fatal
         self._preprocess = model.preprocess if overrides(kind, "preprocess") else None
         self._postprocess = model.postprocess if overrides(kind, "postprocess") else None
-        self._takes_preprocessed = self._postprocess is not None and takes_preprocessed(self._postprocess)
+        self._takes_preprocessed = self._postprocess is not None and takes_second(self._postprocess, "preprocessed")
 
         def together(
             name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], Column]
@@ -79,16 +79,3 @@ def judge_of(name: str) -> Callable[[Any, list[Any]], Column]:
         return returned  # type: ignore[no-any-return]  # narrowed by `type(...) is`, which mypy does not follow
 
     return judge
-
-
-def takes_preprocessed(postprocess: Callable[..., Any]) -> bool:
-    """Tell whether a model's `postprocess` wants the preprocessed item too: it has a second positional parameter that
-    must be given or is called `preprocessed`, or any number of them."""
-    try:
-        parameters = list(inspect.signature(postprocess).parameters.values())
-    except (TypeError, ValueError):
-        return False  # written in C, without a signature
-    positional = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    if len(positional) < 2:
-        return any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    return positional[1].default is inspect.Parameter.empty or positional[1].name == "preprocessed"

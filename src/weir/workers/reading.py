@@ -8,6 +8,7 @@ from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, UNREADABLE, unreadable
+from weir.workers.arity import takes_second
 from weir.workers.faults import Fault, model_error
 from weir.workers.steps import Column, Fatal, each
 
@@ -21,6 +22,7 @@ class Reader:
         self._model = model
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
+        self._takes_type = takes_second(model.decode, "content_type")
         declared = type(model).Input
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
@@ -71,7 +73,7 @@ class Reader:
     def _decoded(self, body: bytes, content_type: str) -> Any:
         """What `decode` raises is the body's fault: it reads what strangers send."""
         try:
-            return self._model.decode(body, content_type)
+            return self._model.decode(body, *((content_type,) if self._takes_type else ()))
         except WeirError:
             raise
         except Exception as error:

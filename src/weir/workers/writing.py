@@ -8,6 +8,7 @@ from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import schema_of
 from weir.wire.values import ENCODE, UNWRITABLE
+from weir.workers.arity import takes_second
 from weir.workers.faults import Fault, model_error
 from weir.workers.steps import Column, Fatal, each
 
@@ -21,6 +22,7 @@ class Writer:
         self._model = model
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "encode") else ()
+        self._takes_type = takes_second(model.encode, "content_type")
         declared = type(model).Output
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
         self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
@@ -55,7 +57,8 @@ class Writer:
 
     def _encoded_by_model(self, content_type: str) -> Write:
         def write(answer: Any) -> bytes:
-            body = self._model.encode(answer, content_type)
+            more = (content_type,) if self._takes_type else ()
+            body = self._model.encode(answer, *more)
             if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise ModelError(f"encode returned {type(body).__name__} for {content_type}, must be bytes")
             return bytes(body)
