@@ -19,7 +19,7 @@ from benchmarks.servers import Server, serving, weir_command
 PATH = "/infer/square"
 ROUND_SECONDS = 20.0
 RATE = 2000
-CODES = {"200", "429", "503"}  # what a sound request may get while workers are killed
+CODES = {"200", "429", "503", "unsent"}  # what a sound request may get while workers are killed
 
 
 def run(console: Console, minutes: float) -> None:
@@ -33,7 +33,8 @@ def run(console: Console, minutes: float) -> None:
             seen, pestered = _round(server, random.Random(number))
             memory = server.usage().memory_bytes
             console.print(
-                f"{number:5} {seen['codes']} p99 {1e3 * seen['p99']:.1f} ms, {dict(pestered)}, {mebibytes(memory)} MiB"
+                f"{number:5} {seen['codes']} p99 {1e3 * seen['p99']:.1f} ms, {dict(pestered)}, {mebibytes(memory)} MiB",
+                soft_wrap=True,
             )
             _judge(seen, memory, before)
         if server.ask(b"7") != b"49":
