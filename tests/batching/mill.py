@@ -104,8 +104,11 @@ class Mill:
             for request, output in fail_entries(lost, "killed"):
                 assert isinstance(request, Asked)
                 request.finish(output, lost.dispatch)
-        if replace:
-            self.batcher.worker_ready(worker, self.places, self.now)
+        return self.ready(worker) if replace else self.turn(Wakeup.WORKER)
+
+    def ready(self, worker: int) -> list[Dispatch]:
+        """A worker is ready."""
+        self.batcher.worker_ready(worker, self.places, self.now)
         return self.turn(Wakeup.WORKER)
 
     def run(self, dispatch: Dispatch) -> list[Dispatch]:

@@ -1,33 +1,143 @@
 """collate.py: dispatches to batches, events to answers."""
 
-from weir.batching.batcher import Batcher
-from weir.batching.collate import deliver, to_batch
-from weir.batching.settings import BatchingSettings
-from weir.messages import Events, Kind, RequestBase, Wakeup
-from weir.policy.rules import Greedy
+from typing import Any
+
+import numpy
+import pytest
+
+from batching.mill import Asked, Mill, listed, many
+from weir.batching.collate import Lost, deliver, entries_of, fail_entries, is_done, to_batch
+from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
+from weir.messages import JSON, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
 
 
-class Asked(RequestBase):
-    """A request that does nothing with its answer."""
+def tensors(rows: int) -> Asked:
+    """Return a request of tensors."""
+    return Asked({"x": numpy.arange(rows)}, kind=Kind.TENSORS, rows=rows)
 
-    def finish(self, output: object, dispatch: object) -> None:
-        """Never called here."""
 
-    def fail(self, error: Exception) -> None:
-        """Never called here."""
+def dispatch(*requests: Asked, slices: list[tuple[int, int] | None] | None = None, plain: bool = False) -> Dispatch:
+    """Return a dispatch of these."""
+    rows = sum(request.rows for request in requests)
+    return Dispatch(
+        1, 0, list(requests), slices, rows, float(rows), Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0, 2, plain
+    )
+
+
+def test_a_plain_batch() -> None:
+    batch = to_batch(dispatch(*many(3), plain=True))
+    assert (batch.batch_id, batch.payloads, batch.content_types, batch.accepts, batch.attempt) == (
+        1, [0, 1, 2], OBJECT, OBJECT, 2,
+    )  # fmt: skip
+
+
+def test_content_types_that_differ_are_told_one_by_one() -> None:
+    batch = to_batch(dispatch(Asked(b"1", content_type=JSON), Asked(2), listed(2, accept=JSON)))
+    assert batch.payloads == [b"1", 2, 0, 1]
+    assert batch.content_types == [JSON, OBJECT, OBJECT, OBJECT]
+    assert batch.accepts == [OBJECT, OBJECT, JSON, JSON]
+
+
+def test_entries_of_slices() -> None:
+    first, second, third = Asked("item"), listed(9), tensors(9)
+    batch = to_batch(cut := dispatch(first, second, third, slices=[None, (3, 5), (2, 4)]))
+    assert batch.payloads[:3] == ["item", 3, 4]
+    assert batch.payloads[3]["x"].tolist() == [2, 3]
+    assert entries_of(cut) == [(first, 0, 1), (second, 3, 4), (second, 4, 5), (third, 2, 4)]
+    assert entries_of(cut) is entries_of(cut)
+
+
+def test_whole_tensors_are_not_copied() -> None:
+    request = tensors(4)
+    assert to_batch(dispatch(request)).payloads[0] is request.payload
+    assert to_batch(dispatch(request, slices=[(0, 4)])).payloads[0] is request.payload
+
+
+def test_plain_answers_reach_those_that_still_wait() -> None:
+    requests = many(3)
+    requests[1].settled = True
+    cut = dispatch(*requests, plain=True)
+    assert deliver(cut, Events(1, "abc")) == [(requests[0], "a"), (requests[2], "c")]  # type: ignore[arg-type]  # a text is a sequence too
+    assert all(request.settled for request in requests)
+    assert deliver(cut, Events(1, ["x", "y", "z"])) == []
+
+
+def test_answers_one_by_one_in_any_order() -> None:
+    first, second = Asked("item"), listed(2)
+    cut = dispatch(first, second)
+    error = InvalidRequest("bad")
+    assert deliver(cut, Events(1, [error], indices=[2], kinds=[EventKind.ERROR], final=False)) == []
+    assert is_done((second, 1, 2))
+    assert not is_done((second, 0, 1))
+    assert deliver(cut, Events(1, ["b"], indices=[1], final=False)) == [(second, ["b", error])]
+    assert deliver(cut, Events(1, ["late"], indices=[1], final=False)) == []
+    assert deliver(cut, Events(1, ["a"], indices=[0])) == [(first, "a")]
+
+
+def test_parts_are_remembered_and_end_nothing() -> None:
+    cut = dispatch(*many(2), plain=True)
+    kinds = [EventKind.PART, EventKind.DONE]
+    assert deliver(cut, Events(1, ["part", "done"], kinds=kinds, final=False)) == [(cut.requests[1], "done")]
+    assert cut.begun == {0}
+    deliver(cut, Events(1, ["part"], indices=[0], kinds=[EventKind.PART], final=False))
+    assert cut.begun == {0}
+
+
+@pytest.mark.parametrize("indices", [[0], [7], [-1], []])
+def test_what_the_worker_forgot_fails_at_the_end(indices: list[int]) -> None:
+    first, second = Asked(0), Asked(1)
+    ends = deliver(dispatch(first, second, plain=True), Events(1, ["x"] * len(indices), indices=indices))
+    assert first.settled
+    assert second.settled
+    errors = {id(request): output for request, output in ends if isinstance(output, ModelError)}
+    assert id(second) in errors
+    assert (id(first) in errors) == (indices != [0])
+
+
+def test_too_few_answers_do_not_shift_the_others() -> None:
+    requests = many(3)
+    ends: list[tuple[Any, Any]] = deliver(dispatch(*requests, plain=True), Events(1, ["a", "b"]))
+    assert ends[:2] == [(requests[0], "a"), (requests[1], "b")]
+    assert isinstance(ends[2][1], ModelError)
+
+
+def test_an_error_ends_tensors_at_once() -> None:
+    request = tensors(9)
+    first, second = dispatch(request, slices=[(0, 5)]), dispatch(request, slices=[(5, 9)])
+    error = ModelError("bad")
+    assert deliver(first, Events(1, [error], kinds=[EventKind.ERROR])) == [(request, error)]
+    assert deliver(second, Events(1, [{"x": numpy.arange(4)}])) == []
+
+
+def test_entries_that_do_not_run_again() -> None:
+    alone, items, other = Asked(0), listed(2), Asked(1)
+    cut = dispatch(alone, items, other)
+    ends = fail_entries(Lost(cut, [(alone, 0, 1), (items, 0, 1)], [(other, 0, 1)]), "killed by signal 9")
+    assert [request for request, _ in ends] == [alone, other]
+    assert isinstance(ends[0][1], ModelCrashed)
+    assert "killed by signal 9" in ends[0][1].message
+    assert isinstance(ends[1][1], WorkerLost)
+    assert ends[1][1].retry_after is not None
+    ((request, output),) = deliver(cut, Events(1, ["b"], indices=[2]))
+    assert request is items
+    assert isinstance(output[0], ModelCrashed)
+    assert output[1] == "b"
 
 
 def test_a_list_larger_than_a_batch_is_divided_and_gathered_in_order() -> None:
-    batcher = Batcher(BatchingSettings(max_batch_size=4), Greedy())
-    request = Asked(list(range(10)), 0.0, 30.0, kind=Kind.ITEMS, rows=10)
-    batcher.submit(request, 0.0)
-    batcher.worker_ready(0, 1, 0.0)
-    sizes, ends = [], []
-    while not batcher.is_empty:
-        for dispatch in batcher.poll(0.0, Wakeup.WORKER):
-            batch = to_batch(dispatch)
-            sizes.append(len(batch.payloads))
-            ends += deliver(dispatch, Events(dispatch.batch_id, [x * x for x in batch.payloads]))
-            batcher.finished(dispatch.batch_id, 0.0)
-    assert sizes == [4, 4, 2]
-    assert ends == [(request, [x * x for x in range(10)])]
+    mill = Mill(max_batch_size=4)
+    request = listed(10)
+    mill.submit(request)
+    mill.run_all()
+    assert [cut.rows for cut in mill.cuts] == [4, 4, 2]
+    assert request.ends == [list(range(10))]
+
+
+def test_tensors_larger_than_a_batch_are_divided_and_gathered_in_order() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    request = tensors(11)
+    first, second = mill.submit(request)
+    mill.finish(second)
+    mill.finish(first)
+    mill.run_all()
+    assert request.ends[0]["x"].tolist() == list(range(11))

@@ -41,8 +41,3 @@ class Running:
     def find(self, request: Request) -> list[Dispatch]:
         """Return the batches that `request` is in."""
         return [each for each in self.batches.values() if any(member is request for member in each.requests)]
-
-    def clear(self) -> None:
-        """Forget all."""
-        self.batches.clear()
-        self._deadlines.clear()

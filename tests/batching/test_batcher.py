@@ -1,0 +1,537 @@
+"""batcher.py: requests in, batches out, with every reason and refusal."""
+
+from math import inf
+
+import numpy
+import pytest
+
+from batching.mill import Asked, Mill, check_order, listed, many
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded
+from weir.messages import EventKind, Events, Kind, Reason, Wakeup
+from weir.policy.decision import Decision, Observation
+from weir.policy.rules import ControlLimit, FullBatches, SizeOrDelay
+
+
+class Raises:
+    """A policy with a bug."""
+
+    def decide(self, seen: Observation) -> Decision:
+        """Fail."""
+        raise ZeroDivisionError("no idea")
+
+
+class Notes:
+    """Greedy, and remembers what it saw."""
+
+    def __init__(self) -> None:
+        self.seen: list[Observation] = []
+
+    def decide(self, seen: Observation) -> Decision:
+        """Dispatch."""
+        self.seen.append(seen)
+        return Decision(seen.waiting)
+
+
+# Waiting and going.
+
+
+def test_an_idle_worker_gets_what_there_is() -> None:
+    mill = Mill()
+    (cut,) = mill.submit(*many(3))
+    assert (cut.rows, cut.reason, cut.wakeup, cut.worker, cut.plain) == (3, Reason.IDLE, Wakeup.ARRIVAL, 0, True)
+    assert mill.finish(cut) == []
+    assert [request.ends for request in mill.accepted] == [[0], [1], [2]]
+    assert mill.batcher.is_empty
+    assert mill.batcher.next_wakeup is None
+
+
+def test_the_policy_is_asked_only_with_a_place_free() -> None:
+    policy = Notes()
+    mill = Mill(policy, workers=0)
+    mill.submit(*many(3))
+    assert policy.seen == []
+    mill.ready(0)
+    mill.submit(*many(3, 0.0))
+    assert len(policy.seen) == 1
+
+
+def test_late_arrivals_still_join() -> None:
+    mill = Mill()
+    (first,) = mill.submit(*many(1))
+    mill.submit(*many(2))
+    mill.submit(*many(2))
+    (second,) = mill.finish(first)
+    assert second.rows == 4
+    assert second.wakeup is Wakeup.WORKER
+
+
+def test_what_the_policy_observes() -> None:
+    policy = Notes()
+    mill = Mill(policy, workers=3, places=2, now=5.0, max_batch_size=8)
+    mill.submit(Asked(0, 4.5, 9.0), Asked(1, 4.75, 3.0), listed(3, 5.0))
+    assert policy.seen == [Observation(5.0, 5, 4.5, 7.75, 5, 5.0, 6, 3, 8, 0.1, False)]
+
+
+def test_the_idle_worker_gets_the_next_batch() -> None:
+    mill = Mill(workers=3)
+    cuts = [mill.submit(*many(1))[0] for _ in range(3)]
+    assert sorted(cut.worker for cut in cuts) == [0, 1, 2]
+    mill.now = 1.0
+    mill.finish(cuts[1])
+    mill.now = 2.0
+    mill.finish(cuts[0])
+    assert mill.submit(*many(1, 2.0))[0].worker == cuts[1].worker
+
+
+def test_a_pipeline_of_two() -> None:
+    mill = Mill(places=2, max_batch_size=2)
+    cuts = mill.submit(*many(6))
+    assert [cut.rows for cut in cuts] == [2, 2]
+    mill.now = 1.0
+    mill.finish(cuts[0])
+    mill.now = 2.0
+    mill.finish(cuts[1])
+    assert mill.batcher.service.expected(2) == pytest.approx(1.0)  # the second did not begin before the first was back
+    mill.run_all()
+
+
+def test_size_or_delay() -> None:
+    mill = Mill(SizeOrDelay(4, 0.02))
+    assert mill.submit(*many(1)) == []
+    assert mill.batcher.next_wakeup == 0.02
+    (cut,) = mill.advance(0.02)
+    assert (cut.reason, cut.wakeup, cut.limit, cut.oldest_age, mill.now) == (Reason.DELAY, Wakeup.TIMER, 4, 0.02, 0.02)
+    mill.finish(cut)
+    (cut,) = mill.submit(*many(4, 0.02))
+    assert (cut.reason, cut.rows) == (Reason.SIZE, 4)
+
+
+def test_no_policy_waits_longer_than_max_queue_delay() -> None:
+    mill = Mill(FullBatches(), max_queue_delay=0.3)
+    mill.submit(*many(1))
+    mill.advance(0.2)
+    mill.submit(*many(1, 0.2))
+    assert mill.cuts == []
+    (cut,) = mill.advance(10.0)
+    assert (cut.at, cut.rows, cut.reason, cut.limit) == (0.3, 2, Reason.DELAY, 64)
+
+
+def test_no_policy_waits_until_it_is_too_late() -> None:
+    mill = Mill(FullBatches(), max_queue_delay=5.0)
+    (cut,) = mill.submit(*many(64))
+    mill.now = 0.25
+    mill.finish(cut)
+    mill.submit(Asked(0, 0.25, 1.0))
+    (cut,) = mill.advance(10.0)
+    assert cut.reason is Reason.DEADLINE
+    assert 0.9 < cut.at < 1.0  # 0.25 s before the deadline at 1.25, and a margin
+    assert isinstance(cut.requests[0], Asked)
+    assert isinstance(cut.requests[0].ends[0], DeadlineExceeded)  # nobody answered within 10 s
+
+
+@pytest.mark.parametrize("limit", [1, 3, 8])
+def test_a_control_limit_goes_if_and_only_if_at_least_the_limit_waits(limit: int) -> None:
+    mill = Mill(ControlLimit(limit))
+    for number in range(1, limit + 1):
+        cuts = mill.submit(Asked(number))
+        assert bool(cuts) == (number >= limit)
+    assert mill.cuts[0].reason is Reason.POLICY
+
+
+def test_full_batches_have_exactly_that_size() -> None:
+    mill = Mill(FullBatches(3), workers=9)
+    assert [cut.rows for cut in mill.submit(*many(8))] == [3, 3]
+    assert [cut.rows for cut in mill.submit(*many(1))] == [3]
+
+
+def test_a_policy_that_raises_is_replaced_by_greed() -> None:
+    mill = Mill(Raises())
+    (cut,) = mill.submit(*many(3))
+    assert (cut.rows, cut.reason) == (3, Reason.IDLE)
+    assert isinstance(mill.batcher.policy_error, ZeroDivisionError)
+
+
+def test_counts_add_up() -> None:
+    mill = Mill(SizeOrDelay(4, 0.02), workers=2, max_batch_size=4)
+    mill.submit(*many(9))
+    mill.advance(0.5)
+    mill.lose(0)
+    mill.batcher.drain()
+    mill.run_all()
+    assert sum(mill.batcher.counts.values()) == len(mill.cuts)
+    assert mill.batcher.counts[Reason.SIZE] == 2
+    assert mill.batcher.arrivals == 9
+
+
+# Groups.
+
+
+def test_different_keys_never_share_a_batch() -> None:
+    mill = Mill(workers=9)
+    cuts = mill.submit(*[Asked(number, key=number % 3) for number in range(9)])
+    assert [[request.payload for request in cut.requests] for cut in cuts] == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
+def test_the_earliest_deadline_has_its_turn_first() -> None:
+    mill = Mill(workers=0)
+    mill.submit(Asked("late", 0.0, 9.0, key="a"), Asked("soon", 0.0, 5.0, key="b"), Asked("later", 0.0, 9.0, key="c"))
+    mill.ready(0)
+    mill.run_all()
+    assert [cut.requests[0].payload for cut in mill.cuts] == ["soon", "late", "later"]
+
+
+def test_while_one_group_waits_the_next_is_asked() -> None:
+    mill = Mill(ControlLimit(2))
+    mill.submit(Asked("urgent", 0.0, 1.0, key="a"))
+    (cut,) = mill.submit(Asked("x", key="b"), Asked("y", key="b"))
+    assert [request.payload for request in cut.requests] == ["x", "y"]
+    mill.finish(cut)
+    (cut,) = mill.submit(Asked("joins", 0.0, 9.0, key="a"))
+    assert [request.payload for request in cut.requests] == ["urgent", "joins"]
+
+
+def test_many_keys_leave_nothing_behind() -> None:
+    mill = Mill(SizeOrDelay(2, 0.01), workers=2)
+    for number in range(300):
+        mill.submit(Asked(number, mill.now, key=number))
+        mill.advance(mill.now + 0.001)
+        if number % 3 == 0:
+            mill.cancel(mill.accepted[-1])
+        for cut in list(mill.batcher.running.values()):
+            mill.finish(cut)
+    mill.batcher.drain()
+    mill.run_all()
+    line = mill.batcher._line
+    assert not line.groups
+    assert line.turns._awake.first() is None
+    assert line.turns._parked.first() is None
+
+
+# Refusals.
+
+
+def test_a_full_line_refuses() -> None:
+    mill = Mill(workers=0, max_queue_size=5)
+    mill.submit(*many(5))
+    assert not mill.batcher.room(1)
+    for request in (Asked(0), listed(3)):
+        with pytest.raises(Overloaded, match="5 rows wait, max_queue_size=5") as caught:
+            mill.batcher.submit(request, 0.0)
+        assert caught.value.retry_after == 1.0  # nothing was measured yet
+    mill.cancel(mill.accepted[2])
+    assert mill.batcher.room(1)
+    mill.submit(Asked(0))
+
+
+def test_a_request_larger_than_the_line_is_taken_when_nothing_waits() -> None:
+    mill = Mill(workers=0, max_queue_size=5)
+    mill.submit(listed(50))
+    with pytest.raises(Overloaded):
+        mill.batcher.submit(Asked(0), 0.0)
+    mill.ready(0)
+    mill.run_all()
+    assert mill.accepted[0].ends == [list(range(50))]
+
+
+@pytest.mark.parametrize(("workers", "seconds_per_row"), [(1, 0.0), (3, 0.0), (1, 0.002), (2, 0.001)])
+def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, seconds_per_row: float) -> None:
+    mill = Mill(workers=workers, max_batch_size=16, max_queue_size=200)
+
+    def work(until_empty: bool) -> None:
+        while mill.batcher.running:
+            cut = min(mill.batcher.running.values(), key=lambda each: each.at + 0.05 + seconds_per_row * each.rows)
+            mill.advance(cut.at + 0.05 + seconds_per_row * cut.rows)
+            mill.finish(cut)
+            if not until_empty and len(mill.cuts) > 40:
+                return
+            if not until_empty:
+                mill.submit(*many(min(20 + 3 * len(mill.cuts) % 17, 200 - mill.batcher.waiting_rows), mill.now))
+
+    mill.submit(*many(3))
+    work(until_empty=False)
+    mill.submit(*many(200 - mill.batcher.waiting_rows, mill.now))
+    with pytest.raises(Overloaded) as caught:
+        mill.batcher.submit(Asked(0, mill.now), mill.now)
+    asked_at = mill.now
+    work(until_empty=True)
+    real = mill.now - asked_at
+    assert caught.value.retry_after is not None
+    assert real / 2 <= caught.value.retry_after <= real * 2
+
+
+def test_what_can_never_be_in_a_batch_is_refused() -> None:
+    mill = Mill(max_batch_size=4, max_batch_cost=3.0)
+    for request in (Asked(0, rows=5), Asked(0, cost=3.5), Asked(0, rows=0)):
+        with pytest.raises(InvalidRequest):
+            mill.batcher.submit(request, 0.0)
+    assert mill.batcher.waiting_rows == 0
+
+
+def test_a_budget_below_one_refuses_ordinary_requests_too() -> None:
+    mill = Mill(max_batch_cost=0.5)
+    with pytest.raises(InvalidRequest, match=r"cost=1: an item costs from 0 to max_batch_cost=0\.5"):
+        mill.batcher.submit(Asked(0), 0.0)
+    (cut,) = mill.submit(Asked(0, cost=0.5))
+    mill.finish(cut)
+    assert mill.batcher._tight == inf
+
+
+def test_the_budget_bounds_batches() -> None:
+    mill = Mill(max_batch_cost=3.0, workers=9)
+    assert [cut.rows for cut in mill.submit(*many(7))] == [3, 3, 1]
+
+
+def test_draining_refuses_and_lets_nobody_wait() -> None:
+    mill = Mill(FullBatches(), max_queue_delay=60.0)
+    mill.submit(*many(3))
+    assert mill.cuts == []
+    mill.batcher.drain()
+    with pytest.raises(Draining) as caught:
+        mill.batcher.submit(Asked(0), 0.0)
+    assert caught.value.retry_after is not None
+    assert not mill.batcher.room(1)
+    (cut,) = mill.turn(Wakeup.ARRIVAL)
+    assert cut.reason is Reason.DRAIN
+    mill.run_all()
+    assert mill.batcher.is_empty
+
+
+# Deadlines.
+
+
+def test_a_deadline_in_the_past_is_refused() -> None:
+    mill = Mill(now=10.0)
+    for request in (Asked(0, 5.0, 5.0), Asked(0, 5.0, 1.0)):
+        with pytest.raises(DeadlineExceeded, match="deadline passed before"):
+            mill.batcher.submit(request, 10.0)
+
+
+def test_deadlines_pass_in_the_line_and_with_the_worker() -> None:
+    mill = Mill(max_batch_size=2)
+    requests = [Asked(number, 0.0, timeout) for number, timeout in enumerate((1.0, 5.0, 1.0, 5.0, 2.0))]
+    (cut,) = mill.submit(*requests)
+    assert mill.batcher.next_wakeup == 1.0
+    mill.advance(1.0)
+    assert [bool(request.ends) for request in requests] == [True, False, True, False, False]
+    mill.advance(2.0)
+    assert isinstance(requests[4].ends[0], DeadlineExceeded)
+    assert mill.batcher.waiting_rows == 1
+    (second,) = mill.finish(cut)
+    assert second.requests == [requests[3]]
+    assert requests[1].ends == [1]
+
+
+def test_a_divided_request_expires_as_a_whole() -> None:
+    mill = Mill(max_batch_size=2)
+    request = listed(5, 0.0, 1.0)
+    (cut,) = mill.submit(request)
+    assert mill.batcher.waiting_rows == 3
+    mill.advance(1.0)
+    assert mill.batcher.waiting_rows == 0
+    assert len(request.ends) == 1
+    assert mill.finish(cut) == []
+
+
+def test_a_request_in_two_running_batches_expires_once() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    mill.submit(listed(8, 0.0, 1.0))
+    assert len(mill.batcher.running) == 2
+    mill.advance(1.0)
+    assert len(mill.accepted[0].ends) == 1
+
+
+def measured(seconds: float, workers: int = 1, **settings: int) -> Mill:
+    """Return a mill that has learned that any batch takes so long."""
+    mill = Mill(workers=workers, **settings)
+    for _ in range(5):
+        (cut,) = mill.submit(*many(8, mill.now))
+        mill.now += seconds
+        mill.finish(cut)
+    return mill
+
+
+def test_what_cannot_make_it_is_refused_at_once() -> None:
+    mill = measured(0.5)
+    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+        mill.batcher.submit(Asked(0, mill.now, 0.4), mill.now)
+    mill.submit(Asked(0, mill.now, 0.6))
+
+
+def test_those_ahead_count_too() -> None:
+    mill = measured(0.5, max_batch_size=8)
+    mill.submit(*many(8 * 11, mill.now, timeout=60.0))
+    with pytest.raises(DeadlineExceeded):
+        mill.batcher.submit(Asked(0, mill.now, 2.0), mill.now)
+    mill.submit(Asked("more urgent", mill.now, 2.0, priority=1))
+    mill.submit(Asked("of another group", mill.now, 2.0, key="other"))
+    mill.submit(Asked("patient", mill.now, 20.0))
+
+
+def test_an_old_estimate_refuses_nothing() -> None:
+    mill = measured(0.5)
+    mill.now += 10.0
+    mill.submit(Asked(0, mill.now, 0.4))
+
+
+def test_without_workers_nothing_is_refused_early() -> None:
+    mill = measured(0.5)
+    mill.lose(0, replace=False)
+    mill.submit(Asked(0, mill.now, 0.4))
+
+
+def test_dispatch_leaves_out_who_cannot_make_it_any_more() -> None:
+    mill = measured(0.5)
+    (first,) = mill.submit(*many(8, mill.now))
+    late, fine = Asked("late", mill.now, 0.9), Asked("fine", mill.now, 9.0)
+    mill.submit(late, fine)
+    mill.now += 0.5
+    (cut,) = mill.finish(first)
+    assert cut.requests == [fine]
+    assert isinstance(late.ends[0], DeadlineExceeded)
+
+
+def test_the_left_out_are_handed_over_by_the_next_expire() -> None:
+    mill = measured(0.5)
+    (first,) = mill.submit(*many(8, mill.now))
+    late = Asked("late", mill.now, 0.9)
+    mill.submit(late)
+    mill.now += 0.5
+    mill.give(first, Events(first.batch_id, list(range(8))))
+    mill.batcher.finished(first.batch_id, mill.now)
+    assert mill.batcher.poll(mill.now, Wakeup.WORKER) == []
+    assert mill.batcher.next_wakeup == mill.now
+    assert not mill.batcher.is_empty
+    assert mill.batcher.expire(mill.now) == [late]
+    assert mill.batcher.is_empty
+
+
+def test_overload_still_answers_at_full_rate() -> None:
+    """10 times more arrives than can be served, with short timeouts: the places go to requests that make it."""
+    mill = Mill(max_batch_size=16, max_queue_size=400)
+    capacity_per_second, step = 16 / 0.05, 0.005
+    refused = 0
+    done_at: dict[int, float] = {}
+    for _ in range(800):
+        for request in many(16, mill.now, timeout=0.3):
+            try:
+                mill.batcher.submit(request, mill.now)
+                mill.accepted.append(request)
+            except (Overloaded, DeadlineExceeded):
+                refused += 1
+        mill.turn(Wakeup.ARRIVAL)
+        mill.advance(mill.now + step)
+        for cut in list(mill.batcher.running.values()):
+            if mill.now >= done_at.setdefault(cut.batch_id, cut.at + 0.05) - 1e-9:
+                mill.finish(cut)
+    answered = sum(isinstance(end, int) for request in mill.accepted for end in request.ends)
+    assert answered >= 0.9 * capacity_per_second * 800 * step
+    assert refused > 0
+
+
+# Cancelling.
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_cancelling_in_a_running_batch(place: int) -> None:
+    mill = Mill(max_batch_size=8)
+    requests = many(8)
+    (cut,) = mill.submit(*requests)
+    assert mill.cancel(requests[place]) == [(0, cut.batch_id, [place])]
+    assert mill.cancel(requests[place]) == []
+    mill.finish(cut)
+    assert [request.ends for request in requests] == [["cancelled"] if n == place else [n] for n in range(8)]
+
+
+@pytest.mark.parametrize("place", [0, 3, 7])
+def test_cancelling_in_the_line(place: int) -> None:
+    mill = Mill(workers=0)
+    requests = many(8)
+    mill.submit(*requests)
+    assert mill.cancel(requests[place]) == []
+    assert (mill.batcher.waiting_rows, mill.batcher.waiting_requests) == (7, 7)
+    (cut,) = mill.ready(0)
+    assert [request.payload for request in cut.requests] == [n for n in range(8) if n != place]
+
+
+def test_cancelling_a_divided_request() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    small, request, other = Asked("small"), listed(20), listed(20)
+    first, second = mill.submit(small, request, other)
+    assert mill.cancel(request) == [(0, first.batch_id, [1, 2, 3]), (1, second.batch_id, [0, 1, 2, 3])]
+    assert mill.batcher.waiting_rows == 20
+    mill.run_all()
+    assert (small.ends, other.ends) == (["small"], [list(range(20))])
+
+
+def test_tensors_that_failed_leave_the_line() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    request = Asked({"x": numpy.arange(20)}, kind=Kind.TENSORS, rows=20)
+    first, _ = mill.submit(request)
+    mill.give(first, Events(first.batch_id, [ModelError("bad")], kinds=[EventKind.ERROR]))
+    mill.batcher.finished(first.batch_id, 0.0)
+    assert mill.turn(Wakeup.WORKER) == []
+    assert mill.batcher.waiting_rows == 0
+    assert isinstance(request.ends[0], ModelError)
+
+
+# Order.
+
+
+def test_small_requests_go_before_large_ones_with_a_bound() -> None:
+    mill = Mill(workers=0, max_batch_size=4, small_request_size=2, max_overtakes=2)
+    large = Asked("large", rows=3)
+    mill.submit(large, *many(40, 1.0))
+    assert large.large
+    mill.ready(0)
+    mill.run_all()
+    assert [large in cut.requests for cut in mill.cuts[:4]] == [False, False, True, False]
+    check_order(mill.accepted, mill.cuts)
+
+
+def test_without_small_requests_the_order_is_that_of_arrival() -> None:
+    mill = Mill(workers=0, max_batch_size=4, small_request_size=0)
+    large = Asked("large", rows=3, large=True)
+    mill.submit(large, *many(4))
+    assert not large.large
+    (cut,) = mill.ready(0)
+    assert cut.requests[0] is large
+
+
+def test_who_waited_outside_keeps_the_place_of_its_arrival() -> None:
+    mill = Mill(workers=0, now=5.0)
+    mill.submit(Asked("inside", 5.0), Asked("outside", 3.0))
+    assert mill.batcher.oldest_age(6.0) == 3.0
+    (cut,) = mill.ready(0)
+    assert [request.payload for request in cut.requests] == ["outside", "inside"]
+
+
+# The end.
+
+
+def test_abandoning_settles_everything() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    requests = [*many(12), listed(9), *many(2, key="other")]
+    mill.submit(*requests)
+    mill.lose(1, replace=False)
+    mill.cancel(requests[11])
+    left = mill.batcher.abandon()
+    assert {id(request) for request in left} == {id(request) for request in requests if request is not requests[11]}
+    assert all(request.settled for request in requests)
+    assert (mill.batcher.waiting_rows, mill.batcher.waiting_requests, mill.batcher.suspects) == (0, 0, 0)
+    for request in left:
+        request.fail(ModelError("nobody runs it"))
+    mill.finish(next(iter(mill.batcher.running.values())))
+    assert mill.batcher.is_empty
+    mill.ready(1)
+    (cut,) = mill.submit(*many(1))
+    assert cut.rows == 1
+
+
+def test_a_batch_that_is_not_running() -> None:
+    mill = Mill()
+    assert mill.batcher.dispatch_of(7) is None
+    with pytest.raises(KeyError):
+        mill.batcher.finished(7, 0.0)
+    (cut,) = mill.submit(*many(1))
+    assert mill.batcher.dispatch_of(cut.batch_id) is cut
+    assert mill.batcher.workers == 1

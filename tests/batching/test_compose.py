@@ -1,0 +1,201 @@
+"""compose.py: what goes into a batch, and in which order."""
+
+from math import inf
+from typing import Any
+
+import numpy
+import pytest
+
+from batching.mill import Asked, listed, many
+from weir.batching.compose import Load, compose
+from weir.batching.group import Group
+from weir.messages import Kind
+
+
+def filled(*requests: Asked) -> Group:
+    """Return a group with these in it."""
+    group = Group(None)
+    for request in requests:
+        group.add(request)
+    return group
+
+
+def take(group: Group, rows: int, cost: float = inf, must_last: float = 0.0, overtakes: int = 4) -> Load:
+    """Compose a batch."""
+    before = group.waiting
+    load = compose(group, rows, cost, must_last, overtakes)
+    assert before - group.waiting == load.departed
+    return load
+
+
+def payloads(load: Load) -> list[Any]:
+    """Return what was taken."""
+    return [request.payload for request in load.requests]
+
+
+def test_plain_requests_go_in_order() -> None:
+    group = filled(*many(5))
+    load = take(group, 3)
+    assert payloads(load) == [0, 1, 2]
+    assert (load.rows, load.cost, load.slices, load.plain) == (3, 3.0, None, True)
+    assert payloads(take(group, 3)) == [3, 4]
+    assert group.waiting == 0
+
+
+def test_the_slow_way_agrees_with_the_fast_one() -> None:
+    fast, slow = filled(*many(5)), filled(*many(5))
+    slow.add(Asked("lowest", priority=-1))
+    for rows in (2, 2, 1):
+        first, second = take(fast, rows), take(slow, rows)
+        assert payloads(first) == payloads(second)
+        assert (first.rows, first.cost, first.plain, first.slices) == (second.rows, second.cost, second.plain, None)
+
+
+def test_who_cannot_make_it_is_left_out() -> None:
+    requests = [Asked(number, 0.0, timeout) for number, timeout in enumerate((1.0, 5.0, 2.0, 9.0))]
+    group = filled(*requests)
+    load = take(group, 3, must_last=2.0)
+    assert payloads(load) == [1, 3]
+    assert load.late == [requests[0], requests[2]]
+    assert all(request.settled for request in load.late)
+    assert group.waiting == 0
+
+
+def test_everybody_may_be_late() -> None:
+    load = take(filled(*many(3)), 3, must_last=30.0)
+    assert (load.requests, len(load.late), load.rows) == ([], 3, 0)
+
+
+def test_cancelled_ones_are_passed_over() -> None:
+    requests = many(4)
+    group = filled(*requests)
+    requests[1].settled = True
+    group.remove(requests[1])
+    assert payloads(take(group, 3)) == [0, 2, 3]
+
+
+def test_a_list_is_divided_so_that_batches_are_full() -> None:
+    group = filled(Asked("a"), listed(5), Asked("b"))
+    load = take(group, 4)
+    assert load.slices == [None, (0, 3)]
+    assert (load.rows, load.cost, load.plain) == (4, 1.6, False)
+    assert load.divided == [load.requests[1]]
+    load = take(group, 4)
+    assert load.slices == [(3, 5), None]
+    assert payloads(load)[1] == "b"
+    assert load.divided == []
+
+
+def test_items_of_two_rows_are_not_torn() -> None:
+    group = filled(Asked([1, 2, 3], kind=Kind.ITEMS, rows=6))
+    first, second = take(group, 5), take(group, 5)
+    assert (first.rows, first.slices) == (4, [(0, 2)])
+    assert (second.rows, second.slices) == (2, [(2, 3)])
+
+
+def test_tensors_are_divided_along_their_rows() -> None:
+    group = filled(Asked({"x": numpy.arange(10)}, kind=Kind.TENSORS, rows=10))
+    assert [take(group, 4).slices for _ in range(3)] == [[(0, 4)], [(4, 8)], [(8, 10)]]
+
+
+def test_nobody_within_a_lane_is_passed_over() -> None:
+    group = filled(Asked("two", rows=2), Asked("three", rows=3), Asked("one", rows=1))
+    assert payloads(take(group, 4)) == ["two"]
+    assert payloads(take(group, 4)) == ["three", "one"]
+
+
+def test_what_does_not_fit_leaves_room_for_another_lane() -> None:
+    group = filled(Asked("two", rows=2), Asked("three", rows=3), Asked("less urgent", priority=-1))
+    assert payloads(take(group, 4)) == ["two", "less urgent"]
+
+
+def test_higher_priority_goes_first() -> None:
+    group = filled(*[Asked(priority, priority=priority) for priority in (0, 2, -1, 2, 0)])
+    assert payloads(take(group, 4)) == [2, 2, 0, 0]
+    assert payloads(take(group, 4)) == [-1]
+
+
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [([1.0, 1.0, 1.0], [2, 1]), ([0.5, 1.5, 1.0], [2, 1]), ([2.0, 2.0, 0.0], [1, 2]), ([0.0, 0.0, 0.0], [3])],
+)
+def test_a_batch_has_a_budget(costs: list[float], expected: list[int]) -> None:
+    group = filled(*[Asked(number, cost=cost) for number, cost in enumerate(costs)])
+    loads = [take(group, 64, cost=2.0) for _ in expected]
+    assert [load.rows for load in loads] == expected
+    assert all(load.cost <= 2.0 for load in loads)
+
+
+def test_a_list_is_divided_by_cost_too() -> None:
+    group = filled(listed(10, cost=7.0))
+    loads = [take(group, 64, cost=2.1) for _ in range(4)]
+    assert [load.rows for load in loads] == [3, 3, 3, 1]
+    assert all(load.cost <= 2.1 for load in loads)
+
+
+def test_rounding_never_breaks_the_budget() -> None:
+    assert int((1.68 - 0.14) / 0.14) * 0.14 + 0.14 > 1.68
+    group = filled(Asked("first", cost=0.14), listed(100, cost=100 * 0.14))
+    while group.waiting:
+        assert 0 < take(group, 64, cost=1.68).cost <= 1.68
+
+
+def test_two_may_be_divided_in_one_batch() -> None:
+    group = filled(listed(4, cost=8.0), listed(4, cost=4.0, priority=-1))
+    load = take(group, 64, cost=5.0)
+    assert list(load.slices or []) == [(0, 2), (0, 1)]
+    assert len(load.divided) == 2
+
+
+def large(name: Any, arrival: float, rows: int = 4) -> Asked:
+    """Return a large request."""
+    return Asked(name, arrival, rows=rows, large=True)
+
+
+def test_small_ones_overtake_large_ones() -> None:
+    group = filled(large("large", 0.0), *many(3, 1.0))
+    assert payloads(take(group, 4)) == [0, 1, 2]
+    assert payloads(take(group, 4)) == ["large"]
+
+
+def test_but_not_more_often_than_allowed() -> None:
+    group = filled(large("first", 0.0), large("second", 0.0), *many(40, 1.0))
+    order = [payloads(take(group, 4, overtakes=2))[0] for _ in range(8)]
+    assert order == [0, 4, "first", 8, 12, "second", 16, 20]
+
+
+def test_without_overtaking_the_order_is_that_of_arrival() -> None:
+    small = [Asked(number, float(number)) for number in range(6)]
+    group = filled(small[0], small[1], large("large", 1.5, rows=2), *small[2:])
+    assert payloads(take(group, 8, overtakes=0)) == [0, 1, "large", 2, 3, 4, 5]
+
+
+def test_small_ones_that_came_first_do_not_overtake() -> None:
+    big = large("large", 5.0)
+    group = filled(*many(8, 1.0), big)
+    take(group, 4)
+    assert big.overtaken == 0
+
+
+def test_a_large_list_takes_turns_with_small_ones() -> None:
+    """5 batches of the large one do not hold up the small ones: each takes its turn."""
+    group = filled(listed(20, 0.0, large=True), *many(100, 1.0))
+    led = [isinstance(take(group, 4, overtakes=3).requests[0].payload, list) for _ in range(12)]
+    assert led == [False, False, False, True] * 3
+
+
+def test_a_large_one_that_only_fills_up_has_not_led() -> None:
+    """It gets what is left over, and is still due in its turn."""
+    big = listed(20, 0.0, large=True)
+    group = filled(big, *[Asked(number, 1.0, rows=3) for number in range(9)])
+    for _ in range(2):
+        load = take(group, 4, overtakes=2)
+        assert [request is big for request in load.requests] == [False, True]
+    assert big.overtaken == 2
+    assert take(group, 4, overtakes=2).requests == [big]
+    assert big.overtaken == 0
+
+
+def test_the_large_lane_is_used_alone_when_no_small_one_waits() -> None:
+    group = filled(large("a", 0.0), large("b", 0.0))
+    assert payloads(take(group, 8)) == ["a", "b"]
