@@ -98,6 +98,14 @@ def test_tensors_are_divided_along_their_rows() -> None:
     assert [take(group, 4).slices for _ in range(3)] == [[(0, 4)], [(4, 8)], [(8, 10)]]
 
 
+def test_an_item_larger_than_the_policy_wants_goes_alone() -> None:
+    group = filled(Asked("three", rows=3), Asked("one"), Asked([1, 2], kind=Kind.ITEMS, rows=8))
+    assert payloads(take(group, 2)) == ["three"]
+    assert payloads(take(group, 2)) == ["one"]
+    assert [take(group, 2).slices for _ in range(2)] == [[(0, 1)], [(1, 2)]]
+    assert group.waiting == 0
+
+
 def test_nobody_within_a_lane_is_passed_over() -> None:
     group = filled(Asked("two", rows=2), Asked("three", rows=3), Asked("one", rows=1))
     assert payloads(take(group, 4)) == ["two"]

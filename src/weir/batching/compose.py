@@ -46,7 +46,10 @@ class Load:
         total = steps(request)
         start = request.taken
         unit_rows, unit_cost = request.rows // total, request.cost / total
-        count = min(total - start, (self.max_rows - self.rows) // unit_rows, self._affordable(unit_cost, total))
+        room = self.max_rows - self.rows
+        if not self.requests:
+            room = max(room, unit_rows)  # the policy wants less than one item has: it goes all the same, alone
+        count = min(total - start, room // unit_rows, self._affordable(unit_cost, total))
         if count <= 0:
             return False
         stop = start + count
@@ -73,7 +76,7 @@ class Load:
 
 
 def compose(group: Group, max_rows: int, max_cost: float, must_last: float, max_overtakes: int) -> Load:
-    """Take up to `max_rows` rows and `max_cost` cost from `group`, in order.
+    """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; one item that is larger goes alone.
 
     Requests whose deadline is not after `must_last` leave the line too, as `late`; they are marked settled. The load may be
     empty if all are. `group.departed` is brought up to date.
