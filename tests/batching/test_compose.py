@@ -155,6 +155,13 @@ def test_two_may_be_divided_in_one_batch() -> None:
     assert len(load.divided) == 2
 
 
+def test_whole_ones_after_a_divided_one() -> None:
+    group = filled(listed(4, cost=8.0, priority=1), Asked("whole"))
+    load = take(group, 64, cost=5.0)
+    assert load.slices == [(0, 2), None]
+    assert (load.rows, load.cost, payloads(load)[1]) == (3, 5.0, "whole")
+
+
 def large(name: Any, arrival: float, rows: int = 4) -> Asked:
     """Return a large request."""
     return Asked(name, arrival, rows=rows, large=True)

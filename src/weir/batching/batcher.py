@@ -163,10 +163,15 @@ class Batcher:
         self._suspects.ended(batch_id)
         self.service.learn(dispatch.rows, now - max(dispatch.at, alone_since), now)
         if self._tight < inf:
-            largest, full = self.settings.max_batch_size, self.settings.max_queue_size
-            self._tight = self.service.careful(largest) + (full + largest) / self._rate(full)
+            self._tight = self._time_in_sight()
         self._freed = True
         return dispatch
+
+    def _time_in_sight(self) -> float:
+        """Return a time in which a request that arrives now is surely answered, unless the line grows a lot meanwhile."""
+        largest = self.settings.max_batch_size
+        rows = min(self.settings.max_queue_size, 2 * self.waiting_rows + 16 * largest)
+        return self.service.careful(largest) + (rows + largest) / self._rate(rows)
 
     def dispatch_of(self, batch_id: int) -> Dispatch | None:
         """Return the running batch of that id."""

@@ -82,30 +82,32 @@ def compose(group: Group, max_rows: int, max_cost: float, must_last: float, max_
     empty if all are. `group.departed` is brought up to date.
     """
     load = Load(max_rows, max_cost, must_last)
-    plain = group.plain
-    if len(group.levels) == 1 and not plain.odd and not plain.dead and not group.levels[0].large.waiting:
-        count = min(len(plain.waiting), max_rows)
-        if count <= max_cost and group.earliest() > must_last:
-            _take_plain(load, plain, count)
-            group.departed += count
-            group.tidy()
-            return load
+    nobody_is_late = group.earliest() > must_last
     for level in group.levels:
+        small = level.small
+        count = min(len(small), max_rows - load.rows)
+        if nobody_is_late and not small.odd and not level.large.waiting and load.cost + count <= max_cost:
+            _take_plain(load, small, count)
+        else:
+            _take_level(load, level, max_overtakes)
         if load.rows >= max_rows:
             break
-        _take_level(load, level, max_overtakes)
     group.departed += load.departed
     group.tidy()
     return load
 
 
 def _take_plain(load: Load, lane: Lane, count: int) -> None:
-    popleft = lane.waiting.popleft
-    load.requests = requests = [popleft() for _ in range(count)]
+    """Take `count` from a lane of plain requests that all fit and are in time."""
+    requests = lane.pop(count)
     for request in requests:
         request.taken = 1
-    load.rows = load.departed = count
-    load.cost = float(count)
+    load.requests = load.requests + requests if load.requests else requests
+    if load.slices is not None:
+        load.slices += [None] * count
+    load.rows += count
+    load.departed += count
+    load.cost += count
 
 
 def _take_level(load: Load, level: Level, max_overtakes: int) -> None:

@@ -58,6 +58,21 @@ class Lane:
             self.odd -= 1
         self._drop_dead_heads()
 
+    def pop(self, count: int) -> list[Request]:
+        """Take out and return the first `count` of a lane without odd ones."""
+        popleft = self.waiting.popleft
+        if not self.dead:
+            return [popleft() for _ in range(count)]
+        popped: list[Request] = []
+        while len(popped) < count:
+            request = popleft()
+            if request.settled:
+                self.dead -= 1
+            else:
+                popped.append(request)
+        self._drop_dead_heads()
+        return popped
+
     def leave(self, request: Request) -> None:
         """A request somewhere in the lane was settled."""
         self.dead += 1
