@@ -29,8 +29,7 @@ class Delivery:
         else:
             self.give_each(deliver(dispatch, events), dispatch, now)
         if events.final and events.timing is not None:
-            for observer in self.observers:
-                observer.computed(self.model, dispatch, events.timing, now)
+            self.tell("computed", dispatch, events.timing, now)
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
         # The hot path: every request is in the batch whole, and every entry has its answer.
@@ -71,13 +70,11 @@ class Delivery:
 
     def dispatched(self, dispatch: Dispatch) -> None:
         """Tell the observers that a batch was handed to a worker."""
-        for observer in self.observers:
-            observer.dispatched(self.model, dispatch)
+        self.tell("dispatched", dispatch)
 
     def refused(self, request: Request, error: WeirError) -> None:
         """Tell the observers that `request` was not taken."""
-        for observer in self.observers:
-            observer.refused(self.model, request.door, error)
+        self.tell("refused", request.door, error)
 
     def cancelled(self, request: Request, error: WeirError, now: float) -> None:
         """Tell the observers that the caller of `request` left."""
@@ -97,8 +94,15 @@ class Delivery:
         if self.blocks_in_use:
             for request in requests:
                 discard(request.payload)
+        self.tell("answered", requests, error, now)
+
+    def tell(self, event: str, *facts: Any) -> None:
+        """Call the method `event` of every observer. One that raises is logged, and decides nothing."""
         for observer in self.observers:
-            observer.answered(self.model, requests, error, now)
+            try:
+                getattr(observer, event)(self.model, *facts)
+            except Exception:
+                logger.exception("observer %r raised at %r", type(observer).__name__, event)
 
 
 def door_failed(request: Request) -> None:

@@ -8,6 +8,7 @@ many requests arrive in a turn, one timer, one frame per batch, one call of each
 import asyncio
 from collections.abc import Callable
 from enum import Enum
+from sys import maxsize
 from typing import cast
 
 from weir.batching.batcher import Batcher
@@ -67,7 +68,8 @@ class Driver:
             self.not_ready_reason = str(error) or type(error).__name__
             await self.executor.stop()  # when the start was cancelled, workers may be half-way
             raise
-        self.not_ready_reason = ""
+        if self.phase is Phase.RUNNING:  # and not stopped meanwhile
+            self.not_ready_reason = ""
 
     async def stop(self, drain_timeout: float) -> None:
         """Take no more, give what was accepted `drain_timeout` seconds to finish, fail the rest, end the workers."""
@@ -120,27 +122,26 @@ class Driver:
     def enter(self, call: Patient, *, patient: bool) -> None:
         """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
         fails with the reason."""
-        if self.not_ready_reason or self.draining or (self.outside.waiting and not patient):
-            self.refuse(call, self._refusal())
-        elif self.outside.waiting:
-            self.outside.append(call)
-            self._timer.arm(call.deadline)
-        else:
-            self._enter_line(call, patient)
-
-    def _enter_line(self, call: Patient, patient: bool) -> None:
+        if self.not_ready_reason or self.draining or self.outside.waiting:
+            self._wait_or_refuse(call, patient)
+            return
         try:
             self.batcher.submit(call, call.arrival)
+        except Overloaded as error:
+            self._wait_or_refuse(call, patient, error)
         except WeirError as error:
-            if patient and isinstance(error, Overloaded):
-                self.outside.append(call)
-                self._timer.arm(call.deadline)
-            else:
-                self.refuse(call, error)
+            self.refuse(call, error)
         else:
             if not self._polling:
                 self._polling = True
                 self._loop.call_soon(self._poll_arrivals)
+
+    def _wait_or_refuse(self, call: Patient, patient: bool, refusal: WeirError | None = None) -> None:
+        if patient and not self.not_ready_reason and not self.draining:
+            self.outside.append(call)
+            self._timer.arm(call.deadline)
+        else:
+            self.refuse(call, refusal or self._refusal())
 
     def refuse(self, call: Patient, error: WeirError) -> None:
         """Fail `call`, which was never taken."""
@@ -172,6 +173,8 @@ class Driver:
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""
+        if self.phase is not Phase.RUNNING:
+            return None
         block = self.executor.reserve(size_bytes)
         if block is not None:
             self._delivery.blocks_in_use = True
@@ -268,10 +271,14 @@ class Driver:
 
     def _admit(self, now: float) -> bool:
         """Let those in who fit into the line; tell whether any did."""
-        admitted = False
-        while (request := self.outside.pop(self.batcher.room)) is not None:
+        batcher, admitted = self.batcher, False
+        waiting = batcher.waiting_rows
+        room = batcher.settings.max_queue_size - waiting if waiting else maxsize
+        while (request := self.outside.pop(room)) is not None:
+            # A request larger than the whole line enters it when nothing waits, and then there is no more room.
+            room = min(room, batcher.settings.max_queue_size) - request.rows
             try:
-                self.batcher.submit(request, now)
+                batcher.submit(request, now)
                 admitted = True
             except WeirError as error:
                 request.settled = True
@@ -291,8 +298,7 @@ class Driver:
         self._delivery.fail(left, error, self._clock())
 
     def _worker_changed(self, worker: int, state: str, reason: str) -> None:
-        for observer in self._delivery.observers:
-            observer.worker_changed(self._delivery.model, worker, state, reason)
+        self._delivery.tell("worker_changed", worker, state, reason)
 
     def _note_if_emptied(self) -> None:
         if self.draining and not self.outside.waiting and self.batcher.is_empty:

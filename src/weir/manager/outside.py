@@ -5,7 +5,6 @@ too.
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from weir.batching.deadlines import Deadlines
@@ -40,10 +39,10 @@ class Outside:
         self.waiting.append(request)
         self._deadlines.add(request)
 
-    def pop(self, room: Callable[[int], bool]) -> Patient | None:
-        """Take out the request that is next to enter the line, if there is room for its rows."""
+    def pop(self, room: int) -> Patient | None:
+        """Take out the request that is next to enter the line, if it has no more than `room` rows."""
         waiting = self.waiting
-        if not waiting or not room(waiting[0].rows):
+        if not waiting or waiting[0].rows > room:
             return None
         request = waiting.popleft()
         request.outside = False

@@ -1,13 +1,14 @@
 """The running form of one model."""
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from weir.batching.batcher import Batcher
-from weir.errors import Conflict, InvalidRequest, WeirError
+from weir.errors import Conflict, InvalidRequest, SettingsError, WeirError
 from weir.manager.call import Call, ListCall, ThreadCall
 from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver, Phase
@@ -27,6 +28,7 @@ from weir.workers.executor import Block, Executor
 C = TypeVar("C", bound=Call)
 
 LONGEST_TIMEOUT = 1e8  # three years; an event loop cannot count to much more
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]*")
 
 
 class Service:
@@ -37,9 +39,9 @@ class Service:
 
     `model` is a subclass of Model (or a class attribute of a subclass of Service), `params` the keyword arguments of its
     constructor, `name` what it is called (the class name in lower case). Settings are those of BatchingSettings,
-    WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it is not the name that the setting takes,
-    replaces the workers that the settings ask for. `observers` hear what happens. `clock` returns seconds; one with a method `call_at` keeps the
-    timers too (testing.FakeClock).
+    WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it is not the name
+    that the setting takes, replaces the workers that the settings ask for. `observers` hear what happens. `clock` returns
+    seconds; one with a method `call_at` keeps the timers too (testing.FakeClock).
 
     Raises SettingsError for an unusable model or setting.
     """
@@ -52,7 +54,7 @@ class Service:
         clock: Callable[[], float] = time.monotonic, **settings: Any,
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
-        self.name = name or self.model.__name__.lower()
+        self.name = check_name(name or self.model.__name__.lower())
         self.params = params or {}
         if isinstance(executor, str):
             settings["executor"], executor = executor, None
@@ -271,3 +273,10 @@ class Service:
             driver.executor = HookedExecutor(executor, before, after, driver.handed)
             driver.handed_later = True
         return driver
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can stand in a path; SettingsError otherwise."""
+    if not NAME.fullmatch(name):
+        raise SettingsError(f"name={name!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -")
+    return name

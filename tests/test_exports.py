@@ -1,0 +1,55 @@
+import subprocess
+import sys
+
+import weir
+
+LOADED_WITHOUT_NEED = (
+    "asyncio",
+    "uvicorn",
+    "starlette",
+    "pydantic",
+    "prometheus_client",
+    "numpy",
+    "msgspec",
+    "cloudpickle",
+)
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(weir.__all__) == [
+        "BlockingService", "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Decision", "Draining", "Example",
+        "InvalidRequest", "Measure", "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound",
+        "ModelNotReady", "Observation", "Overloaded", "Policy", "Reason", "Registry", "RequestError", "Service",
+        "SettingsError", "Tensor", "TooLarge", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError",
+        "WorkerLost", "__version__", "asgi",
+    ]  # fmt: skip
+
+
+def test_every_public_name_is_there_also_those_that_load_late() -> None:
+    for name in weir.__all__:
+        assert getattr(weir, name) is not None
+    assert dir(weir) == weir.__all__
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    assert not hasattr(weir, "Servise")
+
+
+def test_importing_weir_loads_little() -> None:
+    script = f"""
+import sys, time
+started = time.perf_counter()
+import weir
+took = time.perf_counter() - started
+print(took, *[name for name in {LOADED_WITHOUT_NEED} if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    took, *loaded = ended.stdout.split()
+    assert loaded == []
+    assert float(took) < 1.0  # 0.1 is the rule; a busy machine is not its breach
+
+
+def test_a_service_loads_no_web_server() -> None:
+    script = "import sys, weir; weir.Service; print(*[name for name in ('uvicorn', 'starlette', 'numpy') if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == []
