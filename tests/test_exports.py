@@ -28,7 +28,7 @@ def test_the_public_names_are_these() -> None:
 def test_every_public_name_is_there_also_those_that_load_late() -> None:
     for name in weir.__all__:
         assert getattr(weir, name) is not None
-    assert dir(weir) == weir.__all__
+    assert dir(weir) == sorted(weir.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

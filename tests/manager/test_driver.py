@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.manager.kit import serving, squares, turns
 
-from weir import DeadlineExceeded, Draining, ModelError, ModelNotReady, Overloaded, Service
+from weir import DeadlineExceeded, Draining, InvalidRequest, Model, ModelError, ModelNotReady, Overloaded, Service
 from weir.errors import ModelCrashed
 from weir.messages import Batch, Dispatch, Events, Reason, Timing
 from weir.testing import FakeExecutor, FakeRequest, RecordingObserver
@@ -426,5 +426,106 @@ def test_observers_hear_in_bulk() -> None:
         async with Service(Square, executor=FakeExecutor(squares), observers=[Counting()]) as service:
             await asyncio.gather(*map(service.infer, range(64)))
         assert Counting.calls == 1
+
+    asyncio.run(main())
+
+
+def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(RecordingObserver):
+        def answered(self, model: str, requests: Sequence[Any], error: Any, now: float) -> None:
+            raise KeyError("a bug of the observer")
+
+    async def main() -> None:
+        from tests.manager.kit import Square
+
+        sound = RecordingObserver()
+        async with Service(Square, executor=FakeExecutor(squares), observers=[Broken(), sound]) as service:
+            assert await asyncio.gather(*map(service.infer, range(3))) == [0, 1, 4]
+        assert sound.ends == 3
+
+    with caplog.at_level(logging.ERROR, "weir"):
+        asyncio.run(main())
+    assert "observer 'Broken' raised at 'answered'" in caplog.text
+
+
+def test_a_door_that_fails_at_delivering_a_piece_or_an_error_harms_no_neighbour(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(FakeRequest):
+        def finish(self, output: Any, dispatch: Dispatch) -> None:
+            raise RuntimeError("the socket is on fire")
+
+        def fail(self, error: Exception) -> None:
+            raise RuntimeError("the socket is on fire")
+
+    async def main() -> None:
+        async with serving(lambda batch: [ModelError("bad") if x == "bad" else x for x in batch]) as rig:
+            for payload in ("good", "bad"):
+                rig.service.submit(Broken(payload, arrival=rig.service.now()))
+            neighbour, other = request(rig.service, "bad"), request(rig.service, "good")
+            await turns()
+            assert isinstance(neighbour.error, ModelError)
+            assert other.output == "good"
+            assert rig.heard.ends == 4
+
+    with caplog.at_level(logging.ERROR, "weir"):
+        asyncio.run(main())
+    assert caplog.text.count("could not deliver an answer") == 2
+
+
+def test_what_waited_outside_for_nothing_is_refused_when_its_turn_comes() -> None:
+    async def main() -> None:
+        async with serving(None, model=Sized, max_batch_size=4, max_queue_size=1) as rig:
+            calls = [rig.service.infer("a" * rows) for rows in (1, 1, 9, 1)]
+            await turns()
+            for _ in range(3):
+                rig.executor.answer_next(lambda batch: batch)
+                await turns()
+            with pytest.raises(InvalidRequest):
+                await calls[2]
+            assert await calls[3] == "a"
+
+    asyncio.run(main())
+
+
+class Sized(Model):
+    def predict(self, batch: list[str]) -> list[str]:
+        return batch
+
+    @classmethod
+    def measure(cls, item: Any) -> Any:
+        return len(item)
+
+
+def test_nothing_is_reserved_or_drained_before_the_start() -> None:
+    async def main() -> None:
+        from tests.manager.kit import Square
+
+        executor = FakeExecutor(squares)
+        executor.give_blocks = True
+        service = Service(Square, executor=executor)
+        assert service.reserve(10) is None
+        await service.drain(1.0)
+        assert executor.blocks == []
+
+    asyncio.run(main())
+
+
+def test_stopping_while_loading_does_not_end_ready() -> None:
+    class Slow(FakeExecutor):
+        async def start(self, listener: Any) -> None:
+            await turns()
+            await super().start(listener)
+
+    async def main() -> None:
+        from tests.manager.kit import Square
+
+        service = Service(Square, executor=Slow(squares))
+        starting = asyncio.ensure_future(service.start())
+        await asyncio.sleep(0)
+        assert service.not_ready_reason == "loading"
+        await service.stop()
+        await starting
+        assert service.not_ready_reason == "stopped"
 
     asyncio.run(main())

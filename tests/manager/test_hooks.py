@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from tests.manager.kit import serving, squares, turns
 
-from weir import InvalidRequest, ModelError, Service
+from weir import InvalidRequest, ModelError, ModelNotReady, Service
 from weir.errors import ModelCrashed
 from weir.messages import JSON, MSGPACK, OBJECT, EventKind, Events
 from weir.testing import FakeRequest
@@ -354,5 +354,22 @@ def test_parts_pass_the_second_hook() -> None:
             assert rig.service.state()["in_flight_batches"] == 1
             rig.executor.answer_next(squares)
             assert await call == 40
+
+    asyncio.run(main())
+
+
+def test_what_the_inner_executor_says_of_batches_that_are_gone_is_dropped() -> None:
+    async def main() -> None:
+        async with serving(None, kind=Plus) as rig:
+            call = rig.service.infer(1)
+            await turns(6)
+            rig.executor.give_blocks = True
+            result = rig.executor.reserve(3)
+            rig.executor.listener.received(0, Events(99, [result], final=False))
+            assert rig.executor.blocks[0].shares == 0
+            rig.executor.end("gone for good")
+            with pytest.raises(ModelNotReady, match="gone for good"):
+                await call
+            assert rig.service.state()["gauges"]["restarts"] == 0
 
     asyncio.run(main())

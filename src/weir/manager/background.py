@@ -14,6 +14,9 @@ T = TypeVar("T")
 # A loop that has not ended by then is left to die with the process: it is a daemon's.
 LONGEST_CLOSE = 10.0
 
+# Values taken in one turn of the loop: threads that post without pause must not keep it from everything else.
+MOST_PER_TURN = 1000
+
 
 def new_loop() -> asyncio.AbstractEventLoop:
     """Return a loop of uvloop's where there is one."""
@@ -94,10 +97,11 @@ class Background:
             await last()
 
     def _take_posted(self) -> None:
-        # Cleared first: whoever posts from here on wakes the loop again. Only what is there now is taken: threads that
-        # post without pause must not keep the loop from everything else.
-        self._waking = False
-        self._empty(self._take, len(self._posted))
+        self._waking = False  # first: whoever posts from here on wakes the loop again
+        self._empty(self._take, MOST_PER_TURN)
+        if self._posted and not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._take_posted)
 
     def _empty(self, use: Callable[[Any], None], most: int = sys.maxsize) -> None:
         for _ in range(most):
