@@ -3,8 +3,8 @@
 from math import inf, nan
 
 import pytest
+from tests.batching.mill import Asked, listed
 
-from batching.mill import Asked, listed
 from weir.batching.admission import check_size
 from weir.errors import InvalidRequest
 from weir.messages import Kind

@@ -4,8 +4,8 @@ from math import inf
 
 import numpy
 import pytest
+from tests.batching.mill import Asked, Mill, check_order, listed, many
 
-from batching.mill import Asked, Mill, check_order, listed, many
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded
 from weir.messages import EventKind, Events, Kind, Reason, Wakeup
 from weir.policy.decision import Decision, Observation

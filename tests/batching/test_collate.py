@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.batching.mill import Asked, Mill, listed, many
 
-from batching.mill import Asked, Mill, listed, many
 from weir.batching.collate import Lost, deliver, entries_of, fail_entries, is_done, to_batch
 from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
 from weir.messages import JSON, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup

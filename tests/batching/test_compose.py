@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy
 import pytest
+from tests.batching.mill import Asked, listed, many
 
-from batching.mill import Asked, listed, many
 from weir.batching.compose import Load, compose
 from weir.batching.group import Group
 from weir.messages import Kind

@@ -4,8 +4,8 @@ from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as some
+from tests.batching.mill import Asked
 
-from batching.mill import Asked
 from weir.batching.deadlines import MAX_QUEUES, SLACK, Deadlines
 
 

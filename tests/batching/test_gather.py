@@ -2,8 +2,8 @@
 
 import numpy
 import pytest
+from tests.batching.mill import Asked, listed
 
-from batching.mill import Asked, listed
 from weir.batching.gather import ListGather, TensorGather, gather_of
 from weir.errors import ModelError
 from weir.messages import Kind

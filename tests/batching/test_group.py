@@ -3,8 +3,8 @@
 from math import inf
 
 import pytest
+from tests.batching.mill import Asked, listed, many
 
-from batching.mill import Asked, listed, many
 from weir.batching.group import SLACK, Group, Lane
 
 

@@ -2,7 +2,8 @@
 
 import json
 
-from batching.mill import Mill, many
+from tests.batching.mill import Mill, many
+
 from weir.batching.history import RECENT, History
 from weir.messages import Dispatch, Reason, Wakeup
 

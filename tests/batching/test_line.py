@@ -1,6 +1,7 @@
 """line.py: all groups together."""
 
-from batching.mill import Asked, listed
+from tests.batching.mill import Asked, listed
+
 from weir.batching.line import Line
 
 

@@ -2,8 +2,8 @@
 
 import numpy
 import pytest
+from tests.batching.mill import Asked, listed
 
-from batching.mill import Asked, listed
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Kind
 

@@ -2,7 +2,8 @@
 
 from math import inf
 
-from batching.mill import Asked
+from tests.batching.mill import Asked
+
 from weir.batching.running import Running
 from weir.messages import Dispatch, Reason, Wakeup
 

@@ -2,7 +2,8 @@
 
 from math import inf
 
-from batching.mill import Asked
+from tests.batching.mill import Asked
+
 from weir.batching.group import Group
 from weir.batching.turns import WOKEN_AT_ONCE, Turns
 
