@@ -1,6 +1,7 @@
 """batcher.py: requests in, batches out, with every reason and refusal."""
 
 from math import inf
+from typing import Any
 
 import numpy
 import pytest
@@ -340,7 +341,7 @@ def test_a_request_in_two_running_batches_expires_once() -> None:
     assert len(mill.accepted[0].ends) == 1
 
 
-def measured(seconds: float, workers: int = 1, **settings: int) -> Mill:
+def measured(seconds: float, workers: int = 1, **settings: Any) -> Mill:
     """Return a mill that has learned that any batch takes so long."""
     mill = Mill(workers=workers, **settings)
     for _ in range(5):
