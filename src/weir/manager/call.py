@@ -49,7 +49,7 @@ class Call(InProcess, asyncio.Future[Any]):
     """
 
     # What each call sets has a slot, so that an ordinary one needs no dictionary.
-    __slots__ = ("_withdraw", "arrival", "deadline", "payload", "settled", "taken", "timeout")
+    __slots__ = ("_withdraw", "arrival", "deadline", "outside", "payload", "settled", "taken", "timeout")
 
     _generator: Generator[Any, None, Any] | None = None
 
@@ -64,6 +64,7 @@ class Call(InProcess, asyncio.Future[Any]):
         self.deadline = arrival + timeout
         self.settled = False
         self.taken = 0
+        self.outside = False
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
