@@ -63,11 +63,22 @@ def plan(
         ("POST /infer/square HTTP/1.1", ("Content-Encoding: gzip",)),
         ("POST /infer/square HTTP/1.1", ("Origin: http://a.example",)),
         ("POST /infer/square HTTP/1.1", ("Expect: a-miracle",)),
-        ("POST /infer/square HTTP/1.1", ("Connection: upgrade", "Upgrade: h2c")),
+        ("POST /infer/square HTTP/1.1", ("Connection: upgrade", "Upgrade: WebSocket")),
     ],
 )
 def test_what_the_asgi_application_does(line: str, headers: tuple[str, ...]) -> None:
     assert plan(*headers, line=line, cors_origins=["*"]).hand_over
+
+
+def test_a_wish_for_another_protocol_is_not_heard() -> None:
+    wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
+    made = plan(*wish)
+    assert (made.hand_over, made.error, made.keep_alive) == (False, None, True)
+    assert plan(*wish, line="POST /infer/square/batch HTTP/1.1").foreign_upgrade
+
+
+def test_http_1_0_knows_no_100_continue() -> None:
+    assert not plan("Expect: 100-continue", line="POST /infer/square HTTP/1.0").expects_continue
 
 
 def test_tensors_are_for_the_asgi_application() -> None:

@@ -11,6 +11,9 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from weir.errors import InvalidRequest
+from weir.protocols.answers import error_answer
+
 if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
 
@@ -73,6 +76,18 @@ class HandedOver(HttpToolsProtocol):
         """uvicorn: an answer has been written."""
         super().on_response_complete()
         self._lane.ended.set()
+
+    def send_400_response(self, msg: str) -> None:
+        """uvicorn: what came is not HTTP. A request before it, if one has come whole, gets its answer first."""
+        if self.busy and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return
+        error = InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1")
+        self._lane.refused(None, error)
+        answer = error_answer(error)
+        head = self._lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
+        self.transport.write(head + answer.body)
+        self.transport.close()
 
     @property
     def busy(self) -> bool:

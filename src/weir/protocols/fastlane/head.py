@@ -32,7 +32,7 @@ class Head:
 
 _NOTABLE = frozenset(
     (b"authorization", b"content-length", b"cookie", b"expect", b"host", b"origin", b"proxy-authorization",
-     b"transfer-encoding")
+     b"transfer-encoding", b"upgrade")
 )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ class HeadReader:
         head = Head(parser.get_method().decode(), self._url, version, self._headers)
         if version == "1.1" and b"host" not in head.notable:
             raise InvalidRequest("Host: HTTP/1.1 requires it, and it is missing")
-        head.upgrade = upgrade
+        head.upgrade = upgrade and head.method != "CONNECT"
         head.keep_alive = self._keep_alive and version == "1.1"
         if upgrade or not head.keep_alive or head.length > len(_ZEROS) or b"transfer-encoding" in head.notable:
             self._renew()
@@ -119,3 +119,13 @@ def check_beginning(data: bytearray, start: int) -> None:
         if at == 0 or data[at - 1] != 13:
             raise InvalidRequest("head of the request: lines must end with CR LF, not LF alone")
         at = data.find(b"\n", at + 1)
+
+
+def without_upgrade(head: bytes) -> bytes:
+    """Return `head` such that nothing but the request is left of it: the wish for another protocol is not granted, and the
+    connection ends with the answer, for the next request on it would bring the same wish."""
+    lines = [line for line in head.split(b"\r\n") if line.partition(b":")[0].lower() not in _OF_UPGRADE]
+    return b"\r\n".join((*lines, b"Connection: close"))
+
+
+_OF_UPGRADE = frozenset((b"connection", b"http2-settings", b"upgrade"))

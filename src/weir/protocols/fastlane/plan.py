@@ -27,8 +27,8 @@ class Plan:
     """
 
     __slots__ = (
-        "ask", "error", "expects_continue", "hand_over", "keep_alive", "length", "memorable", "plain_up_to", "service",
-        "tally",
+        "ask", "error", "expects_continue", "foreign_upgrade", "hand_over", "keep_alive", "length", "memorable",
+        "plain_up_to", "service", "tally",
     )  # fmt: skip
 
     ask: Ask
@@ -37,8 +37,10 @@ class Plan:
     def __init__(self, head: Head) -> None:
         self.length = head.length  # of the body, in bytes
         self.keep_alive = head.keep_alive
-        self.expects_continue = b"expect" in head.notable
+        self.expects_continue = b"expect" in head.notable and head.version == "1.1"
         self.hand_over = False
+        # Clients that would like HTTP/2 ask so with every request. To llhttp, and so to uvicorn, such a request has no body.
+        self.foreign_upgrade = head.upgrade and not _is_websocket(head)
         self.memorable = False
         self.error: WeirError | None = None
         self.service: Service | None = None  # that was asked for, as far as it is known
@@ -78,12 +80,16 @@ def _is_for_asgi(head: Head, settings: HttpSettings) -> bool:
     notable = head.notable
     return (
         head.method != "POST"
-        or head.upgrade
+        or _is_websocket(head)
         or b"transfer-encoding" in notable
         or not head.url.startswith(b"/")
         or (b"origin" in notable and bool(settings.cors_origins))
         or (b"expect" in notable and notable[b"expect"].lower() != b"100-continue")
     )
+
+
+def _is_websocket(head: Head) -> bool:
+    return head.upgrade and head.notable[b"upgrade"].lower() == b"websocket"
 
 
 def _is_hot(ask: Ask) -> bool:
