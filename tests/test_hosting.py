@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,18 @@ def hosted(command: list[str]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]
         filled = [part.format(fd=listener.fileno()) for part in command]
         path = os.pathsep.join([str(ROOT), *sys.path])
         process = subprocess.Popen(
-            [sys.executable, "-m", *filled], pass_fds=[listener.fileno()], env={**os.environ, "PYTHONPATH": path}
+            [sys.executable, "-m", *filled],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "PYTHONPATH": path},
+            process_group=0,
         )
         port = listener.getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}", process
     finally:
-        process.kill()
+        # hypercorn and gunicorn start processes of their own, which outlive a parent that is killed.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait(10)
 
 
