@@ -1,7 +1,6 @@
 """batcher.py: requests in, batches out, with every reason and refusal."""
 
 from math import inf
-from typing import Any
 
 import numpy
 import pytest
@@ -341,9 +340,9 @@ def test_a_request_in_two_running_batches_expires_once() -> None:
     assert len(mill.accepted[0].ends) == 1
 
 
-def measured(seconds: float, workers: int = 1, **settings: Any) -> Mill:
+def measured(seconds: float, max_batch_size: int = 64) -> Mill:
     """Return a mill that has learned that any batch takes so long."""
-    mill = Mill(workers=workers, **settings)
+    mill = Mill(max_batch_size=max_batch_size)
     for _ in range(5):
         (cut,) = mill.submit(*many(8, mill.now))
         mill.now += seconds

@@ -271,7 +271,7 @@ class Batcher:
         batch_id = self._next_id
         self._next_id += 1
         worker = self._places.pick(empty=reason is Reason.RETRY)
-        assert worker is not None  # there is a free place, this is a bug
+        assert worker is not None  # only called with a place free; otherwise this is a bug
         self._places.give(worker, batch_id, alone=reason is Reason.RETRY)
         dispatch = Dispatch(
             batch_id, worker.index, load.requests, load.slices, load.rows, load.cost, reason, waiting, oldest_age, limit,
