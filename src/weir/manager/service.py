@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -69,6 +70,7 @@ class Service:
         self._executor = executor
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # that runs the loop
         self._plain = not self.needs_measure and not is_tensor_model(self.model)
         self._driver = self._new_driver()
         self._withdraw = self._driver.cancel
@@ -87,6 +89,7 @@ class Service:
             self._driver = self._new_driver()
             self._withdraw = self._driver.cancel
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         await self._driver.start()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
@@ -235,15 +238,21 @@ class Service:
     def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
         if timeout is None:
             timeout = self.settings.timeout
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop and self._loop is not None:
-            raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
+        loop = self._loop
+        if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
+            loop = self._running_loop()
         call = kind(payload, self._clock(), timeout, loop, self._withdraw)
         if priority:
             call.priority = priority
         if key is not None:
             call.key = key
         return call
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop and self._loop is not None:
+            raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
+        return loop
 
     def enter(self, call: Call | ThreadCall, backpressure: bool | None) -> None:
         """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
