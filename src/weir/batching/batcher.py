@@ -342,6 +342,12 @@ class Batcher:
         return len(self._suspects)
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether there is anything to decide, or to hand over by `expire`."""
+        line = self._line
+        return bool(line.arrivals != line.departed or self._suspects or self._late)
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing waits, runs, or is to run again."""
         return not (self.waiting_rows or self._running.batches or self._suspects or self._late)

@@ -221,9 +221,18 @@ class Driver:
         self._poll(Wakeup.ARRIVAL)
 
     def _timer_due(self) -> None:
+        self._expire(self._clock())
         self._poll(Wakeup.TIMER)
+        self._arm()
+
+    def _arm(self) -> None:
+        self._timer.arm(self.batcher.next_wakeup)
+        if self.outside.waiting:
+            self._timer.arm(self.outside.next_deadline())
 
     def _poll(self, wakeup: Wakeup) -> None:
+        if not (self.batcher.has_waiting or self.outside.waiting or self.draining):
+            return  # nothing to decide; what runs has the timer armed already
         now = self._clock()
         self._run_all(self.batcher.poll(now, wakeup), now)
         while self.outside.waiting and self._admit(now):
@@ -232,10 +241,9 @@ class Driver:
             self._batcher_draining = True
             self.batcher.drain()
             self._run_all(self.batcher.poll(now, wakeup), now)
-        self._expire(now)
         if self.batcher.policy_error is not None:
             self._policy_raised(self.batcher.policy_error)
-        self._timer.arm(self.batcher.next_wakeup)
+        self._arm()
         self._note_if_emptied()
 
     def _policy_raised(self, error: Exception) -> None:
@@ -289,7 +297,6 @@ class Driver:
         late = self.batcher.expire(now)
         if self.outside.waiting:
             late += self.outside.expire(now)
-            self._timer.arm(self.outside.next_deadline())
         if late:
             self._delivery.fail(late, too_late, now)
 
