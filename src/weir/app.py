@@ -93,6 +93,7 @@ class App:
     async def _drain(self) -> None:
         """Finish what was accepted; every model has its own drain_timeout for it."""
         self._logger.info("draining", **self._unfinished())
+        self.server.refuse()
         await self.registry.drain()
         unfinished = self._unfinished()
         if any(unfinished.values()):

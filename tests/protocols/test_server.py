@@ -382,6 +382,28 @@ def test_drain_finishes_what_was_accepted(run: Run) -> None:
     run(test)
 
 
+def test_refusing_goes_on_listening_and_closes_each_connection_after_its_answer(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            old, handed_over = await Client.connect(server), await Client.connect(server)
+            assert await old.ask(post(b"3")) == (200, b"9")
+            assert await handed_over.ask(GET) == (200, b"/hello ")
+            server.refuse()
+            new = await Client.connect(server)
+            for client, request, code in (
+                (old, post(b"3"), b"503"),
+                (new, post(b"3"), b"503"),
+                (handed_over, GET, b"200"),
+            ):
+                client.writer.write(request)
+                answer = await client.rest()
+                assert answer[9:12] == code
+                assert b"\r\nconnection: close\r\n" in answer
+                client.close()
+
+    run(test)
+
+
 def test_drain_waits_for_handed_over_requests_too(run: Run) -> None:
     async def test() -> None:
         go_on = asyncio.Event()
@@ -433,6 +455,37 @@ def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
             assert b"503 Service Unavailable" in await client.rest()
             client.close()
             await stopping
+
+    run(test)
+
+
+def test_web_sockets_are_handed_over(run: Run) -> None:
+    pytest.importorskip("websockets", reason="uvicorn needs it for WebSocket")
+
+    async def echo(scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "websocket"
+        await receive()
+        await send({"type": "websocket.accept"})
+        message = await receive()
+        await send({"type": "websocket.send", "text": message["text"] + "!"})
+        await send({"type": "websocket.close"})
+
+    async def test() -> None:
+        async with serving(app=echo) as server:
+            client = await Client.connect(server)
+            assert await client.ask(post(b"3")) == (200, b"9")
+            handshake = (
+                "Upgrade: websocket",
+                "Connection: Upgrade",
+                f"Sec-WebSocket-Key: {'A' * 22}==",
+                "Sec-WebSocket-Version: 13",
+            )
+            client.writer.write("\r\n".join(("GET /ws HTTP/1.1", "Host: t", *handshake, "", "")).encode())
+            assert (await client.reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+            client.writer.write(b"\x81\x82\0\0\0\0hi")  # masked with zeros
+            assert await client.reader.readexactly(5) == b"\x81\x03hi!"
+            client.close()
+            await until(lambda: not server.connections)
 
     run(test)
 

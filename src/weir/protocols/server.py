@@ -6,6 +6,7 @@ import os
 import ssl
 import time
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import Overloaded, SettingsError
@@ -113,15 +114,18 @@ class HttpServer:
             self._sweeping.cancel()
         self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self.sweep)
 
-    async def drain(self, drain_timeout: float | None = None) -> bool:
-        """Accept no connection, refuse new requests, and wait until those in flight have their answers.
+    def refuse(self) -> None:
+        """Refuse new requests with 503, on connections new and old, and say `Connection: close` in every answer."""
+        self._lane.drain()
 
-        Answers say `Connection: close` from now on. Returns False if some had none after `drain_timeout` seconds (None: wait
-        for ever). Call `stop` afterwards.
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no connection, `refuse`, and wait until the requests in flight have their answers.
+
+        Returns False if some had none after `drain_timeout` seconds (None: wait for ever). Call `stop` afterwards.
         """
         if self._server is not None:
             self._server.close()
-        self._lane.drain()
+        self.refuse()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout):
                 while self.busy:
@@ -137,8 +141,7 @@ class HttpServer:
         self._server.close()
         self._server = None
         self._lane.draining = True
-        for connection in list(self._lane.connections):
-            connection.stop()
+        self._hand_over.stop()
         await self._all_closed()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -148,12 +151,12 @@ class HttpServer:
                 os.unlink(self._settings.uds)
 
     async def _all_closed(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await self._lane.emptied()
-        for connection in list(self._lane.connections):
-            connection.abort()
-        await self._lane.emptied()
+        for end in (methodcaller("stop"), methodcaller("abort")):
+            for connection in list(self._lane.connections):
+                end(connection)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await self._lane.emptied()
 
 
 class _Full(Connection):

@@ -32,6 +32,12 @@ class HandOver:
         """Take the date for the answers of the next second."""
         self.state.default_headers = [(b"date", date)]
 
+    def stop(self) -> None:
+        """Tell the WebSockets that the server ends; the other connections are in the lane's care."""
+        for connection in list(self.state.connections):
+            if not isinstance(connection, HandedOver):
+                connection.shutdown()
+
     def go_on(self, lane: "Lane", transport: asyncio.Transport, replay: bytes) -> None:
         """Take over the connection; `replay` has been read from it and not been answered."""
         protocol = HandedOver(self, lane)
@@ -71,6 +77,8 @@ class HandedOver(HttpToolsProtocol):
         self._head_since = None
         self._body_since = self._lane.tick
         super().on_headers_complete()
+        if self._lane.draining:
+            self.drain()
 
     def on_response_complete(self) -> None:
         """uvicorn: an answer has been written."""
@@ -88,6 +96,11 @@ class HandedOver(HttpToolsProtocol):
         head = self._lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
         self.transport.write(head + answer.body)
         self.transport.close()
+
+    def handle_websocket_upgrade(self) -> None:
+        """uvicorn: the connection goes on under a protocol of its own, which is in uvicorn's state from now on."""
+        super().handle_websocket_upgrade()
+        self._lane.connections.discard(self)
 
     @property
     def busy(self) -> bool:
