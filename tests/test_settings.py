@@ -130,6 +130,10 @@ def test_one_model_may_be_named_and_routed_by_flags(toml: Any) -> None:
     )
 
 
+def test_an_empty_name_is_not_taken_for_none() -> None:
+    assert sole("m:Square", flags={"name": [""]}).name == ""  # which the service refuses
+
+
 def test_unknown_keys_name_the_nearest(toml: Any) -> None:
     assert "WEIR_MAX_BATCHSIZE: there is no such setting; did you mean WEIR_MAX_BATCH_SIZE?" in refused(
         "m:A", env={"WEIR_MAX_BATCHSIZE": "3"}

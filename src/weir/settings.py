@@ -178,7 +178,7 @@ def _named_targets(targets: Sequence[str], tables: dict[str, dict[str, Any]], sa
     """Return the target of each model: those given first, then those of the file."""
     named: dict[str, str] = {}
     for target in targets:
-        name = said.get("name") or default_name(target)
+        name = said["name"] if said.get("name") is not None else default_name(target)
         if name in named:
             raise SettingsError(f"{target}: the name {name!r} is taken by {named[name]}; names must differ (--name)")
         in_file = tables.get(name, {}).get("target", target)

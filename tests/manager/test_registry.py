@@ -50,6 +50,11 @@ def test_odd_paths_are_refused(path: str) -> None:
         Registry([named("one")], {"one": path})
 
 
+def test_paths_of_lists_are_refused() -> None:
+    with pytest.raises(SettingsError, match="'/a/batch': a path with /batch at its end is where a route takes lists"):
+        Registry([named("one"), named("two")], {"one": "/a", "two": "/a/batch"})
+
+
 def test_a_route_leads_to_one_model_that_is_there() -> None:
     with pytest.raises(SettingsError, match="both 'one' and 'two' claim it"):
         Registry([named("one"), named("two")], {"one": "/a", "two": "/a"})

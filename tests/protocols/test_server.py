@@ -501,6 +501,42 @@ class TestStart:
 
         run(test)
 
+    def test_a_unix_socket_that_is_taken(self, run: Run, tmp_path: Path) -> None:
+        path = str(tmp_path / "weir.sock")
+
+        async def test() -> None:
+            async with serving(uds=path):
+                with pytest.raises(SettingsError, match=r"weir\.sock': cannot listen there: Address already in use"):
+                    await HttpServer(Registry([]), hello, HttpSettings(uds=path)).start()
+                client = Client(*await asyncio.open_unix_connection(path))
+                assert await client.ask(post(b"3")) == (200, b"9")
+                client.close()
+
+        run(test)
+
+    def test_a_unix_socket_that_a_dead_server_has_left(self, run: Run, tmp_path: Path) -> None:
+        path = str(tmp_path / "weir.sock")
+
+        async def test() -> None:
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(path)
+            async with serving(uds=path):
+                client = Client(*await asyncio.open_unix_connection(path))
+                assert await client.ask(post(b"3")) == (200, b"9")
+                client.close()
+
+        run(test)
+
+    def test_a_host_that_is_none(self, run: Run) -> None:
+        async def test() -> None:
+            with pytest.raises(
+                SettingsError, match=r"host='300\.1\.1\.1', port=0: cannot listen there: [A-Z]"
+            ) as caught:
+                await HttpServer(Registry([]), hello, HttpSettings(host="300.1.1.1", port=0)).start()
+            assert "Unknown error" not in caught.value.message
+
+        run(test)
+
     @pytest.mark.parametrize("certificate", ["missing.pem", "key.pem"])
     def test_an_unusable_certificate(self, run: Run, certificate: str) -> None:
         async def test() -> None:

@@ -104,3 +104,7 @@ def check_route(path: str) -> None:
     first = path.split("/")[1]
     if first in RESERVED:
         raise SettingsError(f"route={path!r}: /{first} is reserved for Weir's own pages; choose another")
+    if path.endswith("/batch"):
+        raise SettingsError(
+            f"route={path!r}: a path with /batch at its end is where a route takes lists; choose another"
+        )

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import os
+import socket
 import ssl
 import time
 from collections.abc import Callable, Sequence
@@ -57,8 +59,11 @@ class HttpServer:
             options.update(ssl_handshake_timeout=settings.header_timeout, ssl_shutdown_timeout=_CLOSE_TIMEOUT)
         try:
             if settings.uds is not None:
+                check_unclaimed(settings.uds)
                 return await loop.create_unix_server(self._connect, settings.uds, **options)
             return await loop.create_server(self._connect, settings.host, settings.port, **options)
+        except socket.gaierror as error:  # its numbers are not those of the system's errors
+            raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
         except OSError as error:
             raise SettingsError(
                 f"{self._wanted()}: cannot listen there: {os.strerror(error.errno) if error.errno else error}"
@@ -167,6 +172,20 @@ class _Full(Connection):
         super().connection_made(transport)
         limit = self.lane.settings.max_connections
         self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))
+
+
+def check_unclaimed(path: str) -> None:
+    """Raise OSError if a server listens on the Unix socket `path`: listening there too would take its clients away. What a
+    dead server has left behind is in nobody's way."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            pass  # it listens, with as many waiting as it may have
+        except OSError:
+            return
+    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
 
 
 def tls_context(settings: HttpSettings) -> ssl.SSLContext | None:
