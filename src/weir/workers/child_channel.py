@@ -1,5 +1,6 @@
 """The worker's end of the connection to the server: blocking, for one reading and one writing thread."""
 
+import os
 import socket
 import time
 from collections import deque
@@ -16,7 +17,10 @@ class ChildChannel:
     """Receives what the worker has to act on, in order, and takes notes of the rest.
 
     Free is carried out and Cancel noted as soon as they are read; `receive` returns only Start, Batch and Stop (Stop
-    also when the server closed its end). `spin`: seconds to poll before sleeping.
+    also when the server closed its end).
+
+    `spin`: seconds to poll before sleeping, after a batch of one. Waking up costs as much as a small model computes, which
+    a lone caller notices; a batch of many shares it, and whoever made it needs the CPU more.
     """
 
     def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
@@ -26,6 +30,7 @@ class ChildChannel:
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._frames: deque[Start | Batch | Stop] = deque()
         self._cancelled: dict[int, set[int]] = {}  # of the batches that are here
+        self._lone = False  # whether the last batch was of one
         self.spin = 0.0
 
     def receive(self) -> Start | Batch | Stop:
@@ -59,6 +64,7 @@ class ChildChannel:
         for frame in frames:
             if isinstance(frame, Batch):
                 self._cancelled[frame.batch_id] = set()
+                self._lone = len(frame.payloads) == 1
                 own_values(frame)
                 self._frames.append(frame)
             elif isinstance(frame, Cancel):
@@ -77,11 +83,12 @@ class ChildChannel:
             return 0
 
     def _spin(self) -> int:
-        if not self.spin or self._cancelled:  # with a batch here, another thread needs this CPU
+        if not self.spin or not self._lone or self._cancelled:  # with a batch here, another thread needs this CPU
             return 0
         until = time.perf_counter() + self.spin
         while time.perf_counter() < until:
             size = self._receive_now()
             if size:
                 return size
+            os.sched_yield()
         return 0

@@ -34,7 +34,9 @@ class WorkerSettings:
         "shared memory for large payloads, and again for large results; 0 switches it off",
         rule=AT_LEAST_ZERO,
     )
-    spin: float = setting(0.0, "seconds that an idle worker polls before it sleeps", rule=AT_LEAST_ZERO)
+    spin: float = setting(
+        0.0002, "seconds that a worker polls after a lone request before it sleeps; 0 saves the CPU", rule=AT_LEAST_ZERO
+    )
 
     def __post_init__(self) -> None:
         check(self)
