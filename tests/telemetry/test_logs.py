@@ -118,3 +118,18 @@ def test_a_file_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> Non
 def test_structlog_is_not_configured_for_the_whole_process() -> None:
     get_logger("weir.test")
     assert not structlog.is_configured()
+
+
+def test_tracebacks_show_no_values_of_variables() -> None:
+    stream = io.StringIO()
+    with logging_to(TelemetrySettings(), stream):
+        fails_with("hunter2")
+    assert "ValueError: odd" in stream.getvalue() and "Traceback" in stream.getvalue()
+    assert "hunter2" not in stream.getvalue()
+
+
+def fails_with(password: str) -> None:
+    try:
+        raise ValueError("odd" if password else "even")
+    except ValueError:
+        get_logger("weir").exception("failed")

@@ -9,7 +9,6 @@ before they are encoded. An entry's error, standing in its place, is that entry'
 """
 
 import asyncio
-import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from weir.manager.delivery import discard
 from weir.manager.prepared import Prepared
 from weir.messages import Batch, Events
 from weir.workers.executor import Block, Executor, Listener, WorkerState
+from weir.workers.faults import copies, model_error
 
 Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
 
@@ -184,16 +184,8 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
     except WeirError as error:
         return [error] * len(values)
     except Exception as error:
-        return [_failure(hook, error) for _ in values]
+        return list(copies(model_error(hook.__name__, error), len(values)))
     if not isinstance(returned, list) or len(returned) != len(values):
         what = f"{len(returned)} values" if isinstance(returned, list) else f"{returned!r:.100}"
         return [ModelError(f"{hook.__name__} must return a list of {len(values)}, not {what}") for _ in values]
     return returned
-
-
-def _failure(hook: Hook, error: Exception) -> ModelError:
-    trace = "".join(traceback.format_exception(error))
-    kind = f"{type(error).__module__}.{type(error).__qualname__}"
-    failure = ModelError(f"{hook.__name__} raised {error!r}", original_type=kind, remote_traceback=trace)
-    failure.__cause__ = error
-    return failure

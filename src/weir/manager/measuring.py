@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from weir.errors import InvalidRequest, RequestError
+from weir.errors import InvalidRequest, ModelError, RequestError
 from weir.manager.call import Call, ThreadCall
 from weir.messages import Kind
 from weir.model import Measure, Model, is_tensor_model, overrides
@@ -11,7 +11,8 @@ from weir.model import Measure, Model, is_tensor_model, overrides
 def measure(model: type[Model], item: Any) -> Measure:
     """Return what `model.measure` says of `item`.
 
-    Raises the RequestError that it raises, and InvalidRequest for any other exception or an answer against its rules.
+    Raises the RequestError that it raises, InvalidRequest for any other exception or a size that cannot be, and ModelError
+    if it returns something else than it may.
     """
     try:
         said = model.measure(item)
@@ -22,13 +23,27 @@ def measure(model: type[Model], item: Any) -> Measure:
     if said is None:
         return Measure()
     measured = Measure(said) if isinstance(said, int) else said
+    if not _is_measure(measured):
+        raise ModelError(
+            f"{model.__name__}.measure returned {said!r:.200}: must be rows, None, or a Measure whose key is hashable"
+        )
     if measured.rows < 1 or not measured.cost >= 0:
         raise InvalidRequest(f"{model.__name__}.measure returned {said!r}: rows must be 1 or more and cost 0 or more")
     return measured
 
 
+def _is_measure(said: Any) -> bool:
+    if not (isinstance(said, Measure) and isinstance(said.rows, int) and isinstance(said.cost, (int, float))):
+        return False
+    try:
+        hash(said.key)
+    except TypeError:
+        return False
+    return True
+
+
 def describe(model: type[Model], call: Call | ThreadCall) -> None:
-    """Set on `call` what its item says of itself. Raises InvalidRequest."""
+    """Set on `call` what its item says of itself. Raises as `measure` does."""
     if is_tensor_model(model):
         _describe_tensors(model, call)
         if not overrides(model, "measure"):

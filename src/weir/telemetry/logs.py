@@ -81,7 +81,8 @@ def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
         structlog.processors.TimeStamper(fmt="iso" if machine else "%Y-%m-%d %H:%M:%S", utc=machine),
         redact,
     ]
-    last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0)]
+    plain = structlog.dev.plain_traceback  # the default prints the values of variables too: bodies, headers, passwords
+    last: list[Processor] = [structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, exception_formatter=plain)]
     if machine:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
     return ProcessorFormatter(

@@ -680,3 +680,49 @@ def test_items_of_different_size_are_measured() -> None:
             assert not executor.blocks
 
     run(body)
+
+
+class Misjudging(Model):
+    """Says of items what may not be said, or of one what breaks the server."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+    @classmethod
+    def measure(cls, item: Any) -> Any:
+        return {"text": "large", "list": Measure(key=(["a"],)), "size": Measure(rows="3")}[item]  # type: ignore[arg-type]  # on purpose
+
+
+@pytest.mark.parametrize("item", ["text", "list", "size"])
+def test_a_model_that_measures_wrongly_is_at_fault(item: str) -> None:
+    async def body() -> None:
+        async with site(model=Misjudging) as here:
+            transport = await exchange(here, post(f'"{item}"'.encode()))
+            (answer,) = answers(transport.sent)
+            assert answer.status == 500
+            assert b'"type":"ModelError","message":"Misjudging.measure returned ' in answer.body
+            assert not transport.is_closing()
+
+    run(body)
+
+
+def test_a_fault_of_the_server_is_answered_and_costs_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(request: Any) -> None:
+        raise ZeroDivisionError("ours")
+
+    async def body() -> None:
+        async with site() as here:
+            transport = here.connect()
+            with monkeypatch.context() as patch:
+                patch.setattr(here.service, "submit", broken)
+                transport.receive(post(b"3"))
+            transport.receive(post(b"3"))
+            await settled()
+            failed, good = answers(transport.sent)
+            assert (failed.status, good.body) == (500, b"9")
+            assert b"ours" not in failed.body
+            transport.close()
+            await settled()
+            assert not here.lane.connections
+
+    run(body)

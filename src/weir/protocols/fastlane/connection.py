@@ -9,6 +9,7 @@ Whatever the fast lane does not do itself is handed over, head first, to a proto
 a connection that was handed over does not come back.
 """
 
+import logging
 from typing import TYPE_CHECKING
 
 from weir.errors import Overloaded, TooLarge, WeirError
@@ -25,6 +26,8 @@ from weir.workers.executor import Block
 if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
     from weir.protocols.fastlane.plan import Plan
+
+_log = logging.getLogger("weir.http")
 
 # Bytes of further requests that may have arrived while one is in flight.
 _LEFTOVER_BYTES = 64 << 10
@@ -243,6 +246,12 @@ class Connection(Link):
                 request.measure()
             service.submit(request)
         except WeirError as error:
+            discard(payload)
+            request.fail(error)
+        except Exception as error:
+            # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
+            _log.exception("a request for %s cannot be taken", service.name)
+            request.settled = True
             discard(payload)
             request.fail(error)
 

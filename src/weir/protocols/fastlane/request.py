@@ -3,7 +3,6 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from weir.errors import WeirError
 from weir.messages import Dispatch, Kind, RequestBase
 from weir.protocols.answers import Answer, compressed, echo_headers, error_answer, explain_headers, output_body
 from weir.protocols.fastlane.lane import DOOR
@@ -67,7 +66,7 @@ class HttpRequest(RequestBase):
         else:
             self._finish_otherwise(output, dispatch)
 
-    def fail(self, error: WeirError) -> None:
+    def fail(self, error: Exception) -> None:
         """Write the error."""
         development = self.connection.lane.settings.development
         self._answer(error_answer(error, self.ask.service.name, development=development))
