@@ -46,8 +46,8 @@ def _result(rates: dict[tuple[str, str], list[float]]) -> Result:
 PART = Part(
     "in-process",
     "Calls in process",
-    f"{ITEMS:,} concurrent calls of square from one event loop, one worker process, batches of up to 64 (mpservice waits "
-    "up to 5 ms for them).",
+    f"{ITEMS:,} concurrent calls of square from one event loop, one worker process, batches of up to 64. mpservice waits up "
+    "to 5 ms for them; Weir gives the worker its next batch while it computes (`pipeline_depth=2`).",
     lambda rounds: rounds * len(LOOPS) * 2,
     measure,
 )

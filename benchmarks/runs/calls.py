@@ -13,7 +13,7 @@ from benchmarks.models import Square
 
 async def measure(items: int) -> float:
     """Return items/s of `items` calls at once."""
-    async with weir.Service(Square, max_batch_size=64, max_queue_size=30_000) as service:
+    async with weir.Service(Square, max_batch_size=64, max_queue_size=30_000, pipeline_depth=2) as service:
         await asyncio.gather(*map(service.infer, range(100)))
         start = time.perf_counter()
         answers = await asyncio.gather(*map(service.infer, range(items)))

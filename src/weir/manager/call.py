@@ -69,8 +69,7 @@ class Call(InProcess, asyncio.Future[Any]):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Resolve with the answer."""
-        if not self.done():
-            self.set_result(output)
+        self.set_result(output)
 
     def fail(self, error: WeirError) -> None:
         """Raise `error` in whoever awaits."""

@@ -119,7 +119,7 @@ class Driver:
             self._polling = True
             self._loop.call_soon(self._poll_arrivals)
 
-    def enter(self, call: Patient, *, patient: bool) -> None:
+    def enter(self, call: Patient, patient: bool) -> None:
         """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
         fails with the reason."""
         if self.not_ready_reason or self.draining or self.outside.waiting:

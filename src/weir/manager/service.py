@@ -71,6 +71,8 @@ class Service:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # that runs the loop
+        self._timeout = self.settings.timeout
+        self._patient = self.settings.backpressure
         self._plain = not self.needs_measure and not is_tensor_model(self.model)
         self._driver = self._new_driver()
         self._withdraw = self._driver.cancel
@@ -126,7 +128,10 @@ class Service:
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
         call = self._new_call(Call, item, timeout, priority, key)
-        self.enter(call, backpressure)
+        if self._plain and timeout is None and backpressure is None:
+            self._driver.enter(call, self._patient)
+        else:
+            self.enter(call, backpressure)
         return call
 
     def infer_many(
@@ -237,7 +242,7 @@ class Service:
 
     def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
         if timeout is None:
-            timeout = self.settings.timeout
+            timeout = self._timeout
         loop = self._loop
         if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
             loop = self._running_loop()
@@ -262,7 +267,7 @@ class Service:
             except WeirError as error:
                 self._driver.refuse(call, error)
                 return
-        self._driver.enter(call, patient=self.settings.backpressure if backpressure is None else backpressure)
+        self._driver.enter(call, self._patient if backpressure is None else backpressure)
 
     def _look_at(self, call: Call | ThreadCall) -> None:
         if not call.timeout <= LONGEST_TIMEOUT:
