@@ -606,7 +606,7 @@ def test_hand_over_happens_only_when_nothing_is_in_flight() -> None:
 def test_stalled_clients_are_closed_after_the_hand_over_too() -> None:
     async def body() -> None:
         async with site() as here:
-            for stalled, limit in ((GET + GET[:10], 10.0), (CHUNKED[:-5], 60.0)):
+            for stalled, limit in ((GET + GET[:10], 10.0), (CHUNKED[:-5], 62.0)):
                 transport = await exchange(here, stalled)
                 here.sweep(limit)
                 assert not transport.is_closing()

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
 
 
+# Seconds that the application gets to say that a body came too slowly, before the connection is closed without a word.
+_TELLING = 2.0
+
+
 class HandOver:
     """Makes the protocols that go on with connections; they share uvicorn's state. `app` is the ASGI application."""
 
@@ -111,7 +115,7 @@ class HandedOver(HttpToolsProtocol):
         """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
         settings = self._lane.settings
         if self.busy:
-            slow = self.cycle.more_body and now - self._body_since > settings.body_timeout
+            slow = self.cycle.more_body and now - self._body_since > settings.body_timeout + _TELLING
         else:
             slow = self._head_since is not None and now - self._head_since > settings.header_timeout
         if slow:
