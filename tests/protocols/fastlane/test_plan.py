@@ -74,7 +74,6 @@ def test_a_wish_for_another_protocol_is_not_heard() -> None:
     wish = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
     made = plan(*wish)
     assert (made.hand_over, made.error, made.keep_alive) == (False, None, True)
-    assert plan(*wish, line="POST /infer/square/batch HTTP/1.1").foreign_upgrade
 
 
 def test_http_1_0_knows_no_100_continue() -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from weir.errors import Overloaded, TooLarge, WeirError
 from weir.manager.delivery import discard
 from weir.protocols.fastlane.body import BlockPlace, Place, Reception
-from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning, without_upgrade
+from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning
 from weir.protocols.fastlane.link import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, Link, draining
 from weir.protocols.fastlane.request import HttpRequest
 from weir.protocols.fastlane.responses import CONTINUE
@@ -154,7 +154,7 @@ class Connection(Link):
 
     def _begin(self, plan: "Plan", head: bytes) -> bool:
         if plan.hand_over:
-            self._hand_over(without_upgrade(head) if plan.foreign_upgrade else head)
+            self._hand_over(head)
             return False
         self._plan = plan
         self.phase = BODY

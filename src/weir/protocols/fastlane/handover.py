@@ -7,6 +7,7 @@ in a head or a body, and the drain.
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -51,6 +52,24 @@ class HandOver:
         protocol.data_received(replay)
 
 
+class _Reader(httptools.HttpRequestParser):
+    """llhttp, for which a request that wishes for another protocol has no body. Clients that would like HTTP/2 wish so with
+    every request that they send."""
+
+    def __init__(self, protocol: "HandedOver") -> None:
+        super().__init__(protocol)
+        self._protocol = protocol
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def feed_data(self, data: Any) -> None:
+        """Read on."""
+        try:
+            super().feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if not self._protocol.on_upgrade(data[upgrade.args[0] :]):
+                raise
+
+
 class HandedOver(HttpToolsProtocol):
     """uvicorn's protocol, which notes since when it has been waiting for the rest of a head or a body."""
 
@@ -59,6 +78,8 @@ class HandedOver(HttpToolsProtocol):
         self._lane = lane
         self._head_since: float | None = None
         self._body_since = lane.tick
+        self.parser = _Reader(self)
+        self._is_foreign = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Take the connection over."""
@@ -78,11 +99,30 @@ class HandedOver(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """llhttp: the head is complete."""
+        self._is_foreign = self.parser.should_upgrade() and self._get_upgrade() not in (None, b"websocket")
+        if self._is_foreign:
+            return
         self._head_since = None
         self._body_since = self._lane.tick
         super().on_headers_complete()
         if self._lane.draining:
             self.drain()
+
+    def on_message_complete(self) -> None:
+        """llhttp: the end of a request."""
+        if not self._is_foreign:
+            super().on_message_complete()
+
+    def on_upgrade(self, rest: bytes) -> bool:
+        """llhttp gives up after a head, before `rest`: tell whether it was read anew, without the wish for another protocol
+        than ours and WebSocket."""
+        if not self._is_foreign:
+            return False
+        line = b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        headers = [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = _Reader(self)
+        self.parser.feed_data(b"\r\n".join((line, *headers, b"", rest)))
+        return True
 
     def on_response_complete(self) -> None:
         """uvicorn: an answer has been written."""

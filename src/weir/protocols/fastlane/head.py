@@ -119,13 +119,3 @@ def check_beginning(data: bytearray, start: int) -> None:
         if at == 0 or data[at - 1] != 13:
             raise InvalidRequest("head of the request: lines must end with CR LF, not LF alone")
         at = data.find(b"\n", at + 1)
-
-
-def without_upgrade(head: bytes) -> bytes:
-    """Return `head` such that nothing but the request is left of it: the wish for another protocol is not granted, and the
-    connection ends with the answer, for the next request on it would bring the same wish."""
-    lines = [line for line in head.split(b"\r\n") if line.partition(b":")[0].lower() not in _OF_UPGRADE]
-    return b"\r\n".join((*lines, b"Connection: close"))
-
-
-_OF_UPGRADE = frozenset((b"connection", b"http2-settings", b"upgrade"))

@@ -27,7 +27,7 @@ class Plan:
     """
 
     __slots__ = (
-        "ask", "error", "expects_continue", "foreign_upgrade", "hand_over", "keep_alive", "length", "memorable",
+        "ask", "error", "expects_continue", "hand_over", "keep_alive", "length", "memorable",
         "plain_up_to", "service", "tally",
     )  # fmt: skip
 
@@ -39,8 +39,6 @@ class Plan:
         self.keep_alive = head.keep_alive
         self.expects_continue = b"expect" in head.notable and head.version == "1.1"
         self.hand_over = False
-        # Clients that would like HTTP/2 ask so with every request. To llhttp, and so to uvicorn, such a request has no body.
-        self.foreign_upgrade = head.upgrade and not _is_websocket(head)
         self.memorable = False
         self.error: WeirError | None = None
         self.service: Service | None = None  # that was asked for, as far as it is known
