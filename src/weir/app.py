@@ -27,7 +27,7 @@ from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.settings import ModelToServe, Settings
-from weir.telemetry.logs import LogObserver, get_logger
+from weir.telemetry.logs import LogObserver, get_logger, redacted
 from weir.telemetry.metrics import Metrics
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -139,7 +139,7 @@ def _check_params(service: Service) -> None:
         signature.bind(**service.params)
     except TypeError as error:
         raise SettingsError(
-            f"{service.name}: params={service.params!r}: {error}; {service.model.__name__} takes {signature}"
+            f"{service.name}: params={redacted(service.params)!r}: {error}; {service.model.__name__} takes {signature}"
         ) from error
 
 

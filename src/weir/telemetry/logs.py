@@ -101,10 +101,11 @@ def _add_record(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
 
 def redact(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
     """Replace every value, also inside dicts, whose key sounds like a secret."""
-    return _redacted(event)
+    return redacted(event)
 
 
-def _redacted(values: Mapping[str, Any]) -> dict[str, Any]:
+def redacted(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` with *** for every value, also inside dicts, whose key sounds like a secret."""
     return {key: _redacted_value(key, value) for key, value in values.items()}
 
 
@@ -112,7 +113,7 @@ def _redacted_value(key: str, value: Any) -> Any:
     lowered = str(key).lower().replace("-", "_")
     if any(word in lowered for word in _SECRET_WORDS):
         return "***"
-    return _redacted(value) if isinstance(value, Mapping) else value
+    return redacted(value) if isinstance(value, Mapping) else value
 
 
 class LogObserver(SilentObserver):
