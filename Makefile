@@ -1,7 +1,7 @@
 # Everything runs in .venv, made by plain `python -m venv`. Stamps in it make a second run quick.
 #   make serve   install, and serve a real model on port 8000 (PORT=...)
 #   make test    install what the tests need, and run them (ARGS=... go to pytest)
-#   make check   ruff, mypy --strict, import-linter
+#   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -44,6 +44,7 @@ check: $(VENV)/.check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test
 	$(BIN)/python -m pytest tests/documentation $(ARGS)

@@ -35,7 +35,7 @@ Each setting is stated once, in the code, and can be given in five places. Low t
 3. a TOML file, given by `--config weir.toml` or the variable `WEIR_CONFIG`: `max_batch_size = 32` at the top for every
    model, or under `[models.NAME]` for one;
 4. an environment variable: `WEIR_MAX_BATCH_SIZE=32`;
-5. a flag of `weir serve`: `--max-batch-size 32`.
+5. a flag of `weir serve`: `--max-batch-size 32`. What is on or off has two: `--metrics` and `--no-metrics`.
 
 In Python they are keyword arguments of `Service`: `weir.Service(Square, max_batch_size=32)`.
 A wrong value ends the start with one line that names where it was said, the value and the rule. Durations are in

@@ -1,4 +1,4 @@
-"""The house keeps its order: parts know only those below them, files stay small, clients and imports stay light."""
+"""The house keeps its order: parts know only those below them, files stay small, imports stay light."""
 
 import ast
 import subprocess
@@ -56,11 +56,6 @@ def test_the_core_imports_no_io_no_clock_and_no_randomness(part: str) -> None:
     for path in (SOURCE / part).rglob("*.py"):
         forbidden = {name for name in imports_of(path) if name.partition(".")[0] in CORE}
         assert not forbidden, f"{name_of(path)} imports {', '.join(sorted(forbidden))}"
-
-
-def test_clients_load_no_server() -> None:
-    loaded = loaded_by("import weir.client")
-    assert not loaded & {"uvicorn", "starlette", "uvloop", "weir.batching", "weir.workers", "weir.protocols"}
 
 
 def test_import_weir_loads_no_framework() -> None:

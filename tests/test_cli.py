@@ -13,6 +13,8 @@ import psutil
 import pytest
 from tests.served import MODELS, Served, serving, weir
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 
 def target(name: str) -> str:
     return f"{MODELS}:{name}"

@@ -37,16 +37,11 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_importing_weir_loads_little() -> None:
     script = f"""
-import sys, time
-started = time.perf_counter()
-import weir
-took = time.perf_counter() - started
-print(took, *[name for name in {LOADED_WITHOUT_NEED} if name in sys.modules])
+import sys, weir
+print(*[name for name in {LOADED_WITHOUT_NEED} if name in sys.modules])
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    took, *loaded = ended.stdout.split()
-    assert loaded == []
-    assert float(took) < 1.0  # 0.1 is the rule; a busy machine is not its breach
+    assert ended.stdout.split() == []
 
 
 def test_a_service_loads_no_web_server() -> None:

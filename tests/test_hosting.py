@@ -22,6 +22,8 @@ import weir
 from weir.testing import FakeExecutor
 
 ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 SERVERS = {
     "uvicorn": ["uvicorn", "tests.hosted:app", "--fd", "{fd}"],
     "gunicorn": [

@@ -1,5 +1,3 @@
-# ruff: noqa: F401 - the fixtures that are imported see to it that no process or descriptor is left
-
 import asyncio
 import concurrent.futures
 import gc
@@ -16,13 +14,14 @@ from typing import Any
 
 import pytest
 from tests.manager.kit import Square, squares
-from tests.workers.conftest import first_loop, nothing_is_left
 
 from weir import BlockingService, DeadlineExceeded, ModelError, ModelNotReady, Service
 from weir.errors import Conflict, Overloaded
 from weir.testing import FakeExecutor
 
 SOURCE = str(Path(__file__).parents[2] / "src")
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def blocking(executor: FakeExecutor | None = None, **options: Any) -> BlockingService:

@@ -1,7 +1,5 @@
 """The promises of a service, kept with real worker processes."""
 
-# ruff: noqa: F401 - the fixtures that are imported see to it that no process, descriptor or shared memory is left
-
 import asyncio
 import os
 import signal
@@ -17,7 +15,6 @@ import pytest
 import uvloop
 from tests.manager.kit import Watch, squares
 from tests.manager.models import Broken, Dangerous, Echo, Gated, Square, Total
-from tests.workers.conftest import first_loop, nothing_is_left
 
 from weir import (
     BlockingService,
@@ -30,6 +27,8 @@ from weir import (
     Registry,
     Service,
 )  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])

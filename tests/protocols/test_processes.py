@@ -4,11 +4,14 @@ import asyncio
 import os
 
 import httpx
+import pytest
 from tests.protocols.doors import Serve
 from tests.protocols.models import Blob, Deadly, Echo
 
 from weir.manager.service import Service
 from weir.messages import OCTETS
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
 def ask_at_once(url: str, path: str, items: list[object]) -> list[httpx.Response]:

@@ -1,48 +1,6 @@
-"""Every test here must leave no process, no descriptor and no shared memory behind."""
-
-import asyncio
-import gc
-import os
-from collections.abc import Iterator
-from pathlib import Path
-
-import psutil
 import pytest
-import uvloop
-
-
-def processes() -> set[int]:
-    return {child.pid for child in psutil.Process().children(recursive=True)}
-
-
-def descriptors() -> dict[str, str]:
-    found = {}
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            found[link.name] = os.readlink(link)
-        except FileNotFoundError:  # the one that listed the directory
-            continue
-    return found
-
-
-def shared_memory() -> list[str]:
-    """Return what of it is mapped here, or has a name: ours has none, and other programs' is none of our business."""
-    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:weir" in line]
-    return mapped + [name for name in os.listdir("/dev/shm") if "weir" in name]
-
-
-@pytest.fixture(scope="session")
-def first_loop() -> None:
-    """Have libuv open the pipe that it keeps for the life of the process."""
-    uvloop.run(asyncio.sleep(0))
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(first_loop: None) -> Iterator[None]:
-    gc.collect()
-    children, files = processes(), descriptors()
-    yield
-    gc.collect()
-    assert processes() <= children
-    assert {fd: target for fd, target in descriptors().items() if files.get(fd) != target} == {}
-    assert shared_memory() == []
+def nothing_is_left_by_any(nothing_is_left: None) -> None:
+    """Every test here must leave no process, no descriptor and no shared memory behind."""

@@ -26,7 +26,9 @@ class WorkerSettings:
     cpu_affinity: list[list[int]] = setting(
         [], "CPU numbers of each worker: one list for all, or one per worker", metavar="NUMBERS"
     )
-    threads: int | None = setting(None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)")
+    threads: int | None = setting(
+        None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)", rule=AT_LEAST_ONE
+    )
     retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
     start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)
     arena_bytes: int = setting(

@@ -1,0 +1,44 @@
+"""What a test must not leave behind: processes, descriptors, shared memory."""
+
+import asyncio
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import uvloop
+
+
+def processes() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+def descriptors() -> dict[str, str]:
+    found = {}
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            found[link.name] = os.readlink(link)
+        except FileNotFoundError:  # the one that listed the directory
+            continue
+    return found
+
+
+def shared_memory() -> list[str]:
+    """Return what of it is mapped here, or has a name: ours has none, and other programs' is none of our business."""
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:weir" in line]
+    return mapped + [name for name in os.listdir("/dev/shm") if "weir" in name]
+
+
+@contextmanager
+def no_leaks() -> Iterator[None]:
+    """Fail if after the block there is a process, a descriptor or shared memory that was not there before."""
+    uvloop.run(asyncio.sleep(0))  # libuv opens a pipe that it keeps for the life of the process
+    gc.collect()
+    children, files = processes(), descriptors()
+    yield
+    gc.collect()
+    assert processes() <= children
+    assert {fd: target for fd, target in descriptors().items() if files.get(fd) != target} == {}
+    assert shared_memory() == []
