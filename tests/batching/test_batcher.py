@@ -37,7 +37,9 @@ class Notes:
 
 def test_an_idle_worker_gets_what_there_is() -> None:
     mill = Mill()
+    assert not mill.batcher.has_waiting
     (cut,) = mill.submit(*many(3))
+    assert not mill.batcher.has_waiting
     assert (cut.rows, cut.reason, cut.wakeup, cut.worker, cut.plain) == (3, Reason.IDLE, Wakeup.ARRIVAL, 0, True)
     assert mill.finish(cut) == []
     assert [request.ends for request in mill.accepted] == [[0], [1], [2]]
@@ -370,13 +372,15 @@ def test_those_ahead_count_too() -> None:
 def test_an_old_estimate_refuses_nothing() -> None:
     mill = measured(0.5)
     mill.now += 10.0
-    mill.submit(Asked(0, mill.now, 0.4))
+    mill.submit(request := Asked(0, mill.now, 0.4))
+    assert request in mill.accepted
 
 
 def test_without_workers_nothing_is_refused_early() -> None:
     mill = measured(0.5)
     mill.lose(0, replace=False)
-    mill.submit(Asked(0, mill.now, 0.4))
+    mill.submit(request := Asked(0, mill.now, 0.4))
+    assert request in mill.accepted
 
 
 def test_dispatch_leaves_out_who_cannot_make_it_any_more() -> None:

@@ -156,6 +156,7 @@ def test_a_connection_closed_after_any_byte_harms_nobody(server: Running) -> Non
             connection.sendall(data[:count])
             if count % 2:  # a reset rather than a farewell
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert server.client.post("/infer/echo", json=1).json() == 1
 
 
 def test_half_a_request_then_silence_harms_nobody(server: Running) -> None:

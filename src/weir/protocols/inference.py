@@ -13,7 +13,7 @@ from weir.protocols.asgi_request import DOOR, AsgiRequest, abandon, submit
 from weir.protocols.bodies import Body, disconnected, has_large_body
 from weir.protocols.codings import decompress
 from weir.protocols.native import Ask, find_service, head_size, read_ask
-from weir.protocols.payloads import Work, read_plain_work
+from weir.protocols.payloads import Work, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -79,7 +79,7 @@ class Inference:
         try:
             if ask.coding:
                 body = await asyncio.to_thread(decompress, body, ask.coding, self._settings.max_body_size)
-            return read_plain_work(ask, body)
+            return read_work(ask, body)
         except WeirError as error:
             return self._refusal(error, ask.service)
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Kind
 from weir.model import is_tensor_model
-from weir.protocols.codings import decompress
 from weir.protocols.native import Ask
 from weir.wire.tensors import rows_of, shape_key, to_arrays
 from weir.wire.values import decode, split
@@ -32,18 +31,13 @@ class Work(NamedTuple):
 NOTHING = Work(None, Kind.ITEM, OBJECT, OBJECT, 1, 1.0, None, False)
 
 
-def read_work(ask: Ask, body: bytes, max_body_size: int) -> list[Work | WeirError]:
-    """Make work of the `body` of a request: one element, unless it is a list whose items differ in size or are tensors;
-    of these, one that cannot be work is an error in its place.
+def read_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
+    """Make work of the `body` of a request, decompressed: one element, unless it is a list whose items differ in size or
+    are tensors; of these, one that cannot be work is an error in its place.
 
-    Raises InvalidRequest for an empty, damaged or malformed body, and TooLarge for one that has more than
-    `max_body_size` bytes after decompression. What only the worker decodes, only the worker refuses.
+    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the line. What
+    only the worker decodes, only the worker refuses.
     """
-    return read_plain_work(ask, decompress(body, ask.coding, max_body_size) if ask.coding else body)
-
-
-def read_plain_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
-    """Do the same with a body that is not, or no longer, compressed."""
     if not body:
         raise empty_body(ask)
     if not ask.batch:

@@ -1,11 +1,14 @@
 """Where a large body is received: the kernel copies it there, and nobody copies it again."""
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from weir.workers.executor import Block
 
-if TYPE_CHECKING:
-    from weir.protocols.fastlane.lane import Lane
+
+class Account(Protocol):
+    """Counts the bodies that are being received into ordinary memory."""
+
+    buffered_bytes: int
 
 
 class Place(Protocol):
@@ -43,13 +46,13 @@ class BlockPlace:
 
 
 class Buffer:
-    """Ordinary memory, which the lane counts."""
+    """Ordinary memory, which is counted as long as it is in use."""
 
-    __slots__ = ("_data", "_lane", "view")
+    __slots__ = ("_account", "_data", "view")
 
-    def __init__(self, size: int, lane: "Lane") -> None:
+    def __init__(self, size: int, account: Account) -> None:
         self._data = bytearray(size)
-        self._lane = lane
+        self._account = account
         self.view = memoryview(self._data)
 
     def payload(self) -> bytes:
@@ -59,8 +62,8 @@ class Buffer:
         return payload
 
     def give_up(self) -> None:
-        """Give the bytes back to the lane's account."""
-        self._lane.buffered_bytes -= len(self._data)
+        """Give the bytes back to the account."""
+        self._account.buffered_bytes -= len(self._data)
         self.view.release()
 
 

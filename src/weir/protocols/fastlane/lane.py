@@ -13,6 +13,7 @@ from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
 from weir.protocols.fastlane.memo import HeadMemo
 from weir.protocols.fastlane.plan import Plan, make_plan
 from weir.protocols.fastlane.responses import Heads
+from weir.protocols.fastlane.tally import Tally
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -45,17 +46,6 @@ class Swept(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a request that was accepted has no answer yet."""
-
-
-class Tally:
-    """Bytes of one model since the observers last heard of them."""
-
-    __slots__ = ("received", "sent", "service")
-
-    def __init__(self, service: "Service") -> None:
-        self.service = service
-        self.received = 0
-        self.sent = 0
 
 
 class Lane:

@@ -6,6 +6,7 @@ from urllib.parse import unquote
 from weir.errors import WeirError
 from weir.model import is_tensor_model
 from weir.protocols.fastlane.head import Head
+from weir.protocols.fastlane.tally import Tally
 from weir.protocols.native import Ask, find_service, read_ask
 from weir.protocols.payloads import empty_body
 from weir.protocols.settings import HttpSettings
@@ -13,7 +14,6 @@ from weir.protocols.settings import HttpSettings
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
-    from weir.protocols.fastlane.lane import Tally
 
 ANY_LENGTH = 1 << 62
 
@@ -32,7 +32,7 @@ class Plan:
     )  # fmt: skip
 
     ask: Ask
-    tally: "Tally"
+    tally: Tally
 
     def __init__(self, head: Head) -> None:
         self.length = head.length  # of the body, in bytes
@@ -42,9 +42,8 @@ class Plan:
         self.memorable = False
         self.error: WeirError | None = None
         self.service: Service | None = None  # that was asked for, as far as it is known
-        self.plain_up_to = (
-            -1
-        )  # outputs of at most this many bytes are answered by a head of `Heads.plain` and the output
+        # Outputs of at most this many bytes are answered by a head of `Heads.plain` and the output.
+        self.plain_up_to = -1
 
 
 def make_plan(head: Head, registry: "Registry", settings: HttpSettings) -> Plan:
