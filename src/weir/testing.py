@@ -201,6 +201,8 @@ class FakeExecutor:
 
     def end(self, reason: str = "no worker is coming back") -> None:
         """Say that no worker is left and none is coming back."""
+        for state in self._states:
+            state.state, state.reason = "failed", reason
         self.listener.unavailable(reason)
 
     @property

@@ -286,6 +286,7 @@ def test_no_worker_left_fails_all_and_says_why() -> None:
                     await call
             assert not rig.service.ready
             assert rig.service.not_ready_reason == "load failed 5 times"
+            assert rig.heard.worker_changes[-1] == (0, "failed", "load failed 5 times")
             with pytest.raises(ModelNotReady):
                 await rig.service.infer(1)
 

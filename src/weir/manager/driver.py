@@ -210,6 +210,9 @@ class Driver:
 
     def unavailable(self, reason: str) -> None:
         self.not_ready_reason = reason
+        for worker in self.executor.states():
+            if worker.state == "failed":
+                self._worker_changed(worker.index, "failed", worker.reason)
         name = self._delivery.model
         self._fail_all(lambda request: ModelNotReady(f"model {name!r} is not ready: {reason}"))
         self._note_if_emptied()

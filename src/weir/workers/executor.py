@@ -18,7 +18,7 @@ class Listener(Protocol):
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """`worker` is gone (and reaped): what it was running will never be answered. A replacement is announced by
-        `worker_ready` with the same index."""
+        `worker_ready` with the same index, or, when it could not load, by `worker_lost` again."""
 
     def received(self, worker: int, events: Events) -> None:
         """Events of a batch. Nothing more comes for a batch after its `final` one."""

@@ -209,11 +209,12 @@ class Worker:
     def _not_loaded(self, error: WeirError) -> None:
         self.reason = error.message
         wait = self._backoff.failed_to_load() if self._started else None
+        self.state = "failed" if wait is None else "lost"
+        if self._started:
+            self._listener.worker_lost(self.index, self.reason)
         if wait is None:
-            self.state = "failed"
             self._chief.worker_failed(self, error)
         else:
-            self.state = "lost"
             self._start_again(wait)
 
     def _start_again(self, wait: float) -> None:
