@@ -427,6 +427,24 @@ def test_drain_waits_for_handed_over_requests_too(run: Run) -> None:
     run(test)
 
 
+def test_who_connected_just_before_the_end_is_refused_and_not_cut_off(run: Run) -> None:
+    async def test() -> None:
+        async with serving() as server:
+            client = await Client.connect(server)
+            await until(lambda: server.connections == 1)
+
+            async def end() -> None:
+                await server.drain()
+                await server.stop()
+
+            ending = asyncio.ensure_future(end())
+            await asyncio.sleep(0)
+            assert (await client.ask(post(b"3")))[0] == 503
+            await ending
+
+    run(test)
+
+
 def test_drain_gives_up(run: Run) -> None:
     async def test() -> None:
         executor = FakeExecutor()

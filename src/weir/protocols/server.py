@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _BACKLOG = 2048  # connections that the kernel keeps until we accept them
 _SWEEP_INTERVAL = 1.0  # seconds
+_LAST_CONNECTIONS = 0.1  # seconds that clients who connected just before get to send a request, and to be refused
 _CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at the end
 
 
@@ -133,6 +134,7 @@ class HttpServer:
         self.refuse()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout):
+                await asyncio.sleep(_LAST_CONNECTIONS)
                 while self.busy:
                     self._lane.ended.clear()
                     await self._lane.ended.wait()
