@@ -19,8 +19,8 @@ class ChildChannel:
     Free is carried out and Cancel noted as soon as they are read; `receive` returns only Start, Batch and Stop (Stop
     also when the server closed its end).
 
-    `spin`: seconds to poll before sleeping, after a batch of one. Waking up costs as much as a small model computes, which
-    a lone caller notices; a batch of many shares it, and whoever made it needs the CPU more.
+    `spin`: seconds to poll before sleeping, yielding the CPU between two looks. To wake a sleeping worker costs the server
+    as much as tens of requests, and a lone caller notices it.
     """
 
     def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
@@ -30,7 +30,6 @@ class ChildChannel:
         self._buffer = memoryview(bytearray(RECEIVE_BYTES))
         self._frames: deque[Start | Batch | Stop] = deque()
         self._cancelled: dict[int, set[int]] = {}  # of the batches that are here
-        self._lone = False  # whether the last batch was of one
         self.spin = 0.0
 
     def receive(self) -> Start | Batch | Stop:
@@ -64,7 +63,6 @@ class ChildChannel:
         for frame in frames:
             if isinstance(frame, Batch):
                 self._cancelled[frame.batch_id] = set()
-                self._lone = len(frame.payloads) == 1
                 own_values(frame)
                 self._frames.append(frame)
             elif isinstance(frame, Cancel):
@@ -83,7 +81,7 @@ class ChildChannel:
             return 0
 
     def _spin(self) -> int:
-        if not self.spin or not self._lone or self._cancelled:  # with a batch here, another thread needs this CPU
+        if not self.spin or self._cancelled:  # with a batch here, another thread needs this CPU
             return 0
         until = time.perf_counter() + self.spin
         while time.perf_counter() < until:

@@ -37,7 +37,9 @@ class WorkerSettings:
         rule=AT_LEAST_ZERO,
     )
     spin: float = setting(
-        0.0002, "seconds that a worker polls after a lone request before it sleeps; 0 saves the CPU", rule=AT_LEAST_ZERO
+        0.0002,
+        "seconds that an idle worker polls, yielding the CPU, before it sleeps; 0 saves power",
+        rule=AT_LEAST_ZERO,
     )
 
     def __post_init__(self) -> None:
