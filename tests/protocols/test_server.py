@@ -440,6 +440,7 @@ def test_who_connected_just_before_the_end_is_refused_and_not_cut_off(run: Run) 
             ending = asyncio.ensure_future(end())
             await asyncio.sleep(0)
             assert (await client.ask(post(b"3")))[0] == 503
+            client.close()
             await ending
 
     run(test)
