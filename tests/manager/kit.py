@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from weir import Model, Service, WeirError
 from weir.messages import Dispatch, Request, Timing
-from weir.testing import Answer, FakeClock, FakeExecutor, RecordingObserver
+from weir.testing import Answer, FakeClock, FakeExecutor, FakeRequest, RecordingObserver
 
 
 class Square(Model):
@@ -78,3 +78,9 @@ class Watch(RecordingObserver):
             while not condition():
                 self._heard.clear()
                 await self._heard.wait()
+
+
+def request(rig_service: Service, payload: Any, **options: Any) -> FakeRequest:
+    made = FakeRequest(payload, arrival=rig_service.now(), **options)
+    rig_service.submit(made)
+    return made

@@ -5,7 +5,7 @@ import pytest
 from weir import errors
 from weir.protocols.status import grpc_code, http_code
 
-DESIGN = [
+EXPECTED = [
     (errors.InvalidRequest, 400, "INVALID_ARGUMENT"),
     (errors.ValidationFailed, 422, "INVALID_ARGUMENT"),
     (errors.ModelNotFound, 404, "NOT_FOUND"),
@@ -27,7 +27,7 @@ DESIGN = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "http", "grpc"), DESIGN)
+@pytest.mark.parametrize(("kind", "http", "grpc"), EXPECTED)
 def test_codes_are_those_of_the_design(kind: type[Exception], http: int, grpc: str) -> None:
     assert (http_code(kind("x")), grpc_code(kind("x"))) == (http, grpc)
 
@@ -40,7 +40,7 @@ def test_a_subclass_has_the_codes_of_its_nearest_ancestor() -> None:
 
 
 def test_every_error_is_in_the_list() -> None:
-    listed = {kind for kind, _, _ in DESIGN}
+    listed = {kind for kind, _, _ in EXPECTED}
     leaves = {
         kind
         for kind in vars(errors).values()

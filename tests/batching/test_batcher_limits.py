@@ -1,0 +1,232 @@
+"""batcher.py: what it refuses, and what comes too late."""
+
+from math import inf
+
+import pytest
+from tests.batching.mill import Asked, Mill, listed, many
+
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
+from weir.messages import Events, Reason, Wakeup
+from weir.policy.rules import FullBatches
+
+# Refusals.
+
+
+def test_a_full_line_refuses() -> None:
+    mill = Mill(workers=0, max_queue_size=5)
+    mill.submit(*many(5))
+    assert not mill.batcher.room(1)
+    for request in (Asked(0), listed(3)):
+        with pytest.raises(Overloaded, match="5 rows wait, max_queue_size=5") as caught:
+            mill.batcher.submit(request, 0.0)
+        assert caught.value.retry_after == 1.0  # nothing was measured yet
+    mill.cancel(mill.accepted[2])
+    assert mill.batcher.room(1)
+    mill.submit(Asked(0))
+
+
+def test_a_request_larger_than_the_line_is_taken_when_nothing_waits() -> None:
+    mill = Mill(workers=0, max_queue_size=5)
+    mill.submit(listed(50))
+    with pytest.raises(Overloaded):
+        mill.batcher.submit(Asked(0), 0.0)
+    mill.ready(0)
+    mill.run_all()
+    assert mill.accepted[0].ends == [list(range(50))]
+
+
+@pytest.mark.parametrize(("workers", "seconds_per_row"), [(1, 0.0), (3, 0.0), (1, 0.002), (2, 0.001)])
+def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, seconds_per_row: float) -> None:
+    mill = Mill(workers=workers, max_batch_size=16, max_queue_size=200)
+
+    def work(until_empty: bool) -> None:
+        while mill.batcher.running:
+            cut = min(mill.batcher.running.values(), key=lambda each: each.at + 0.05 + seconds_per_row * each.rows)
+            mill.advance(cut.at + 0.05 + seconds_per_row * cut.rows)
+            mill.finish(cut)
+            if not until_empty and len(mill.cuts) > 40:
+                return
+            if not until_empty:
+                mill.submit(*many(min(20 + 3 * len(mill.cuts) % 17, 200 - mill.batcher.waiting_rows), mill.now))
+
+    mill.submit(*many(3))
+    work(until_empty=False)
+    mill.submit(*many(200 - mill.batcher.waiting_rows, mill.now))
+    with pytest.raises(Overloaded) as caught:
+        mill.batcher.submit(Asked(0, mill.now), mill.now)
+    asked_at = mill.now
+    work(until_empty=True)
+    real = mill.now - asked_at
+    assert caught.value.retry_after is not None
+    assert real / 2 <= caught.value.retry_after <= real * 2
+
+
+def test_what_can_never_be_in_a_batch_is_refused() -> None:
+    mill = Mill(max_batch_size=4, max_batch_cost=3.0)
+    for request in (Asked(0, rows=5), Asked(0, cost=3.5), Asked(0, rows=0)):
+        with pytest.raises(InvalidRequest):
+            mill.batcher.submit(request, 0.0)
+    assert mill.batcher.waiting_rows == 0
+
+
+def test_a_budget_below_one_refuses_ordinary_requests_too() -> None:
+    mill = Mill(max_batch_cost=0.5)
+    with pytest.raises(InvalidRequest, match=r"cost=1: an item costs from 0 to max_batch_cost=0\.5"):
+        mill.batcher.submit(Asked(0), 0.0)
+    (cut,) = mill.submit(Asked(0, cost=0.5))
+    mill.finish(cut)
+    assert mill.batcher._tight == inf
+
+
+def test_the_budget_bounds_batches() -> None:
+    mill = Mill(max_batch_cost=3.0, workers=9)
+    assert [cut.rows for cut in mill.submit(*many(7))] == [3, 3, 1]
+
+
+def test_draining_refuses_and_lets_nobody_wait() -> None:
+    mill = Mill(FullBatches(), max_queue_delay=60.0)
+    mill.submit(*many(3))
+    assert mill.cuts == []
+    mill.batcher.drain()
+    with pytest.raises(Draining) as caught:
+        mill.batcher.submit(Asked(0), 0.0)
+    assert caught.value.retry_after is not None
+    assert not mill.batcher.room(1)
+    (cut,) = mill.turn(Wakeup.ARRIVAL)
+    assert cut.reason is Reason.DRAIN
+    mill.run_all()
+    assert mill.batcher.is_empty
+
+
+# Deadlines.
+
+
+def test_a_deadline_in_the_past_is_refused() -> None:
+    mill = Mill(now=10.0)
+    for request in (Asked(0, 5.0, 5.0), Asked(0, 5.0, 1.0)):
+        with pytest.raises(DeadlineExceeded, match="deadline passed before"):
+            mill.batcher.submit(request, 10.0)
+
+
+def test_deadlines_pass_in_the_line_and_with_the_worker() -> None:
+    mill = Mill(max_batch_size=2)
+    requests = [Asked(number, 0.0, timeout) for number, timeout in enumerate((1.0, 5.0, 1.0, 5.0, 2.0))]
+    (cut,) = mill.submit(*requests)
+    assert mill.batcher.next_wakeup == 1.0
+    mill.advance(1.0)
+    assert [bool(request.ends) for request in requests] == [True, False, True, False, False]
+    mill.advance(2.0)
+    assert isinstance(requests[4].ends[0], DeadlineExceeded)
+    assert mill.batcher.waiting_rows == 1
+    (second,) = mill.finish(cut)
+    assert second.requests == [requests[3]]
+    assert requests[1].ends == [1]
+
+
+def test_a_divided_request_expires_as_a_whole() -> None:
+    mill = Mill(max_batch_size=2)
+    request = listed(5, 0.0, 1.0)
+    (cut,) = mill.submit(request)
+    assert mill.batcher.waiting_rows == 3
+    mill.advance(1.0)
+    assert mill.batcher.waiting_rows == 0
+    assert len(request.ends) == 1
+    assert mill.finish(cut) == []
+
+
+def test_a_request_in_two_running_batches_expires_once() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    mill.submit(listed(8, 0.0, 1.0))
+    assert len(mill.batcher.running) == 2
+    mill.advance(1.0)
+    assert len(mill.accepted[0].ends) == 1
+
+
+def measured(seconds: float, max_batch_size: int = 64) -> Mill:
+    """Return a mill that has learned that any batch takes so long."""
+    mill = Mill(max_batch_size=max_batch_size)
+    for _ in range(5):
+        (cut,) = mill.submit(*many(8, mill.now))
+        mill.now += seconds
+        mill.finish(cut)
+    return mill
+
+
+def test_what_cannot_make_it_is_refused_at_once() -> None:
+    mill = measured(0.5)
+    with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+        mill.batcher.submit(Asked(0, mill.now, 0.4), mill.now)
+    mill.submit(Asked(0, mill.now, 0.6))
+
+
+def test_those_ahead_count_too() -> None:
+    mill = measured(0.5, max_batch_size=8)
+    mill.submit(*many(8 * 11, mill.now, timeout=60.0))
+    with pytest.raises(DeadlineExceeded):
+        mill.batcher.submit(Asked(0, mill.now, 2.0), mill.now)
+    mill.submit(Asked("more urgent", mill.now, 2.0, priority=1))
+    mill.submit(Asked("of another group", mill.now, 2.0, key="other"))
+    mill.submit(Asked("patient", mill.now, 20.0))
+
+
+def test_an_old_estimate_refuses_nothing() -> None:
+    mill = measured(0.5)
+    mill.now += 10.0
+    mill.submit(request := Asked(0, mill.now, 0.4))
+    assert request in mill.accepted
+
+
+def test_without_workers_nothing_is_refused_early() -> None:
+    mill = measured(0.5)
+    mill.lose(0, replace=False)
+    mill.submit(request := Asked(0, mill.now, 0.4))
+    assert request in mill.accepted
+
+
+def test_dispatch_leaves_out_who_cannot_make_it_any_more() -> None:
+    mill = measured(0.5)
+    (first,) = mill.submit(*many(8, mill.now))
+    late, fine = Asked("late", mill.now, 0.9), Asked("fine", mill.now, 9.0)
+    mill.submit(late, fine)
+    mill.now += 0.5
+    (cut,) = mill.finish(first)
+    assert cut.requests == [fine]
+    assert isinstance(late.ends[0], DeadlineExceeded)
+
+
+def test_the_left_out_are_handed_over_by_the_next_expire() -> None:
+    mill = measured(0.5)
+    (first,) = mill.submit(*many(8, mill.now))
+    late = Asked("late", mill.now, 0.9)
+    mill.submit(late)
+    mill.now += 0.5
+    mill.give(first, Events(first.batch_id, list(range(8))))
+    mill.batcher.finished(first.batch_id, mill.now)
+    assert mill.batcher.poll(mill.now, Wakeup.WORKER) == []
+    assert mill.batcher.next_wakeup == mill.now
+    assert not mill.batcher.is_empty
+    assert mill.batcher.expire(mill.now) == [late]
+    assert mill.batcher.is_empty
+
+
+def test_overload_still_answers_at_full_rate() -> None:
+    """10 times more arrives than can be served, with short timeouts: the places go to requests that make it."""
+    mill = Mill(max_batch_size=16, max_queue_size=400)
+    capacity_per_second, step = 16 / 0.05, 0.005
+    refused = 0
+    done_at: dict[int, float] = {}
+    for _ in range(800):
+        for request in many(16, mill.now, timeout=0.3):
+            try:
+                mill.batcher.submit(request, mill.now)
+                mill.accepted.append(request)
+            except (Overloaded, DeadlineExceeded):
+                refused += 1
+        mill.turn(Wakeup.ARRIVAL)
+        mill.advance(mill.now + step)
+        for cut in list(mill.batcher.running.values()):
+            if mill.now >= done_at.setdefault(cut.batch_id, cut.at + 0.05) - 1e-9:
+                mill.finish(cut)
+    answered = sum(isinstance(end, int) for request in mill.accepted for end in request.ends)
+    assert answered >= 0.9 * capacity_per_second * 800 * step
+    assert refused > 0
