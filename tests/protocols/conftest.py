@@ -1,11 +1,13 @@
-"""The doors that the tests of HTTP go through: the same tests run through each."""
+"""The doors and the loops that the tests of HTTP go through: the same tests run through each."""
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
 from tests.protocols.doors import DOORS, Running, Serve, running
+from tests.protocols.sockets import LOOPS, Run
 
 from weir.manager.registry import Registry
 from weir.manager.service import Service
@@ -28,3 +30,14 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Serve]:
             return stack.enter_context(running(request.param, registry, http, metrics))
 
         yield start
+
+
+@pytest.fixture(params=LOOPS)
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    """Run a test in each kind of loop."""
+
+    def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
+            runner.run(asyncio.wait_for(test(), 50))
+
+    yield in_loop

@@ -1,131 +1,22 @@
 """The listener and the fast lane on real sockets, on uvloop and on asyncio's own loop."""
 
 import asyncio
-import os
 import resource
 import socket
 import ssl
-import struct
-import time
-import zlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvloop
-from tests.protocols.fastlane.kit import ArenaExecutor, Square, answers, hello, post, squared
+from tests.protocols.fastlane.kit import ArenaExecutor, hello, post, squared
+from tests.protocols.sockets import FILES, GET, TLS, Client, Run, serving, until
 
 from weir.errors import SettingsError
 from weir.manager.registry import Registry
-from weir.manager.service import Service
-from weir.model import Model
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor, RecordingObserver
-
-TLS = Path(__file__).parent / "tls"
-FILES: Any = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
-GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
-LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
-    "uvloop": uvloop.new_event_loop,
-    "asyncio": asyncio.new_event_loop,
-}
-
-
-class Checksum(Model):
-    """Sums up bytes, so that a test sees whether they arrived as they were."""
-
-    Output = int
-
-    def predict(self, batch: list[bytes]) -> list[int]:
-        return [zlib.crc32(item) for item in batch]
-
-
-class Repeat(Model):
-    """Answers a number with as many bytes."""
-
-    Output = bytes
-
-    def predict(self, batch: list[int]) -> list[bytes]:
-        return [bytes([item % 251]) * item for item in batch]
-
-
-Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
-
-
-@pytest.fixture(params=LOOPS)
-def run(request: pytest.FixtureRequest) -> Iterator[Run]:
-    """Run a test in each kind of loop."""
-
-    def in_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        with asyncio.Runner(loop_factory=LOOPS[request.param]) as runner:
-            runner.run(asyncio.wait_for(test(), 50))
-
-    yield in_loop
-
-
-@asynccontextmanager
-async def serving(
-    executor: FakeExecutor | None = None,
-    service: Service | None = None,
-    app: Any = hello,
-    clock: Callable[[], float] = time.monotonic,
-    **settings: Any,
-) -> AsyncIterator[HttpServer]:
-    """Serve numbers squared, or `service`, on a free port."""
-    service = service or Service(Square, executor=executor or FakeExecutor(squared))
-    server = HttpServer(Registry([service]), app, HttpSettings(port=0, **settings), clock=clock)
-    await service.start()
-    await server.start()
-    try:
-        yield server
-    finally:
-        await service.stop(0.0)
-        await server.stop()
-
-
-class Client:
-    """One connection of a client."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    @classmethod
-    async def connect(cls, server: HttpServer, **options: Any) -> "Client":
-        """Connect to `server`."""
-        return cls(*await asyncio.open_connection("127.0.0.1", server.port, **options))
-
-    async def ask(self, request: bytes) -> tuple[int, bytes]:
-        """Send `request` and return code and body of the answer."""
-        self.writer.write(request)
-        return await self.answer()
-
-    async def answer(self) -> tuple[int, bytes]:
-        """Return code and body of the next answer."""
-        head = await self.reader.readuntil(b"\r\n\r\n")
-        (answer,) = answers(head.replace(b"content-length", b"x-length"))
-        return answer.status, await self.reader.readexactly(int(answer.headers.get("x-length", 0)))
-
-    async def rest(self) -> bytes:
-        """Return everything until the server closes."""
-        return await self.reader.read()
-
-    def close(self) -> None:
-        """Close."""
-        self.writer.close()
-
-    def reset(self) -> None:
-        """Close without a word: the server's next read fails."""
-        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        self.writer.transport.abort()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Return when `condition`, asked in each turn of the loop, holds."""
-    while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at the server from outside)
-        await asyncio.sleep(0)
 
 
 def test_keep_alive_pipelining_and_hand_over_on_one_connection(run: Run) -> None:
@@ -357,76 +248,6 @@ def test_unix_socket(run: Run, tmp_path: Path) -> None:
     assert not (tmp_path / "weir.sock").exists()
 
 
-def test_drain_finishes_what_was_accepted(run: Run) -> None:
-    async def test() -> None:
-        executor = FakeExecutor()
-        async with serving(executor) as server:
-            busy, idle, late = [await Client.connect(server) for _ in range(3)]
-            busy.writer.write(post(b"3"))
-            await until(lambda: bool(executor.pending) and server.connections == 3)
-            draining = asyncio.ensure_future(server.drain())
-            await asyncio.sleep(0)  # it begins
-            assert (await late.ask(post(b"4")))[0] == 503
-            assert not draining.done()
-            with pytest.raises(OSError):
-                await Client.connect(server)
-            executor.answer_next(lambda _: [b"nine"])
-            assert await draining
-            assert await busy.answer() == (200, b"nine")
-            assert await busy.rest() == b""
-            await server.stop()
-            assert await idle.rest() == b""
-            for client in (busy, idle, late):
-                client.close()
-
-    run(test)
-
-
-def test_refusing_goes_on_listening_and_closes_each_connection_after_its_answer(run: Run) -> None:
-    async def test() -> None:
-        async with serving() as server:
-            old, handed_over = await Client.connect(server), await Client.connect(server)
-            assert await old.ask(post(b"3")) == (200, b"9")
-            assert await handed_over.ask(GET) == (200, b"/hello ")
-            server.refuse()
-            new = await Client.connect(server)
-            for client, request, code in (
-                (old, post(b"3"), b"503"),
-                (new, post(b"3"), b"503"),
-                (handed_over, GET, b"200"),
-            ):
-                client.writer.write(request)
-                answer = await client.rest()
-                assert answer[9:12] == code
-                assert b"\r\nconnection: close\r\n" in answer
-                client.close()
-
-    run(test)
-
-
-def test_drain_waits_for_handed_over_requests_too(run: Run) -> None:
-    async def test() -> None:
-        go_on = asyncio.Event()
-
-        async def slow(scope: Any, receive: Any, send: Any) -> None:
-            await go_on.wait()
-            await hello(scope, receive, send)
-
-        async with serving(app=slow) as server:
-            client = await Client.connect(server)
-            client.writer.write(GET)
-            await until(lambda: server.busy == 1)
-            draining = asyncio.ensure_future(server.drain())
-            await asyncio.sleep(0)
-            assert not draining.done()
-            go_on.set()
-            assert await draining
-            assert b"connection: close" in await client.rest()
-            client.close()
-
-    run(test)
-
-
 def test_who_connected_just_before_the_end_is_refused_and_not_cut_off(run: Run) -> None:
     async def test() -> None:
         async with serving() as server:
@@ -442,38 +263,6 @@ def test_who_connected_just_before_the_end_is_refused_and_not_cut_off(run: Run) 
             assert (await client.ask(post(b"3")))[0] == 503
             client.close()
             await ending
-
-    run(test)
-
-
-def test_drain_gives_up(run: Run) -> None:
-    async def test() -> None:
-        executor = FakeExecutor()
-        async with serving(executor) as server:
-            client = await Client.connect(server)
-            client.writer.write(post(b"3"))
-            await until(lambda: bool(executor.pending))
-            assert not await server.drain(0.0)
-            await server.stop()
-            assert await client.rest() == b""
-            assert executor.cancelled
-            client.close()
-
-    run(test)
-
-
-def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
-    async def test() -> None:
-        async with serving() as server:
-            client = await Client.connect(server)
-            client.writer.write(post(b"345")[:-1])
-            await until(lambda: server.connections == 1)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            stopping = asyncio.ensure_future(server.stop())
-            assert b"503 Service Unavailable" in await client.rest()
-            client.close()
-            await stopping
 
     run(test)
 
@@ -593,47 +382,3 @@ def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
         assert [(model, door) for model, door, _ in observer.refusals] == [("", "http")]
 
     run(test)
-
-
-def arena(service: Service) -> tuple[int, int]:
-    """Return how many bytes the arena of `service` has, and how many are free."""
-    gauges = service.state()["gauges"]
-    return gauges["arena_bytes"], gauges["arena_free_bytes"]
-
-
-class TestWorkerProcesses:
-    """The real arena, and a process that reads it."""
-
-    def test_large_bodies_arrive_as_they_were_sent(self, run: Run) -> None:
-        async def test() -> None:
-            service = Service(Checksum, name="square", arena_bytes=16 << 20)
-            async with serving(service=service) as server:
-                bodies = [os.urandom(600_000 + 1000 * number) for number in range(16)]
-                headers = ("Content-Type: application/octet-stream",)
-
-                async def one(body: bytes) -> None:
-                    client = await Client.connect(server)
-                    for _ in range(10):
-                        assert await client.ask(post(body, *headers)) == (200, str(zlib.crc32(body)).encode())
-                    client.close()
-
-                await asyncio.gather(*map(one, bodies))
-                assert arena(service) == (16 << 20, 16 << 20)
-
-        run(test)
-
-    def test_large_answers_to_slow_readers(self, run: Run) -> None:
-        async def test() -> None:
-            service = Service(Repeat, name="square", arena_bytes=64 << 20)
-            async with serving(service=service) as server:
-                sizes = [1_000_000 + number for number in range(8)]
-                clients = [await Client.connect(server, limit=1000) for _ in sizes]
-                for client, size in zip(clients, sizes, strict=True):
-                    client.writer.write(post(b"%d" % size, "Accept: application/octet-stream") * 2)
-                for client, size in zip(clients, sizes, strict=True):
-                    for _ in range(2):
-                        assert await client.answer() == (200, bytes([size % 251]) * size)
-                    client.close()
-                await until(lambda: arena(service) == (64 << 20, 64 << 20))
-
-        run(test)

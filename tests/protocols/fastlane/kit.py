@@ -1,7 +1,7 @@
 """A transport without a socket, a service with answers on command, and readers of answers: for tests of the fast lane."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -14,6 +14,9 @@ from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.lane import Lane
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
+
+GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
+CHUNKED = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n3\r\n0\r\n\r\n"
 
 
 class Square(Model):
@@ -287,3 +290,25 @@ def pieces(data: bytes, cuts: Sequence[int]) -> list[bytes]:
     """Cut `data` at `cuts`."""
     edges = [0, *sorted({cut % (len(data) + 1) for cut in cuts}), len(data)]
     return [data[start:stop] for start, stop in pairwise(edges) if start < stop]
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a test that needs a loop."""
+    asyncio.run(body())
+
+
+async def exchange(site: Site, *parts: bytes, wait: bool = True) -> FakeTransport:
+    """Send `parts` on a new connection, one by one, and let everything happen."""
+    transport = site.connect()
+    rest = b""
+    for part in parts:
+        rest = transport.receive(rest + part)
+        if wait:
+            await settled()
+    quiet = 0
+    while quiet < 2:
+        before = len(transport.sent), len(rest)
+        await settled()
+        rest = transport.receive(rest)
+        quiet = quiet + 1 if before == (len(transport.sent), len(rest)) else 0
+    return transport

@@ -1,57 +1,29 @@
 """The fast lane on a fake transport: bytes in, bytes out."""
 
 import asyncio
-import gzip
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.protocols.fastlane.kit import (
+    CHUNKED,
+    GET,
     ArenaExecutor,
-    FakeTransport,
-    Site,
     always,
     answers,
-    block_of,
+    exchange,
     pieces,
     post,
+    run,
     settled,
     site,
-    squared,
     statuses,
 )
 
 from weir.errors import Overloaded
-from weir.messages import Events
 from weir.model import Measure, Model
 from weir.testing import FakeExecutor
-
-GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"
-CHUNKED = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n3\r\n0\r\n\r\n"
-
-
-def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test that needs a loop."""
-    asyncio.run(body())
-
-
-async def exchange(site: Site, *parts: bytes, wait: bool = True) -> FakeTransport:
-    """Send `parts` on a new connection, one by one, and let everything happen."""
-    transport = site.connect()
-    rest = b""
-    for part in parts:
-        rest = transport.receive(rest + part)
-        if wait:
-            await settled()
-    quiet = 0
-    while quiet < 2:
-        before = len(transport.sent), len(rest)
-        await settled()
-        rest = transport.receive(rest)
-        quiet = quiet + 1 if before == (len(transport.sent), len(rest)) else 0
-    return transport
 
 
 def test_answers_a_request() -> None:
@@ -202,169 +174,6 @@ def test_http_1_0_is_answered_and_closed() -> None:
     run(body)
 
 
-def test_continue_is_sent_when_the_body_is_wanted() -> None:
-    async def body() -> None:
-        async with site(max_body_size=100_000) as here:
-            for size in (10, 50_000):
-                request = post(b'"' + b"x" * (size - 2) + b'"', "Expect: 100-continue")
-                transport = await exchange(here, request[:-size])
-                assert transport.sent == b"HTTP/1.1 100 Continue\r\n\r\n"
-                transport.receive(request[-size:])
-                await settled()
-                assert statuses(transport.sent) == [100, 200]
-            transport = await exchange(here, post(b"3", "Expect: 100-continue"))
-            assert statuses(transport.sent) == [200]  # the body was there
-
-    run(body)
-
-
-@pytest.mark.parametrize("size", [10, 50_000, 200_000])
-def test_continue_is_not_sent_when_the_request_is_refused(size: int) -> None:
-    async def body() -> None:
-        async with site(max_body_size=100_000) as here:
-            request = post(b"1" * size, "Expect: 100-continue", path="/infer/nobody")
-            transport = await exchange(here, request[:-size])
-            (answer,) = answers(transport.sent)
-            assert (answer.status, answer.headers["connection"]) == (404, "close")
-
-    run(body)
-
-
-def test_too_large_is_answered_before_the_body() -> None:
-    async def body() -> None:
-        async with site(max_body_size=1000) as here:
-            transport = await exchange(here, post(b"1" * 2000)[:-2000])
-            (answer,) = answers(transport.sent)
-            assert (answer.status, answer.headers["connection"]) == (413, "close")
-
-    run(body)
-
-
-def test_a_refused_large_body_is_skipped_and_the_connection_goes_on() -> None:
-    async def body() -> None:
-        async with site() as here:
-            request = post(b"1" * 200_000, path="/infer/nobody")
-            transport = await exchange(here, request[:500])
-            assert statuses(transport.sent) == [404]
-            transport.receive(request[500:] + post(b"4"))
-            await settled()
-            assert statuses(transport.sent) == [404, 200]
-
-    run(body)
-
-
-def test_large_bodies_are_received_into_blocks() -> None:
-    async def body() -> None:
-        executor = ArenaExecutor(squared)
-        async with site(executor) as here:
-            content = b'"' + bytes(range(35, 91)) * 2000 + b'"'
-            transport = await exchange(here, post(content) * 3 + post(content)[:90], post(content)[90:])
-            assert [answer.body for answer in answers(transport.sent)] == [content] * 4
-            assert all(isinstance(payload, type(executor.blocks[0])) for each in executor.payloads for payload in each)
-            assert [block.shares for block in executor.blocks] == [0] * 4
-
-    run(body)
-
-
-def test_small_bodies_travel_as_bytes() -> None:
-    async def body() -> None:
-        executor = ArenaExecutor(squared)
-        async with site(executor) as here:
-            await exchange(here, post(b'"' + b"x" * 1000 + b'"'))
-            assert not executor.blocks
-
-    run(body)
-
-
-def test_a_full_arena_is_429_and_the_connection_goes_on() -> None:
-    async def body() -> None:
-        executor = ArenaExecutor(squared, places=1)
-        async with site(executor) as here:
-            first, second = here.connect(), here.connect()
-            request = post(b'"' + b"x" * 100_000 + b'"')
-            first.receive(request[:-1])
-            second.receive(request + post(b"5"))
-            await settled()
-            refused, answer = answers(second.sent)
-            assert (refused.status, "retry-after" in refused.headers, answer.body) == (429, True, b"25")
-            first.receive(request[-1:])
-            await settled()
-            assert statuses(first.sent) == [200]
-            second.receive(request)
-            await settled()
-            assert statuses(second.sent) == [429, 200, 200]
-
-    run(body)
-
-
-def test_a_body_larger_than_the_arena_is_413() -> None:
-    async def body() -> None:
-        async with site(ArenaExecutor(squared)) as here:
-            transport = await exchange(here, post(b"1" * (2 << 20)))
-            assert statuses(transport.sent) == [413]
-
-    run(body)
-
-
-def test_bodies_in_ordinary_memory_are_bounded_together() -> None:
-    async def body() -> None:
-        async with site(max_body_size=50_000) as here:
-            request = post(b'"' + b"x" * 49_998 + b'"')
-            transports = [here.connect() for _ in range(17)]
-            for transport in transports:
-                transport.receive(request[:-1])
-            await settled()
-            assert [statuses(each.sent) for each in transports] == [[]] * 16 + [[429]]
-            transports[0].protocol.connection_lost(None)
-            assert here.lane.buffered_bytes == 15 * 50_000
-            transports[1].receive(request[-1:])
-            await settled()
-            assert statuses(transports[1].sent) == [200]
-            assert here.lane.buffered_bytes == 14 * 50_000
-
-    run(body)
-
-
-LEAVING = {
-    "between requests": b"",
-    "in the head": post(b"3")[:20],
-    "in a small body": post(b"345")[:-2],
-    "in a large body": post(b"3" * 100_000)[:-2],
-    "after dispatch": post(b"3"),
-    "after dispatch of a large body": post(b"3" * 100_000),
-    "with a request waiting behind": post(b"3") + post(b"4"),
-    "while a body is skipped": post(b"3" * 100_000, path="/infer/nobody")[:-2],
-}
-
-
-@pytest.mark.parametrize("half_close", [True, False])
-@pytest.mark.parametrize("stage", LEAVING)
-def test_a_client_that_leaves_costs_nothing(stage: str, half_close: bool) -> None:
-    async def body() -> None:
-        executor = ArenaExecutor()
-        async with site(executor) as here:
-            transport = here.connect()
-            transport.receive(LEAVING[stage])
-            await settled()
-            before = bytes(transport.sent)
-            if half_close:
-                assert not transport.protocol.eof_received()
-                transport.close()
-            else:
-                transport.protocol.connection_lost(ConnectionResetError())
-            await settled()
-            for worker, batch in list(executor.pending):
-                executor.reply(worker, Events(batch.batch_id, [b"9"] * len(batch.payloads)))
-            await settled()
-            assert transport.sent == before
-            assert not here.lane.connections
-            assert all(block.shares == 0 for block in executor.blocks)
-            assert len(executor.batches) == stage.startswith(("after", "with"))
-            assert len(executor.cancelled) == len(executor.batches)
-
-    run(body)
-
-
 def test_errors_of_the_service_keep_the_connection() -> None:
     async def body() -> None:
         executor = ArenaExecutor()
@@ -443,197 +252,6 @@ def test_no_request_is_begun_while_the_peer_reads_no_answers() -> None:
             transport.flush()
             await settled()
             assert len(executor.batches) >= 10
-
-    run(body)
-
-
-def test_a_client_that_never_reads_is_cut_off() -> None:
-    async def body() -> None:
-        executor = FakeExecutor(always("x" * 100_000))
-        async with site(executor) as here:
-            transport = here.connect()
-            transport.stuck = True
-            transport.receive(post(b"1"))
-            await settled()
-            here.sweep(50.0)
-            assert not transport.is_closing()
-            here.sweep(11.0)
-            assert transport.is_closing()
-
-    run(body)
-
-
-@pytest.mark.parametrize("headers", [(), ("X-Explain: 1",), ("Connection: close",), ("Accept-Encoding: br",)])
-def test_blocks_are_sent_from_where_they_are_and_released_when_sent(headers: tuple[str, ...]) -> None:
-    async def body() -> None:
-        content = b"0123456789" * 5000
-        executor = FakeExecutor()
-        async with site(executor) as here:
-            for stuck in (False, True):
-                transport, block = here.connect(), block_of(content)
-                transport.stuck = stuck
-                transport.receive(post(b"1", *headers) + post(b"2", *headers))
-                await settled()
-                executor.answer_next(always(block))
-                await settled()
-                assert block.shares == stuck
-                if not headers:
-                    assert len(executor.pending) == (not stuck)  # the next request waits until the block has been sent
-                transport.stuck = False
-                transport.flush()
-                await settled()
-                assert block.shares == 0
-                assert answers(transport.sent)[0].body == content
-                while executor.pending:
-                    executor.answer_next(always(b"end"))
-                    await settled()
-
-    run(body)
-
-
-def test_a_block_is_released_when_the_peer_leaves_before_it_is_sent() -> None:
-    async def body() -> None:
-        executor = FakeExecutor()
-        async with site(executor) as here:
-            transport, block = here.connect(), block_of(b"x" * 50_000)
-            transport.stuck = True
-            transport.receive(post(b"1"))
-            await settled()
-            executor.answer_next(always(block))
-            assert block.shares == 1
-            transport.abort()
-            await settled()
-            assert block.shares == 0
-
-    run(body)
-
-
-@pytest.mark.parametrize("size", [2000, 600_000])
-def test_large_answers_are_compressed_for_those_who_ask(size: int) -> None:
-    async def body() -> None:
-        executor = FakeExecutor(always("x" * size))
-        async with site(executor) as here:
-            transport = await exchange(here, post(b"1", "Accept-Encoding: gzip"))
-            await transport.written.wait()  # a thread may compress it
-            (answer,) = answers(transport.sent)
-            assert answer.headers["content-encoding"] == "gzip"
-            assert gzip.decompress(answer.body) == b'"' + b"x" * size + b'"'
-
-    run(body)
-
-
-def test_idle_connections_are_closed() -> None:
-    async def body() -> None:
-        async with site() as here:
-            transport = await exchange(here, post(b"3"))
-            here.sweep(75.0)
-            assert not transport.is_closing()
-            here.sweep(1.0)
-            assert transport.is_closing()
-
-    run(body)
-
-
-SLOW = {
-    "head": (post(b"3")[:20], "header_timeout", 10.0),
-    "body": (post(b"345")[:-2], "body_timeout", 60.0),
-    "large body": (post(b"3" * 100_000)[:-2], "body_timeout", 60.0),
-}
-
-
-@pytest.mark.parametrize("stage", SLOW)
-def test_slow_clients_are_told_and_closed(stage: str) -> None:
-    async def body() -> None:
-        request, setting, limit = SLOW[stage]
-        async with site(ArenaExecutor(squared)) as here:
-            transport = here.connect()
-            for byte in request[:10]:
-                transport.receive(bytes([byte]))
-                here.sweep(0.5)
-            transport.receive(request[10:])
-            here.sweep(limit - 5.0 if setting == "header_timeout" else limit)
-            assert not transport.sent
-            here.sweep(1.0)
-            await settled()
-            (answer,) = answers(transport.sent)
-            assert answer.status == 408
-            assert setting in answer.body.decode()
-
-    run(body)
-
-
-def test_a_request_in_flight_is_left_in_peace() -> None:
-    async def body() -> None:
-        executor = FakeExecutor()
-        async with site(executor) as here:
-            transport = here.connect()
-            transport.receive(post(b"3", "X-Request-Timeout: 10000"))
-            await settled()
-            here.sweep(5000.0)
-            assert not transport.is_closing()
-            executor.answer_next(always(b"9"))
-            assert statuses(transport.sent) == [200]
-
-    run(body)
-
-
-def test_hand_over_replays_what_was_read() -> None:
-    async def body() -> None:
-        async with site() as here:
-            transport = await exchange(here, post(b"3") + GET + CHUNKED)
-            first, second, third = answers(transport.sent)
-            assert (first.body, second.body, third.body) == (b"9", b"/hello ", b"/infer/square 3")
-            assert all("date" in answer.headers for answer in (first, second, third))
-
-    run(body)
-
-
-def test_hand_over_happens_only_when_nothing_is_in_flight() -> None:
-    async def body() -> None:
-        executor = FakeExecutor()
-        async with site(executor) as here:
-            transport = here.connect()
-            transport.receive(post(b"3") + GET)
-            await settled()
-            assert not transport.sent
-            executor.answer_next(always(b"nine"))
-            await settled()
-            assert [answer.body for answer in answers(transport.sent)] == [b"nine", b"/hello "]
-
-    run(body)
-
-
-def test_stalled_clients_are_closed_after_the_hand_over_too() -> None:
-    async def body() -> None:
-        async with site() as here:
-            for stalled, limit in ((GET + GET[:10], 10.0), (CHUNKED[:-5], 62.0)):
-                transport = await exchange(here, stalled)
-                here.sweep(limit)
-                assert not transport.is_closing()
-                here.sweep(1.0)
-                await settled()
-                assert transport.is_closing()
-                assert not here.lane.connections
-
-    run(body)
-
-
-def test_draining_refuses_the_new_and_finishes_the_old() -> None:
-    async def body() -> None:
-        executor = FakeExecutor()
-        async with site(executor) as here:
-            idle, busy = here.connect(), here.connect()
-            busy.receive(post(b"3"))
-            await settled()
-            here.lane.drain()
-            idle.receive(post(b"4"))
-            executor.answer_next(always(b"9"))
-            await settled()
-            (refused,), (finished,) = answers(idle.sent), answers(busy.sent)
-            assert (refused.status, refused.headers["connection"]) == (503, "close")
-            assert (finished.status, finished.headers["connection"]) == (200, "close")
-            assert idle.is_closing()
-            assert busy.is_closing()
 
     run(body)
 
