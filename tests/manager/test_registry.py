@@ -51,7 +51,7 @@ def test_odd_paths_are_refused(path: str) -> None:
 
 
 def test_paths_of_lists_are_refused() -> None:
-    with pytest.raises(SettingsError, match="'/a/batch': a path with /batch at its end is where a route takes lists"):
+    with pytest.raises(SettingsError, match="route='/a/batch': is where the route '/a' takes lists"):
         Registry([named("one"), named("two")], {"one": "/a", "two": "/a/batch"})
 
 

@@ -32,6 +32,9 @@ class Registry:
         for name, paths in (routes or {}).items():
             for path in [paths] if isinstance(paths, str) else paths:
                 self._add_route(name, path)
+        for path in self.routes:
+            if path.removesuffix("/batch") in self.routes.keys() - {path}:
+                raise SettingsError(f"route={path!r}: is where the route {path.removesuffix('/batch')!r} takes lists")
 
     @property
     def sole(self) -> Service | None:
@@ -104,7 +107,3 @@ def check_route(path: str) -> None:
     first = path.split("/")[1]
     if first in RESERVED:
         raise SettingsError(f"route={path!r}: /{first} is reserved for Weir's own pages; choose another")
-    if path.endswith("/batch"):
-        raise SettingsError(
-            f"route={path!r}: a path with /batch at its end is where a route takes lists; choose another"
-        )
