@@ -373,3 +373,36 @@ def test_what_the_inner_executor_says_of_batches_that_are_gone_is_dropped() -> N
             assert rig.service.state()["gauges"]["restarts"] == 0
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("hook", ["before_batch", "after_batch"])
+def test_a_hook_whose_own_work_was_cancelled_fails_its_batch_and_keeps_no_place(hook: str) -> None:
+    async def gives_up(self: Service, values: list[Any]) -> list[Any]:
+        if 0 in values:
+            raise asyncio.CancelledError("what I waited for")
+        return values
+
+    gives_up.__name__ = hook
+
+    async def main() -> None:
+        async with serving(kind=type("GivesUp", (Service,), {hook: gives_up})) as rig:
+            for _ in range(5):  # more than there are places
+                with pytest.raises(ModelError, match=f"{hook} raised CancelledError"):
+                    await rig.service.infer(0)
+            assert await rig.service.infer(3) == 9
+
+    asyncio.run(main())
+
+
+def test_each_caller_gets_an_object_of_its_own_for_a_hooks_error() -> None:
+    class Refuses(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            raise InvalidRequest("not today")
+
+    async def main() -> None:
+        async with serving(kind=Refuses) as rig:
+            one, other = await asyncio.gather(*map(rig.service.infer, range(2)), return_exceptions=True)
+            assert str(one) == str(other) == "not today"
+            assert one is not other
+
+    asyncio.run(main())

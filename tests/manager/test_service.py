@@ -361,3 +361,17 @@ def test_deep_health_runs_the_examples() -> None:
     assert asyncio.run(health(Raising))["examples"][0]["error"] == "ModelError: bad"
     stopped = asyncio.run(Service(Known, executor=FakeExecutor()).deep_health())
     assert (stopped["healthy"], stopped["reason"]) == (False, "not started")
+
+
+@pytest.mark.parametrize(("name", "value"), [("priority", "high"), ("priority", 1.5), ("key", ["a", "list"])])
+def test_a_priority_or_key_that_cannot_be_is_refused_and_harms_nobody(name: str, value: Any) -> None:
+    async def main() -> None:
+        async with serving() as rig:
+            options: dict[str, Any] = {name: value}
+            for call in (rig.service.infer(3, **options), rig.service.infer_many([3, 4], **options)):
+                with pytest.raises(InvalidRequest, match=f"{name}="):
+                    await call
+            assert await asyncio.gather(*map(rig.service.infer, range(4))) == [0, 1, 4, 9]
+            assert rig.service.state()["waiting"] == 0
+
+    asyncio.run(main())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.manager.kit import serving, squares, turns
 
-from weir import DeadlineExceeded, ModelError
+from weir import DeadlineExceeded, Model, ModelError, Service
 
 
 async def slowly(items: Any) -> AsyncIterator[Any]:
@@ -201,5 +201,48 @@ def test_a_stream_waits_where_a_call_would_be_refused() -> None:
     async def main() -> None:
         async with serving(max_batch_size=4, max_queue_size=2, backpressure=False) as rig:
             assert [answer async for answer in rig.service.stream(range(50))] == squares(list(range(50)))
+
+    asyncio.run(main())
+
+
+class Odd(Model):
+    def predict(self, batch: list[int]) -> list[Any]:
+        return [ModelError("odd") if x % 2 else x for x in batch]
+
+
+def test_nothing_is_said_of_errors_in_a_stream_that_was_left() -> None:
+    async def main() -> None:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        async with Service(Odd, executor="inline") as service:
+            stream = service.stream(range(10))
+            assert await anext(stream) == 0
+            await turns(50)
+            await stream.aclose()
+            del stream
+            gc.collect()
+        assert complaints == []
+
+    asyncio.run(main())
+
+
+def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
+    async def clinging() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with serving(None, max_batch_size=1) as rig:
+            waiting = asyncio.ensure_future(anext(rig.service.stream(clinging())))
+            await turns(50)
+            assert rig.service.state()["waiting"] == 1
+            for _ in range(2):  # the second one while the first waits for the source
+                waiting.cancel()
+                await turns(50)
+            assert rig.service.state()["waiting"] == 0
 
     asyncio.run(main())

@@ -22,9 +22,11 @@ class OwnError(InvalidRequest):
         self.colour = colour
 
 
-class TwoArguments(Exception):
-    def __init__(self, one: int, two: int) -> None:
-        super().__init__(one)
+def _local_exception() -> Exception:
+    class Local(Exception):
+        pass
+
+    return Local("x")
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def test_the_cause_comes_along() -> None:
     assert back.__cause__.args == ("x",)
 
 
-@pytest.mark.parametrize("cause", [TwoArguments(1, 2), ValueError(lambda: 0), ValueError("x" * MAX_CAUSE_BYTES)])
+@pytest.mark.parametrize("cause", [_local_exception(), ValueError("x" * MAX_CAUSE_BYTES)])
 def test_a_cause_that_cannot_travel_stays_behind(cause: Exception) -> None:
     error = ModelError("raised", original_type="X")
     error.__cause__ = cause
@@ -98,3 +100,21 @@ def test_no_error_of_ours(kind: str) -> None:
 def test_a_state_that_was_lost(state: bytes) -> None:
     back: Any = unpack_error(Failure("InvalidRequest", state))
     assert str(back) == "(lost on the way)"
+
+
+class Coded(Exception):
+    def __init__(self, code: int, *, text: Any) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.held = lambda: code  # cannot be pickled
+
+
+@pytest.mark.parametrize("text", ["seven", pytest, (lambda: 0)], ids=["plain", "module", "function"])
+def test_a_cause_whose_constructor_takes_other_arguments_keeps_its_class(text: Any) -> None:
+    error = ModelError("broken")
+    error.__cause__ = Coded(7, text=text)
+    cause = unpack_error(pack_error(error)).__cause__
+    assert isinstance(cause, Coded)
+    assert cause.code == 7
+    assert cause.args == (7, text if text == "seven" else repr(text))
+    assert not hasattr(cause, "held")

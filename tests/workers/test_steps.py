@@ -160,3 +160,16 @@ def test_other_base_exceptions_are_the_entrys() -> None:
 def test_cancelled_is_just_a_failed_entry() -> None:
     gone = Cancelled("left")
     assert each(str, [1, gone], fault_of("encode")) == ["1", gone]
+
+
+def test_a_generator_that_raises_is_retried_in_halves_as_any_predict() -> None:
+    def predict(values: list[Any]) -> Any:
+        for value in values:
+            if value == 2:
+                raise KeyError(value)
+            yield -value
+
+    results = together(predict).run([0, 1, 2, 3])
+    assert [results[0], results[1], results[3]] == [0, -1, -3]
+    assert isinstance(results[2], ModelError)
+    assert results[2].original_type == "KeyError"

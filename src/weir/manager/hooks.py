@@ -182,7 +182,13 @@ async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
     try:
         returned = await hook(values)
     except WeirError as error:
-        return [error] * len(values)
+        return list(copies(error, len(values)))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled the batch: something that the hook awaited was, and these callers still wait.
+        return list(copies(model_error(hook.__name__, error), len(values)))
     except Exception as error:
         return list(copies(model_error(hook.__name__, error), len(values)))
     if not isinstance(returned, list) or len(returned) != len(values):

@@ -35,9 +35,14 @@ def measure(model: type[Model], item: Any) -> Measure:
 def _is_measure(said: Any) -> bool:
     if not (isinstance(said, Measure) and isinstance(said.rows, int) and isinstance(said.cost, (int, float))):
         return False
+    return is_hashable(said.key)
+
+
+def is_hashable(key: Any) -> bool:
+    """Tell whether `key` can be a batch key: `hash` works, also of what is inside."""
     try:
-        hash(said.key)
-    except TypeError:
+        hash(key)
+    except Exception:  # whatever a stranger's __hash__ raises
         return False
     return True
 

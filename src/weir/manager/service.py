@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
+from numbers import Integral
 from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,7 +18,7 @@ from weir.manager.executors import make_executor
 from weir.manager.health import run_examples
 from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
-from weir.manager.measuring import describe, measure
+from weir.manager.measuring import describe, is_hashable, measure
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
@@ -128,7 +129,7 @@ class Service:
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
         call = self._new_call(Call, item, timeout, priority, key)
-        if self._plain and timeout is None and backpressure is None:
+        if self._plain and timeout is None and backpressure is None and key is None and not priority:
             self._driver.enter(call, self._patient)
         else:
             self.enter(call, backpressure)
@@ -261,17 +262,22 @@ class Service:
 
     def enter(self, call: Call | ThreadCall, backpressure: bool | None) -> None:
         """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
-        if not self._plain or call.timeout != self.settings.timeout:
-            try:
-                self._look_at(call)
-            except WeirError as error:
-                self._driver.refuse(call, error)
-                return
+        try:
+            self._look_at(call)
+        except WeirError as error:
+            self._driver.refuse(call, error)
+            return
         self._driver.enter(call, self._patient if backpressure is None else backpressure)
 
     def _look_at(self, call: Call | ThreadCall) -> None:
         if not call.timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
+        # The line is sorted by the one and looks the other up: what cannot be must not get as far as that.
+        priority: Any = call.priority
+        if not isinstance(priority, Integral):
+            raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")
+        if not is_hashable(call.key):
+            raise InvalidRequest(f"key={call.key!r:.100}: must be hashable")
         if not self._plain and call.kind is Kind.ITEM:
             describe(self.model, call)
 

@@ -53,7 +53,8 @@ class Window(Generic[C]):
     def withdraw(self) -> None:
         """Cancel all that is under way."""
         for _, call in self._under_way:
-            call.cancel()
+            if not call.cancel() and not call.cancelled():
+                call.exception()  # nobody will look at it any more: asyncio need not complain of that
 
 
 class Source:
@@ -150,8 +151,12 @@ class _Feed:
     async def stop(self) -> None:
         """Pull no more and cancel what is under way."""
         self._task.cancel()
-        await asyncio.wait([self._task])
-        self._window.withdraw()
+        try:
+            await asyncio.wait(
+                [self._task]
+            )  # the iterable may take its time to end, and whoever leaves may leave this too
+        finally:
+            self._window.withdraw()
 
     async def _pull(self, items: AsyncIterable[Any]) -> None:
         try:

@@ -27,9 +27,7 @@ def pack_error(error: WeirError) -> Failure:
     kind = type(error)
     nearest = next(base for base in kind.__mro__ if getattr(errors, base.__name__, None) is base)
     state = _pickle(error.__dict__) or pickle.dumps({**_plain_state(error), "details": repr(error.details)}, 5)
-    cause = None if error.__cause__ is None else _pickle(error.__cause__)
-    if cause is not None and len(cause) > MAX_CAUSE_BYTES:
-        cause = None
+    cause = None if error.__cause__ is None else _pickle_cause(error.__cause__)
     return Failure(nearest.__name__, state, None if kind is nearest else _pickle(kind), cause)
 
 
@@ -51,6 +49,35 @@ def unpack_error(failure: Failure) -> WeirError:
     if isinstance(cause, BaseException):
         error.__cause__ = cause
     return error
+
+
+def _pickle_cause(cause: BaseException) -> bytes | None:
+    data = _pickle(cause)
+    if data is not None and len(data) > MAX_CAUSE_BYTES:
+        return None
+    if _unpickle(data) is None:
+        # Many exceptions cannot be made again from their `args`: their constructors take something else.
+        state = {name: value for name, value in cause.__dict__.items() if _pickle(value) is not None}
+        args = tuple(repr(value) if _pickle(value) is None else value for value in cause.args)
+        data = _pickle(_Unmade(type(cause), args, state))
+    return None if data is None or len(data) > MAX_CAUSE_BYTES else data
+
+
+class _Unmade:
+    """Pickles as a call of `_make`."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._parts = parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _make, self._parts
+
+
+def _make(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    made = kind.__new__(kind)
+    made.args = args
+    made.__dict__.update(state)
+    return made
 
 
 def _plain_state(error: WeirError) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A *column* is a list with one value per entry, or a WeirError where the entry has failed. Steps leave those as they are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from weir.errors import WeirError
@@ -76,6 +76,8 @@ class Together:
             return []
         try:
             returned = self._call(values[:])  # a copy: a model may do what it likes with its list
+            if isinstance(returned, Iterator):  # a generator runs the model's own code only now
+                returned = list(returned)
         except BaseException as error:
             if isinstance(error, self._fatal):
                 raise
