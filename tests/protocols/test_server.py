@@ -268,8 +268,6 @@ def test_who_connected_just_before_the_end_is_refused_and_not_cut_off(run: Run) 
 
 
 def test_web_sockets_are_handed_over(run: Run) -> None:
-    pytest.importorskip("websockets", reason="uvicorn needs it for WebSocket")
-
     async def echo(scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "websocket"
         await receive()
