@@ -229,17 +229,17 @@ def test_nothing_is_said_of_errors_in_a_stream_that_was_left() -> None:
 def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
     async def clinging() -> AsyncIterator[int]:
         try:
-            yield 1
-            yield 2
+            for item in range(3):
+                yield item
             await asyncio.Event().wait()
         finally:
             await asyncio.Event().wait()
 
     async def main() -> None:
-        async with serving(None, max_batch_size=1) as rig:
+        async with serving(None, max_batch_size=2) as rig:
             waiting = asyncio.ensure_future(anext(rig.service.stream(clinging())))
             await turns(50)
-            assert rig.service.state()["waiting"] == 1
+            assert rig.service.state()["waiting"] >= 1
             for _ in range(2):  # the second one while the first waits for the source
                 waiting.cancel()
                 await turns(50)
