@@ -160,3 +160,14 @@ def test_the_worker_gets_what_it_must_act_on_and_the_rest_is_noted(spin: float) 
         ours.shutdown(socket.SHUT_RDWR)
         assert channel.receive() == Stop()
     places._arena.close()
+
+
+@pytest.mark.parametrize("spin", [0.0, 0.001])
+def test_a_server_that_leaves_without_reading_the_last_answer_means_stop(spin: float) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        channel = ChildChannel(theirs, FrameParser(), None)
+        channel.spin = spin
+        channel.send(b"answer")
+        ours.close()
+        assert channel.receive() == Stop()

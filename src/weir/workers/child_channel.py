@@ -35,7 +35,7 @@ class ChildChannel:
     def receive(self) -> Start | Batch | Stop:
         """Wait for the next frame to act on."""
         while not self._frames:
-            size = self._spin() or self._socket.recv_into(self._buffer)
+            size = self._spin() or self._wait()
             if size == 0:
                 return Stop()
             self._note(self._parser.feed(self._buffer[:size]))
@@ -74,10 +74,16 @@ class ChildChannel:
             elif isinstance(frame, (Start, Stop)):
                 self._frames.append(frame)
 
+    def _wait(self) -> int:
+        try:
+            return self._socket.recv_into(self._buffer)
+        except ConnectionResetError:  # the server left without reading the last answer
+            return 0
+
     def _receive_now(self) -> int:
         try:
             return self._socket.recv_into(self._buffer, 0, socket.MSG_DONTWAIT)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):
             return 0
 
     def _spin(self) -> int:
