@@ -29,6 +29,7 @@ from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy
 
 ITEM = Kind.ITEM
+SIGHT_BATCHES = 4  # the time in sight moves slowly: it is worked out again with every fourth batch
 UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measured
 
 
@@ -162,7 +163,7 @@ class Batcher:
         alone_since = self._places.take_back(dispatch.worker, batch_id, now)
         self._suspects.ended(batch_id)
         self.service.learn(dispatch.rows, now - max(dispatch.at, alone_since), now)
-        if self._tight < inf:
+        if self._tight < inf and batch_id % SIGHT_BATCHES == 0:
             self._tight = self._time_in_sight()
         self._freed = True
         return dispatch

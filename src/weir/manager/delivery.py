@@ -8,8 +8,11 @@ from typing import Any
 from weir.batching.collate import deliver
 from weir.errors import WeirError
 from weir.messages import Dispatch, Events, Observer, Request
+from weir.telemetry.silent import SilentObserver
 
 logger = logging.getLogger("weir")
+
+EVENTS = ("refused", "dispatched", "answered", "computed", "worker_changed")
 
 
 class Delivery:
@@ -17,7 +20,8 @@ class Delivery:
 
     def __init__(self, model: str, observers: Sequence[Observer]) -> None:
         self.model = model
-        self.observers = tuple(observers)
+        # By event, and without those who let it pass: three events a batch are many.
+        self._hearers = {event: _hearers(observers, event) for event in EVENTS}
         # Set once the executor has given out a Block: until then no payload can be one.
         self.blocks_in_use = False
 
@@ -98,11 +102,16 @@ class Delivery:
 
     def tell(self, event: str, *facts: Any) -> None:
         """Call the method `event` of every observer. One that raises is logged, and decides nothing."""
-        for observer in self.observers:
+        for hear in self._hearers[event]:
             try:
-                getattr(observer, event)(self.model, *facts)
+                hear(self.model, *facts)
             except Exception:
-                logger.exception("observer %r raised at %r", type(observer).__name__, event)
+                logger.exception("observer %r raised at %r", type(hear.__self__).__name__, event)
+
+
+def _hearers(observers: Sequence[Observer], event: str) -> list[Any]:
+    silence = getattr(SilentObserver, event)
+    return [getattr(each, event) for each in observers if getattr(type(each), event, None) is not silence]
 
 
 def door_failed(request: Request) -> None:

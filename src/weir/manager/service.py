@@ -188,14 +188,14 @@ class Service:
 
     # Doors.
 
-    def submit(self, request: Request) -> None:
-        """Put `request` into the line.
+    def submit(self, request: Request, now: float | None = None) -> None:
+        """Put `request` into the line. `now` is what `now()` has just said, if the door has asked it anyway.
 
         Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not taken
         then, and a Block that is its payload is still the door's. A request that was taken gives its share of the Block
         back when it has its end.
         """
-        self._driver.submit(request, self._clock())
+        self._driver.submit(request, self._clock() if now is None else now)
 
     def cancel(self, request: Request) -> None:
         """Forget a request whose peer has left; nothing happens if it already has its end."""

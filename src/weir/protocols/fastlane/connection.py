@@ -239,12 +239,13 @@ class Connection(Link):
     def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
         ask = plan.ask
         service = ask.service
-        self._request = request = HttpRequest(self, plan, ask, payload, service.now())
+        now = service.now()
+        self._request = request = HttpRequest(self, plan, ask, payload, now)
         self.phase = BUSY
         try:
             if not ask.plain:
                 request.measure()
-            service.submit(request)
+            service.submit(request, now)
         except WeirError as error:
             discard(payload)
             request.fail(error)
