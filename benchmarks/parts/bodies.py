@@ -64,6 +64,7 @@ def _result(seen: Seen) -> Result:
         ])  # fmt: skip
         result.values[name] = middle(rates)
     growth = seen[WEIR]["memory"][-1] / seen[WEIR]["memory"][0]
+    result.values["times mosec"] = ratio(seen[WEIR]["rate"][1:], seen[MOSEC]["rate"][1:])
     result.goal("at least 4,000 requests/s", count(result.values[WEIR]), result.values[WEIR] >= 4000)
     result.goal("flat memory: after at most 1.1 times before", f"{growth:.3f}", growth <= 1.1)
     result.notes.append(

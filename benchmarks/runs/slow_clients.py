@@ -6,6 +6,8 @@ Prints "ready" when all are connected; ends when its input does. Arguments: HOST
 import asyncio
 import sys
 
+import uvloop
+
 
 async def one(host: str, port: int, request: bytes, connected: asyncio.Semaphore) -> None:
     """Be one slow client for ever."""
@@ -42,4 +44,4 @@ async def main(host: str, port: int, path: str, clients: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
+    uvloop.run(main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])))
