@@ -59,14 +59,16 @@ def test_the_readme_keeps_its_words_until_all_it_shows_is_measured(folder: Path)
 def test_the_readme_gets_the_figures_between_its_marks(folder: Path) -> None:
     values = dict.fromkeys(
         ("Weir 64", "mosec 64", "times mosec 64", "Weir 256", "mosec 256", "times mosec 256", "p50 1", "p50 1 mosec",
-         "Weir uvloop", "mpservice uvloop", "times mpservice uvloop", "Weir", "mosec"), 2.0,
+         "Weir uvloop", "mpservice uvloop", "times mpservice uvloop", "Weir asyncio", "mpservice asyncio",
+         "times mpservice asyncio", "Weir", "mosec", "times mosec"), 2.0,
     )  # fmt: skip
     stored = {name: {"values": values} for name in ("square", "in-process", "large-bodies")}
     report.RESULTS.write_text(json.dumps(stored))
     assert report._write_readme(stored)
     text = (folder / "README.md").read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert "| 20,000 concurrent calls in process, items/s | 2 | mpservice: 2 | 2 |" in text
+    for loop in ("asyncio", "uvloop"):
+        assert f"| 20,000 concurrent calls in process on {loop}, items/s | 2 | mpservice: 2 | 2.0 |" in text
 
 
 @pytest.mark.parametrize("name", PARTS)
