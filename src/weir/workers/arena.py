@@ -122,13 +122,12 @@ class Arena:
         return True
 
 
-class ArenaBlock:
-    """A place in an Arena of this process. See the Block protocol."""
+class SharedBlock:
+    """A place that counts its shares; the last one to go frees it. See the Block protocol."""
 
-    __slots__ = ("_shares", "arena", "offset", "view")
+    __slots__ = ("_shares", "offset", "view")
 
-    def __init__(self, arena: Arena, offset: int, view: memoryview) -> None:
-        self.arena = arena
+    def __init__(self, offset: int, view: memoryview) -> None:
         self._shares = 1
         self.offset = offset
         self.view = view
@@ -141,9 +140,25 @@ class ArenaBlock:
         """Give one share back; the last one frees the place. RuntimeError when nobody has a share any more."""
         self._shares -= 1
         if self._shares == 0:
-            self.arena.free(self.offset)
+            self._free()
         elif self._shares < 0:
             raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")
+
+    def _free(self) -> None:
+        raise NotImplementedError  # each kind of block frees its own way
+
+
+class ArenaBlock(SharedBlock):
+    """A place in an Arena of this process."""
+
+    __slots__ = ("arena",)
+
+    def __init__(self, arena: Arena, offset: int, view: memoryview) -> None:
+        super().__init__(offset, view)
+        self.arena = arena
+
+    def _free(self) -> None:
+        self.arena.free(self.offset)
 
 
 class Results:
@@ -184,25 +199,14 @@ class Results:
             self._mapping.close()
 
 
-class ResultBlock:
-    """A place in a worker's Results. See the Block protocol."""
+class ResultBlock(SharedBlock):
+    """A place in a worker's Results; freed, the worker may use it again."""
 
-    __slots__ = ("_results", "_shares", "offset", "view")
+    __slots__ = ("_results",)
 
     def __init__(self, results: Results, offset: int, view: memoryview) -> None:
+        super().__init__(offset, view)
         self._results = results
-        self._shares = 1
-        self.offset = offset
-        self.view = view
 
-    def retain(self) -> None:
-        """Take a further share in it."""
-        self._shares += 1
-
-    def release(self) -> None:
-        """Give one share back; the last one lets the worker reuse the place. RuntimeError beyond that."""
-        self._shares -= 1
-        if self._shares == 0:
-            self._results.free(self.offset, len(self.view))
-        elif self._shares < 0:
-            raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")
+    def _free(self) -> None:
+        self._results.free(self.offset, len(self.view))

@@ -20,7 +20,7 @@ class ChildChannel:
     also when the server closed its end).
 
     `spin`: seconds to poll before sleeping, yielding the CPU between two looks. To wake a sleeping worker costs the server
-    as much as tens of requests, and a lone caller notices it.
+    time, and a lone caller notices it.
     """
 
     def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:

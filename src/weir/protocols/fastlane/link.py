@@ -84,7 +84,7 @@ class Link(asyncio.BufferedProtocol):
 
     def _advance(self) -> None:
         """Do what can be done with the bytes that are there."""
-        raise NotImplementedError
+        raise NotImplementedError  # the reading part, connection.py, has it
 
     # Answers.
 
