@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from weir._version import __version__
+from weir.commands import register
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import Declared, Settings, declared_settings, read_settings
 
@@ -131,3 +132,4 @@ def _only(config: list[str] | None) -> str | None:
 
 _command("serve", _serve, declared_settings().values())
 _command("check", _check, [each for each in declared_settings().values() if each.of_model])
+register(cli)

@@ -1,0 +1,1 @@
+"""Loads a server and tells what came of it."""

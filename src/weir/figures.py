@@ -1,0 +1,49 @@
+"""How Weir draws: one style, readable without colour, written as PNG and SVG. matplotlib is an extra (`plots`)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+from weir.errors import SettingsError
+
+INK, GREY = "#30363d", "#c9ced6"
+# Each line differs from the others in dash and marker as well as in colour and lightness.
+COLOURS = ("#0b3c5d", "#d1603d", "#328e6e", "#8a5a9e", "#b8860b", "#5c6770")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+MARKERS = ("o", "s", "^", "D", "v", "x")
+
+
+def styles() -> Iterator[dict[str, Any]]:
+    """Yield keyword arguments of `plot` for one line after another."""
+    for colour, dash, marker in cycle(zip(COLOURS, DASHES, MARKERS, strict=True)):
+        yield {"color": colour, "linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.4}
+
+
+@contextmanager
+def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None) -> Iterator[Any]:
+    """Give a matplotlib figure and its grid of axes, as (figure, axes[row, column]); then write `path` as .png and .svg.
+
+    `size` is in inches. Raises SettingsError, saying what to install, without matplotlib; nothing is written then, nor
+    when the drawing raises.
+    """
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise SettingsError("drawing needs matplotlib: pip install 'weir-serving[plots]'") from error
+
+    style: Any = {
+        "font.size": 9, "axes.edgecolor": INK, "axes.labelcolor": INK, "axes.grid": True, "grid.color": GREY,
+        "grid.linewidth": 0.5, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+        "svg.hashsalt": "weir", "svg.fonttype": "none",
+    }  # fmt: skip
+    with matplotlib.rc_context(style):
+        drawing = Figure(figsize=size or (4.2 * columns, 3.0 * rows), layout="constrained")
+        FigureCanvasAgg(drawing)
+        yield drawing, drawing.subplots(rows, columns, squeeze=False)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        drawing.savefig(path.with_suffix(".png"), dpi=160)
+        drawing.savefig(path.with_suffix(".svg"), metadata={"Date": None})

@@ -1,0 +1,192 @@
+"""What a model costs: service time and energy per batch size, as measured (or stated).
+
+Times are in milliseconds and energies in millijoules, as in the paper (energy / time is then in watts); rates are rows
+per second. Energy is what a batch costs beyond what the machine draws while idle.
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.errors import SettingsError
+
+Floats = NDArray[np.float64]
+
+# Where the energies come from. "time": there is none; one millijoule per millisecond, so that power is the busy share.
+ENERGY_SOURCES = ("nvml", "rapl", "stated", "time")
+FORMAT = 1  # of the file
+
+
+class LinearFit(NamedTuple):
+    """τ(b) = alpha·b + tau0 in ms, ζ(b) = beta·b + zeta0 in mJ, by least squares, and how much of the variance each
+    explains (1: all)."""
+
+    alpha_ms: float
+    tau0_ms: float
+    beta_mj: float
+    zeta0_mj: float
+    time_r2: float
+    energy_r2: float
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """Index b - 1 of each array is that of a batch of b rows, b = 1 ... max_batch_size.
+
+    `service_time_ms` is the mean time for which a batch occupies its worker (with two batches in flight: the time
+    between two that follow each other), `cv` the coefficient of variation of that time, and `latency_offset_ms` what
+    a caller waits beyond it (0 with one batch in flight). `about` says how it was measured: texts by name.
+
+    Raises SettingsError naming the batch size and the value that cannot be.
+    """
+
+    service_time_ms: Floats
+    energy_mj: Floats
+    cv: Floats
+    latency_offset_ms: float = 0.0
+    pipeline_depth: int = 1
+    energy_source: str = "stated"
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        size = np.size(self.service_time_ms)
+        for name, smallest in (("service_time_ms", None), ("energy_mj", 0.0), ("cv", 0.0)):
+            values = np.array(getattr(self, name), dtype=np.float64, ndmin=1)
+            _check_table(name, values, size, smallest)
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
+        if not (np.isfinite(self.latency_offset_ms) and self.latency_offset_ms >= 0.0):
+            raise SettingsError(f"latency_offset_ms={self.latency_offset_ms!r}: must be a number, 0 or more")
+        if self.energy_source not in ENERGY_SOURCES:
+            raise SettingsError(f"energy_source={self.energy_source!r}: must be one of {', '.join(ENERGY_SOURCES)}")
+
+    @classmethod
+    def linear(
+        cls, *, alpha_ms: float, tau0_ms: float, beta_mj: float = 0.0, zeta0_mj: float = 0.0, max_batch_size: int,
+        cv: float = 0.0, about: Mapping[str, Any] | None = None,
+    ) -> "Profile":  # fmt: skip
+        """Return τ(b) = alpha·b + tau0 and ζ(b) = beta·b + zeta0 (equations 1 and 2 of the paper). Without energies, ζ is τ."""
+        if max_batch_size < 1:
+            raise SettingsError(f"max_batch_size={max_batch_size}: must be 1 or more")
+        sizes = np.arange(1, max_batch_size + 1)
+        times: Floats = np.asarray(alpha_ms * sizes + tau0_ms, dtype=np.float64)
+        stated = bool(beta_mj or zeta0_mj)
+        energies: Floats = np.asarray(beta_mj * sizes + zeta0_mj, dtype=np.float64) if stated else times
+        source = "stated" if stated else "time"
+        return cls(times, energies, np.full(max_batch_size, cv), energy_source=source, about=about or {})
+
+    @property
+    def max_batch_size(self) -> int:
+        """The largest batch there is a measurement for, in rows."""
+        return len(self.service_time_ms)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """1 ... max_batch_size."""
+        return np.arange(1, self.max_batch_size + 1)
+
+    @property
+    def best_batch_size(self) -> int:
+        """b* = argmax b/τ(b): the batch that serves the most rows per second; often not the largest."""
+        return int(np.argmax(self.sizes / self.service_time_ms)) + 1
+
+    @property
+    def max_rate(self) -> float:
+        """The rows per second that one worker can serve, in batches of `best_batch_size`."""
+        return 1000.0 * float(np.max(self.sizes / self.service_time_ms))
+
+    def scaled(self, *, time: float = 1.0, energy: float = 1.0) -> "Profile":
+        """Return this profile with all times and energies multiplied."""
+        return Profile(
+            self.service_time_ms * time, self.energy_mj * energy, self.cv, self.latency_offset_ms * time,
+            self.pipeline_depth, self.energy_source, self.about,
+        )  # fmt: skip
+
+    def up_to(self, max_batch_size: int) -> "Profile":
+        """Return the profile of batches of at most that many rows. Raises SettingsError if there are not as many."""
+        if not 1 <= max_batch_size <= self.max_batch_size:
+            raise SettingsError(f"max_batch_size={max_batch_size}: the profile has sizes 1 to {self.max_batch_size}")
+        return Profile(
+            self.service_time_ms[:max_batch_size], self.energy_mj[:max_batch_size], self.cv[:max_batch_size],
+            self.latency_offset_ms, self.pipeline_depth, self.energy_source, self.about,
+        )  # fmt: skip
+
+    def fit(self) -> LinearFit:
+        """Return the straight lines through the tables."""
+        alpha, tau0, time_r2 = _line(self.sizes, self.service_time_ms)
+        beta, zeta0, energy_r2 = _line(self.sizes, self.energy_mj)
+        return LinearFit(alpha, tau0, beta, zeta0, time_r2, energy_r2)
+
+    def to_toml(self) -> str:
+        """Return the text of a profile file."""
+        import tomli_w  # only those who write files need it
+
+        document: dict[str, Any] = {
+            "weir_profile": FORMAT,
+            "max_batch_size": self.max_batch_size,
+            "best_batch_size": self.best_batch_size,
+            "max_rate": self.max_rate,
+            "latency_offset_ms": self.latency_offset_ms,
+            "pipeline_depth": self.pipeline_depth,
+            "energy_source": self.energy_source,
+            "about": dict(self.about),
+            "linear_fit": self.fit()._asdict(),
+            "table": {name: getattr(self, name).tolist() for name in ("service_time_ms", "energy_mj", "cv")},
+        }
+        return tomli_w.dumps(document)
+
+    @classmethod
+    def from_toml(cls, text: str, source: str = "profile") -> "Profile":
+        """Return the profile that `text` says; only the tables, and what says how to read them, count.
+
+        Raises SettingsError naming `source`, the key and what is wrong.
+        """
+        try:
+            document = tomllib.loads(text)
+            if document.get("weir_profile") != FORMAT:
+                raise SettingsError(f"weir_profile={document.get('weir_profile')!r}: must be {FORMAT}")
+            table = document["table"]
+            times = table["service_time_ms"]
+            return cls(
+                times, table.get("energy_mj", times), table.get("cv", [0.0] * len(times)),
+                document.get("latency_offset_ms", 0.0), document.get("pipeline_depth", 1),
+                document.get("energy_source", "time"), document.get("about", {}),
+            )  # fmt: skip
+        except SettingsError as error:
+            raise SettingsError(f"{source}: {error.message}") from None
+        except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
+            raise SettingsError(f"{source}: must be a profile made by `weir profile`: {error}") from error
+
+
+def _check_table(name: str, values: Floats, size: int, smallest: float | None) -> None:
+    if values.ndim != 1 or len(values) != size or not size:
+        raise SettingsError(
+            f"{name}: must have one value for each batch size, {size} of them; has shape {values.shape}"
+        )
+    good = np.isfinite(values) & (values > 0.0 if smallest is None else values >= smallest)
+    if not good.all():
+        worst = int(np.argmin(good))
+        rule = "greater than 0" if smallest is None else "0 or more"
+        raise SettingsError(
+            f"{name}: the value for batch size {worst + 1} is {values[worst]}; must be {rule}, and finite"
+        )
+
+
+def _line(sizes: NDArray[np.int64], values: Floats) -> tuple[float, float, float]:
+    if len(values) == 1:
+        return 0.0, float(values[0]), 1.0
+    slope, start = np.polyfit(sizes, values, 1)
+    left = values - (slope * sizes + start)
+    variance = float(np.sum((values - values.mean()) ** 2))
+    return float(slope), float(start), 1.0 - float(left @ left) / variance if variance > 0.0 else 1.0
+
+
+# τ(b) = 0.3051·b + 1.052 ms and ζ(b) = 19.90·b + 19.60 mJ: GoogLeNet on a Tesla P4, the paper's example (section V).
+GOOGLENET_P4 = Profile.linear(
+    alpha_ms=0.3051, tau0_ms=1.052, beta_mj=19.90, zeta0_mj=19.60, max_batch_size=32,
+    about={"model": "GoogLeNet", "device": "NVIDIA Tesla P4", "source": "arXiv 2501.02181, section V"},
+)  # fmt: skip

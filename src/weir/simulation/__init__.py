@@ -1,0 +1,1 @@
+"""Drives the real Batcher in virtual time: any policy, any arrivals, one or several workers."""
