@@ -1,0 +1,148 @@
+"""A bank: one table for each of some rates, and what each is predicted to do. What a server loads and runs."""
+
+import io
+import json
+import zipfile
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.errors import SettingsError
+from weir.policy.objective import Objective
+from weir.policy.prices import Prices
+from weir.policy.profile import Floats, Profile
+from weir.policy.tables import checked_table
+
+FORMAT = 1  # of the file
+_FLOATS = ("rates", "shares", "response_time_ms", "p99_ms", "power_w")
+_TABLES = ("tables", "second_tables")
+# What numpy and zipfile raise for bytes that are something else, or damaged.
+_UNREADABLE = (
+    zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError, ValueError, AttributeError, RuntimeError,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Bank:
+    """Entry i of each array belongs to `rates[i]`.
+
+    Attributes:
+        profile: what a batch costs on one worker.
+        prices: what the tables were solved for.
+        workers: how many workers serve the line.
+        objective: the promise about latency, if there is one.
+        rates: rows per second in all, ascending; shape [R].
+        tables: uint16 [R, S], see tables.py.
+        second_tables: uint16 [R, S]; equal to `tables` where one table is enough.
+        shares: the share of batches that the second table decides, 0 to 1.
+        max_waiting: rows beyond which arrivals are refused; 0 for no bound.
+        response_time_ms, p99_ms, power_w: predicted mean and 99th percentile of the response time, and mean power of
+            all workers together.
+
+    Raises SettingsError naming the array, the entry and the rule.
+    """
+
+    profile: Profile
+    prices: Prices
+    workers: int
+    objective: Objective | None
+    rates: Floats
+    tables: NDArray[np.uint16]
+    second_tables: NDArray[np.uint16]
+    shares: Floats
+    max_waiting: NDArray[np.int64]
+    response_time_ms: Floats
+    p99_ms: Floats
+    power_w: Floats
+
+    def __post_init__(self) -> None:
+        if self.workers < 1:
+            raise SettingsError(f"workers={self.workers}: must be 1 or more")
+        count = np.size(self.rates)
+        for name in _FLOATS:
+            self._keep(name, np.array(getattr(self, name), dtype=np.float64, ndmin=1), (count,))
+        self._keep("max_waiting", np.array(self.max_waiting, dtype=np.int64, ndmin=1), (count,))
+        self._check_numbers()
+        for name in _TABLES:
+            self._keep_tables(name)
+
+    def limits(self) -> NDArray[np.int64]:
+        """Return the control limit of each table: the smallest number of waiting rows that it serves."""
+        return np.asarray(np.argmax(self.tables > 0, axis=1), dtype=np.int64)
+
+    def index_of(self, rate: float) -> int:
+        """Return the index of the table for `rate`: that of the rate nearest by ratio."""
+        return int(np.searchsorted(np.sqrt(self.rates[:-1] * self.rates[1:]), rate))
+
+    @property
+    def capacity(self) -> float:
+        """The rows per second that all workers together can serve."""
+        return self.workers * self.profile.max_rate
+
+    def to_bytes(self) -> bytes:
+        """Return the content of a bank file (npz)."""
+        about = {
+            "weir_bank": FORMAT,
+            "profile": self.profile.to_toml(),
+            "prices": [self.prices.latency_weight, self.prices.energy_weight, self.prices.reference_rate],
+            "workers": self.workers,
+            "objective": self.objective,
+        }
+        buffer = io.BytesIO()
+        arrays = {name: getattr(self, name) for name in (*_FLOATS, "max_waiting", *_TABLES)}
+        np.savez(buffer, about=np.array(json.dumps(about)), **arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str = "bank") -> "Bank":
+        """Return the bank that `to_bytes` wrote. Raises SettingsError naming `source` and what is wrong."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+                about = json.loads(str(arrays["about"]))
+                return cls._of(about, {name: arrays[name] for name in (*_FLOATS, "max_waiting", *_TABLES)})
+        except SettingsError as error:
+            raise SettingsError(f"{source}: {error.message}") from None
+        except _UNREADABLE as error:
+            raise SettingsError(f"{source}: must be a bank made by `weir solve`: {error}") from error
+
+    @classmethod
+    def _of(cls, about: dict[str, Any], arrays: dict[str, Any]) -> "Bank":
+        if about.get("weir_bank") != FORMAT:
+            raise SettingsError(f"weir_bank={about.get('weir_bank')!r}: must be {FORMAT}")
+        objective = about["objective"]
+        return cls(
+            profile=Profile.from_toml(about["profile"]),
+            prices=Prices(*about["prices"]),
+            workers=about["workers"],
+            objective=None if objective is None else Objective(*objective).checked(),
+            **arrays,
+        )
+
+    def _keep(self, name: str, values: NDArray[Any], shape: tuple[int, ...]) -> None:
+        if values.shape != shape or not values.size:
+            raise SettingsError(f"{name}: must have one entry for each rate, shape {shape}; has {values.shape}")
+        values.setflags(write=False)
+        object.__setattr__(self, name, values)
+
+    def _check_numbers(self) -> None:
+        ascending = np.diff(self.rates, prepend=0.0) > 0.0
+        if not (ascending.all() and np.isfinite(self.rates[-1])):
+            raise SettingsError(f"rates={self.rates.tolist()}: must be finite, greater than 0 and ascending")
+        for name, smallest, largest in (("shares", 0.0, 1.0), ("max_waiting", 0, np.inf)):
+            values = getattr(self, name)
+            good = (values >= smallest) & (values <= largest)
+            if not good.all():
+                i = int(np.argmin(good))
+                raise SettingsError(
+                    f"{name}: {values[i]} for rate {self.rates[i]:g}: must be {smallest:g} to {largest:g}"
+                )
+
+    def _keep_tables(self, name: str) -> None:
+        values = np.asarray(getattr(self, name))
+        if values.ndim != 2:
+            raise SettingsError(f"{name}: must have shape [rates, states]; has {values.shape}")
+        rows = [checked_table(row, self.profile.max_batch_size, name) for row in values]
+        self._keep(name, np.array(rows, dtype=np.uint16), (len(self.rates), values.shape[1]))
