@@ -1,9 +1,54 @@
-"""objective.py: what is promised about latency."""
+"""The latency objective: its text form, its guard, what it refuses."""
 
+import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.objective import Objective
+from weir.policy.objective import Objective, unavoidable_power_w
+from weir.policy.profile import GOOGLENET_P4, Profile
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline", "late_share"),
+    [("p99=20ms", 0.02, 0.01), ("p95=1s", 1.0, 0.05), ("p99.9=250us", 250e-6, 0.001), ("p50=0.3", 0.3, 0.5)],
+)
+def test_reads_what_users_write_and_says_it_again(text: str, deadline: float, late_share: float) -> None:
+    objective = Objective.parse(text)
+    assert (objective.deadline, objective.late_share, objective.margin) == (deadline, late_share, 0.0)
+    assert Objective.parse(str(objective)) == objective
+
+
+@pytest.mark.parametrize(
+    "text", ["", "p99", "20ms", "p99=", "p99=fast", "p99=0", "p99=-1ms", "p100=20ms", "p0=20ms", "p99=inf", "q9=1ms"]
+)
+def test_refuses_what_is_no_objective(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"latency_objective=.*as in p99=20ms"):
+        Objective.parse(text)
+
+
+def test_the_guard_leaves_time_for_the_batch_that_would_be_cut() -> None:
+    allowance = Objective(0.02, 0.01, 0.001).allowance(GOOGLENET_P4)
+    assert len(allowance) == 33
+    assert allowance[1] == pytest.approx(0.02 - 0.0013571 - 0.001)
+    assert allowance[32] == pytest.approx(0.02 - 0.0108152 - 0.001)
+    assert allowance[0] == allowance[1]
+
+
+def test_the_margin_covers_the_offset_and_the_spread() -> None:
+    profile = Profile(np.array([2.0, 3.0]), np.ones(2), np.array([0.1, 0.2]), latency_offset_ms=4.0)
+    made = Objective(0.02, 0.01).with_margin(profile)
+    assert made.margin == pytest.approx((4.0 + 2.326 * 0.6) / 1000.0)
+    assert (made.deadline, made.late_share) == (0.02, 0.01)
+
+
+def test_an_objective_that_no_row_meets_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"latency_objective=p99=1ms: a row alone takes 1\.357 ms"):
+        Objective(0.001, 0.01).with_margin(GOOGLENET_P4)
+
+
+def test_full_batches_draw_the_power_that_none_can_do_without() -> None:
+    rate = GOOGLENET_P4.max_rate
+    assert unavoidable_power_w(GOOGLENET_P4, rate) == pytest.approx((19.9 * 32 + 19.6) / 10.8152)
 
 
 def test_an_objective_is_a_value() -> None:
