@@ -13,7 +13,7 @@ import inspect
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import uvloop
@@ -29,6 +29,7 @@ from weir.protocols.server import HttpServer
 from weir.settings import ModelToServe, Settings
 from weir.telemetry.logs import LogObserver, get_logger, redacted
 from weir.telemetry.metrics import Metrics
+from weir.telemetry.recording import recorders
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WRITE_TIMEOUT = 5.0  # seconds that finished answers get to leave, at the end of a drain
@@ -46,7 +47,9 @@ class App:
         self._logger = get_logger("weir")
         metrics = Metrics() if settings.telemetry.metrics else None
         counting: list[Observer] = [] if metrics is None else [metrics]
-        heard = [*counting, LogObserver(self._logger), *observers]
+        record = settings.telemetry.record
+        self._recorders = recorders(record, [model.name for model in settings.models]) if record is not None else []
+        heard = [*counting, LogObserver(self._logger), *self._recorders, *observers]
         services = [make_service(model, heard) for model in settings.models]
         self.registry = Registry(services, {model.name: model.routes for model in settings.models})
         render = None if metrics is None else make_exposition(metrics, self.registry).render
@@ -61,6 +64,13 @@ class App:
         the worker's traceback if a model cannot be loaded; nothing is left running then.
         """
         self._catch_signals()
+        with ExitStack() as recording:
+            for recorder in self._recorders:
+                recording.enter_context(recorder)
+            await self._serve(ready)
+        self._logger.info("stopped")
+
+    async def _serve(self, ready: Callable[[], None]) -> None:
         await self.server.start()
         try:
             self._logger.info("listening", address=self.server.address)
@@ -71,7 +81,6 @@ class App:
         finally:
             await self.registry.stop(0.0)
             await self.server.stop()
-        self._logger.info("stopped")
 
     async def _load(self) -> bool:
         """Load all models; False if a signal came first."""

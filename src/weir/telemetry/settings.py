@@ -1,4 +1,4 @@
-"""The settings of metrics and logs."""
+"""The settings of metrics, logs and recordings."""
 
 from dataclasses import dataclass
 
@@ -17,6 +17,10 @@ class TelemetrySettings:
         "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
     )
     log_file: str | None = setting(None, "file that gets every log line too, as JSON", metavar="PATH")
+    record: str | None = setting(
+        None, "file that gets the arrivals of requests, to be simulated or replayed; one of each model if there are several",
+        metavar="PATH",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)
