@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ INK, GREY = "#30363d", "#c9ced6"
 # Each line differs from the others in dash and marker as well as in colour and lightness.
 COLOURS = ("#0b3c5d", "#d1603d", "#328e6e", "#8a5a9e", "#b8860b", "#5c6770")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)))
+_PALETTE = 64  # colours of a PNG
 MARKERS = ("o", "s", "^", "D", "v", "x")
 
 
@@ -45,5 +47,15 @@ def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, fl
         FigureCanvasAgg(drawing)
         yield drawing, drawing.subplots(rows, columns, squeeze=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        drawing.savefig(path.with_suffix(".png"), dpi=160)
+        _save_png(drawing, path.with_suffix(".png"))
         drawing.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+
+
+def _save_png(drawing: Any, path: Path) -> None:
+    """Write the drawing with a palette: it has few colours, and takes a third of the space."""
+    from PIL import Image  # matplotlib needs it too
+
+    canvas = BytesIO()
+    drawing.savefig(canvas, format="png", dpi=160, transparent=False)
+    with Image.open(canvas) as image:
+        image.convert("RGB").quantize(_PALETTE, dither=Image.Dither.NONE).save(path, optimize=True)

@@ -1,0 +1,92 @@
+"""Each figure is written as PNG and SVG, small, with what it shows named in the SVG's texts."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weir.policy.bank import Bank
+from weir.policy.prices import Prices
+from weir.policy.profile import GOOGLENET_P4
+from weir.policy.tables import greedy_table, limit_table, stacked, static_table
+from weir.simulation.plots.banks import Compared, draw_bank
+from weir.simulation.plots.curves import Curve, Panel, draw_panels
+from weir.simulation.plots.maps import PolicyMap, draw_policy_maps
+from weir.simulation.plots.predictions import Point, draw_predictions
+from weir.simulation.plots.timeline import Timeline, draw_timelines
+
+_LARGEST_BYTES = 150_000
+
+
+def texts(path: Path) -> list[str]:
+    """Return the texts of the SVG, having looked at the PNG's size."""
+    assert 1_000 < path.with_suffix(".png").stat().st_size < _LARGEST_BYTES
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.with_suffix(".svg").read_text())
+
+
+def test_a_map_says_the_batch_of_each_state_that_serves(tmp_path: Path) -> None:
+    maps = [PolicyMap("patient", [0.5], [limit_table(3, 4)]), PolicyMap("static", [0.1, 0.9], [static_table(2)] * 2)]
+    draw_policy_maps(tmp_path / "map", maps, states=6)
+    shown = texts(tmp_path / "map")
+    assert {"patient", "static", "0.5", "0.9", "load ρ", "requests waiting (state)"} <= set(shown)
+    # States 3 to 6 of the first map serve 3, 4, 4, 4; states 2 to 6 of both rows of the second serve 2.
+    assert shown.count("3") >= 1
+    assert shown.count("2") >= 10
+
+
+def test_panels_leave_out_what_is_not_finite(tmp_path: Path) -> None:
+    panels = [
+        Panel("first", [Curve("solved", [1, 10, 100], [1, 2, np.inf])], {"greedy": (5, 3), "unstable": (np.inf, 1)}),
+        Panel("second", [Curve("solved", [1, 10], [1, 2]), Curve("other", [1, 10], [2, 3])]),
+        Panel("third", []),
+    ]
+    draw_panels(
+        tmp_path / "p", panels, x="time (ms)", y=["power (W)", "b", "c"], log_x=True, log_y=[True, False, False]
+    )
+    shown = texts(tmp_path / "p")
+    assert {"first", "second", "third", "solved", "other", "greedy", "time (ms)", "power (W)", "b", "c"} <= set(shown)
+    assert "unstable" not in shown
+    assert {"1", "10", "100"} & set(shown)
+
+
+def test_a_timeline_shows_the_line_and_the_batches_of_the_window(tmp_path: Path) -> None:
+    one = Timeline([0.0, 0.001, 0.002, 0.02], [0.002, 0.02], [0.012, 0.03], [3, 1], [0, 0])
+    two = Timeline([0.0, 0.004], [0.0, 0.004], [0.02, 0.02], [5, 7], [0, 1], rows=[5, 7])
+    draw_timelines(tmp_path / "t", {"patient": one, "two workers": two}, begin=0.0, end=0.015)
+    shown = texts(tmp_path / "t")
+    assert {"patient", "two workers", "worker 0", "worker 1", "time (ms)", "rows waiting", "3", "5", "7"} <= set(shown)
+
+
+def test_a_timeline_without_batches_is_a_line(tmp_path: Path) -> None:
+    draw_timelines(tmp_path / "t", {"quiet": Timeline([5.0], [], [], [], [])}, begin=0.0, end=1.0)
+    assert "quiet" in texts(tmp_path / "t")
+
+
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_predictions_stand_beside_the_diagonal(tmp_path: Path, scale: float) -> None:
+    points = {
+        "smdp": [Point(1.0, 1.02, 0.99, 1.05, "0.3"), Point(2.0 * scale, 2.0 * scale, 1.9 * scale, 2.1 * scale)],
+        "full:8": [Point(np.inf, np.inf, np.inf, np.inf, "unstable")],
+    }
+    draw_predictions(tmp_path / "p", points, what="power", unit="W")
+    shown = texts(tmp_path / "p")
+    assert {"smdp", "full:8", "predicted power (W)", "measured power (W)", "0.3"} <= set(shown)
+    assert "unstable" not in shown
+
+
+def test_predictions_may_be_none(tmp_path: Path) -> None:
+    draw_predictions(tmp_path / "p", {"smdp": []})
+    assert "measured mean response time (ms)" in texts(tmp_path / "p")
+
+
+def test_a_bank_stands_beside_other_policies(tmp_path: Path) -> None:
+    tables = stacked([greedy_table(32), limit_table(5, 32)])
+    none = np.zeros(2)
+    rates, times, powers = np.array([100.0, 2000.0]), np.array([3.0, 9.0]), np.array([2.0, 40.0])
+    bank = Bank(
+        GOOGLENET_P4, Prices(), 1, None, rates, tables, tables, none, none.astype(np.int64), times, 3 * times, powers
+    )
+    draw_bank(tmp_path / "bank", bank, {"greedy": Compared(times, powers + 1.0)})
+    shown = texts(tmp_path / "bank")
+    assert {"solved, mean", "solved, p99", "greedy, mean", "greedy", "rate (rows/s)", "power (W)"} <= set(shown)
