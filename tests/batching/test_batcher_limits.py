@@ -7,6 +7,7 @@ from tests.batching.mill import Asked, Mill, listed, many
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Events, Reason, Wakeup
+from weir.policy.decision import Decision, Observation
 from weir.policy.rules import FullBatches
 
 # Refusals.
@@ -230,3 +231,29 @@ def test_overload_still_answers_at_full_rate() -> None:
     answered = sum(isinstance(end, int) for request in mill.accepted for end in request.ends)
     assert answered >= 0.9 * capacity_per_second * 800 * step
     assert refused > 0
+
+
+# A policy that changes its mind.
+
+
+class Moody:
+    """Waits, until told otherwise."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def decide(self, seen: Observation) -> Decision:
+        """Say what it was told."""
+        return Decision(self.rows)
+
+
+def test_reconsider_asks_again_about_every_group_that_waits() -> None:
+    policy = Moody()
+    mill = Mill(policy, workers=2, max_queue_delay=1e6)
+    assert mill.submit(Asked(0, key="a"), Asked(1, key="b")) == []
+    policy.rows = 1
+    mill.batcher.reconsider()
+    assert mill.batcher.next_wakeup is not None
+    assert [cut.rows for cut in mill.turn(Wakeup.ARRIVAL)] == [1, 1]
+    mill.batcher.reconsider()  # nothing waits: nothing happens
+    assert mill.turn(Wakeup.ARRIVAL) == []

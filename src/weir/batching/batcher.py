@@ -20,6 +20,7 @@ from weir.batching.estimate import ServiceTime
 from weir.batching.group import Group
 from weir.batching.history import History
 from weir.batching.line import Line
+from weir.batching.outlook import UNKNOWN_WAIT, Outlook
 from weir.batching.places import Places
 from weir.batching.retry import Suspects, load_of
 from weir.batching.running import Running
@@ -30,7 +31,6 @@ from weir.policy.decision import Observation, Policy
 
 ITEM = Kind.ITEM
 SIGHT_BATCHES = 4  # the time in sight moves slowly: it is worked out again with every fourth batch
-UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measured
 
 
 class Batcher:
@@ -41,8 +41,8 @@ class Batcher:
     """
 
     __slots__ = (
-        "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_places", "_running", "_small",
-        "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
+        "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places", "_running",
+        "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
@@ -53,6 +53,7 @@ class Batcher:
         self.policy_error: Exception | None = None
         self._line = Line(settings.max_queue_size)
         self._places = Places()
+        self._outlook = Outlook(settings, self.service, self._line, self._places)
         self._running = Running()
         self._suspects = Suspects()
         self._history = History()
@@ -107,18 +108,9 @@ class Batcher:
                 retry_after=self.drain_time(),
             )
         request.large = request.rows > self._small or (request.large and self._small < inf)
-        if request.deadline <= now + self._tight and self._cannot_make_it(request, now):
+        if request.deadline <= now + self._tight and self._outlook.cannot_make_it(request, now):
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the answer would come too late with this line")
         self._line.enter(request)
-
-    def _cannot_make_it(self, request: Request, now: float) -> bool:
-        """Tell whether even with luck the answer would be late: whoever is ahead for certain, then its own service."""
-        if not self.service.is_trusted(now) or not len(self._places):
-            return False
-        group = self._line.groups.get(request.key)
-        ahead = len(group.lane_of(request)) if group is not None else 0
-        rows = min(request.rows, self.settings.max_batch_size)
-        return now + ahead / self._rate(self.waiting_rows) + self.service.optimistic(rows) >= request.deadline
 
     def cancel(self, request: Request, now: float) -> list[tuple[int, int, list[int]]]:
         """The caller of a submitted `request` left: settle it and take it out of the line.
@@ -164,15 +156,9 @@ class Batcher:
         self._suspects.ended(batch_id)
         self.service.learn(dispatch.rows, now - max(dispatch.at, alone_since), now)
         if self._tight < inf and batch_id % SIGHT_BATCHES == 0:
-            self._tight = self._time_in_sight()
+            self._tight = self._outlook.time_in_sight()
         self._freed = True
         return dispatch
-
-    def _time_in_sight(self) -> float:
-        """Return a time in which a request that arrives now is surely answered, unless the line grows a lot meanwhile."""
-        largest = self.settings.max_batch_size
-        rows = min(self.settings.max_queue_size, 2 * self.waiting_rows + 16 * largest)
-        return self.service.careful(largest) + (rows + largest) / self._rate(rows)
 
     def dispatch_of(self, batch_id: int) -> Dispatch | None:
         """Return the running batch of that id."""
@@ -218,7 +204,7 @@ class Batcher:
         if not rows:
             line.turns.park(group, until)
             return None
-        load = compose(group, rows, self._max_cost, self._must_last(seen, rows), settings.max_overtakes)
+        load = compose(group, rows, self._max_cost, self._outlook.must_last(seen, rows), settings.max_overtakes)
         self._settle_up(group, load, now)
         if not load.requests:
             return None
@@ -237,18 +223,6 @@ class Batcher:
         for request in load.divided:
             line.divide(request)
         line.reconsider(group)
-
-    def _must_last(self, seen: Observation, rows: int) -> float:
-        """Return the instant after which a deadline must lie for the request to be started.
-
-        While more wait than fit, a place is precious: it goes to requests that will very likely make it. Otherwise
-        only those are left out that have hardly a chance.
-        """
-        if not self.service.is_trusted(seen.now):
-            return seen.now
-        if seen.waiting > rows:
-            return seen.now + self.service.careful(rows)
-        return seen.now + self.service.optimistic(seen.waiting)
 
     def _retry(self, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of suspects, for a worker that has nothing else."""
@@ -292,6 +266,10 @@ class Batcher:
         if self._suspects:
             soonest = min(soonest, self._suspects.earliest_deadline())
         return soonest if soonest < inf else None
+
+    def reconsider(self) -> None:
+        """The policy is not what it was: the next poll asks it anew about every group that it lets wait."""
+        self._line.turns.wake_all()
 
     # The end.
 
@@ -379,15 +357,7 @@ class Batcher:
 
     def drain_time(self) -> float:
         """Return how long the line will take at the rate at which batches come back; 1 s if nothing is known."""
-        rate = self._rate(self.waiting_rows)
-        rows = self.waiting_rows + sum(each.rows for each in self._running.batches.values()) / 2
-        return rows / rate if 0.0 < rate < inf else UNKNOWN_WAIT
-
-    def _rate(self, waiting: int) -> float:
-        """Return the rows per second that all workers serve together while so many wait."""
-        rows = self.service.typical_rows() if len(self._line.groups) > 1 else waiting
-        largest = self.settings.max_batch_size
-        return self.service.rate(max(1, int(min(rows, largest)))) * max(1, len(self._places))
+        return self._outlook.drain_time(sum(each.rows for each in self._running.batches.values()))
 
 
 def _indices(dispatch: Dispatch, request: Request) -> list[int]:

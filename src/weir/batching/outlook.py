@@ -1,0 +1,60 @@
+"""What is to be expected: how fast the line moves, and who can still make it. From the service times that were learned."""
+
+from weir.batching.estimate import ServiceTime
+from weir.batching.line import Line
+from weir.batching.places import Places
+from weir.batching.settings import BatchingSettings
+from weir.messages import Request
+from weir.policy.decision import Observation
+
+UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measured
+
+
+class Outlook:
+    """Expectations about one line and its workers. Rates are in rows per second, of all workers together."""
+
+    __slots__ = ("_largest", "_line", "_max_rows", "_places", "_service")
+
+    def __init__(self, settings: BatchingSettings, service: ServiceTime, line: Line, places: Places) -> None:
+        self._largest = settings.max_batch_size
+        self._max_rows = settings.max_queue_size
+        self._service = service
+        self._line = line
+        self._places = places
+
+    def rate(self, waiting: int) -> float:
+        """Return the rows per second that all workers serve together while so many wait."""
+        rows = self._service.typical_rows() if len(self._line.groups) > 1 else waiting
+        return self._service.rate(max(1, int(min(rows, self._largest)))) * max(1, len(self._places))
+
+    def drain_time(self, running: int) -> float:
+        """Return how long the line, and so many rows that run, will take; 1 s if nothing is known."""
+        waiting = self._line.waiting
+        rate = self.rate(waiting)
+        return (waiting + running / 2) / rate if 0.0 < rate < float("inf") else UNKNOWN_WAIT
+
+    def time_in_sight(self) -> float:
+        """Return a time in which a request that arrives now is surely answered, unless the line grows a lot meanwhile."""
+        rows = min(self._max_rows, 2 * self._line.waiting + 16 * self._largest)
+        return self._service.careful(self._largest) + (rows + self._largest) / self.rate(rows)
+
+    def cannot_make_it(self, request: Request, now: float) -> bool:
+        """Tell whether even with luck the answer would be late: whoever is ahead for certain, then its own service."""
+        if not self._service.is_trusted(now) or not len(self._places):
+            return False
+        group = self._line.groups.get(request.key)
+        ahead = len(group.lane_of(request)) if group is not None else 0
+        rows = min(request.rows, self._largest)
+        return now + ahead / self.rate(self._line.waiting) + self._service.optimistic(rows) >= request.deadline
+
+    def must_last(self, seen: Observation, rows: int) -> float:
+        """Return the instant after which a deadline must lie for the request to be started.
+
+        While more wait than fit, a place is precious: it goes to requests that will very likely make it. Otherwise
+        only those are left out that have hardly a chance.
+        """
+        if not self._service.is_trusted(seen.now):
+            return seen.now
+        if seen.waiting > rows:
+            return seen.now + self._service.careful(rows)
+        return seen.now + self._service.optimistic(seen.waiting)
