@@ -30,8 +30,8 @@ def draw_timelines(path: Path, timelines: Mapping[str, Timeline], *, begin: floa
     """Draw the window from `begin` to `end` (seconds) for each policy, one below the other: above, the rows waiting, with a
     tick for each arrival; below, a bar for each batch on its worker's lane, with its rows. Writes `path` as PNG and SVG."""
     lanes = [int(np.max(np.asarray(each.worker), initial=0)) + 1 for each in timelines.values()]
-    heights = [part for count in lanes for part in (1.3, 0.35 + 0.35 * count)]
-    with figure(path, len(heights), 1, size=(9.0, 0.6 + sum(heights))) as (_, axes):
+    heights = [part for count in lanes for part in (1.5, 0.4 + 0.35 * count)]
+    with figure(path, len(heights), 1, size=(9.0, 1.2 + sum(heights))) as (_, axes):
         axes[0, 0].get_gridspec().set_height_ratios(heights)
         for place in axes[1:, 0]:
             place.sharex(axes[0, 0])
