@@ -127,6 +127,14 @@ class BlockingService:
 
         return self._running().run(state())
 
+    def explain_policy(self) -> dict[str, Any]:
+        """Return what the policy does and what came of it. See Service.explain_policy."""
+
+        async def explain_policy() -> dict[str, Any]:
+            return self.service.explain_policy()
+
+        return self._running().run(explain_policy())
+
     def deep_health(self) -> dict[str, Any]:
         """Run the model's examples and return what came of them. See Service.deep_health."""
         return self._running().run(self.service.deep_health())

@@ -15,9 +15,11 @@ from weir.manager.call import Call, ListCall, ThreadCall
 from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver, Phase
 from weir.manager.executors import make_executor
+from weir.manager.explaining import explain_policy
 from weir.manager.health import run_examples
 from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
+from weir.manager.measured import Measured
 from weir.manager.measuring import describe, is_hashable, measure
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
@@ -94,6 +96,7 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         await self._driver.start()
+        self._measured.forget()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Take no more, finish what was accepted, end the workers.
@@ -237,6 +240,10 @@ class Service:
         """Return what there is to see, as a JSON-able dict: settings, waiting, in flight, workers, the last batches."""
         return snapshot(self, self._driver)
 
+    def explain_policy(self) -> dict[str, Any]:
+        """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
+        return explain_policy(self.name, self.batching.policy, self._driver.batcher, self._measured)
+
     async def deep_health(self) -> dict[str, Any]:
         """Run the model's examples through the service and return what came of each; see health.py."""
         return await run_examples(self)
@@ -285,7 +292,9 @@ class Service:
         executor = self._executor or make_executor(
             self.model, self.params, self.workers, name=self.name, max_batch_size=self.batching.max_batch_size
         )
-        driver = Driver(Batcher(self.batching, self.policy), executor, Delivery(self.name, self.observers), self._clock)
+        batcher = Batcher(self.batching, self.policy)
+        self._measured = Measured(self._clock, lambda: batcher.arrivals, self.batching.max_batch_size)
+        driver = Driver(batcher, executor, Delivery(self.name, (*self.observers, self._measured)), self._clock)
         kind = type(self)
         before = self.before_batch if kind.before_batch is not Service.before_batch else None
         after = self.after_batch if kind.after_batch is not Service.after_batch else None

@@ -51,6 +51,7 @@ class Pages:
             "/health/deep": self.deep,
             "/models": self.models,
             "/models/{model}": self.model,
+            "/models/{model}/policy": self.policy,
             "/openapi.json": self.openapi,
             "/docs": self.docs,
         }
@@ -87,6 +88,10 @@ class Pages:
     async def model(self, request: Request) -> Answer:
         """Show the state of one model."""
         return _json(self._registry.get(request.path_params["model"]).state())
+
+    async def policy(self, request: Request) -> Answer:
+        """Explain the policy of one model: what it does, what was predicted and what is measured."""
+        return _json(self._registry.get(request.path_params["model"]).explain_policy())
 
     async def openapi(self, request: Request) -> Answer:
         """Describe all routes as OpenAPI."""
