@@ -61,9 +61,10 @@ def _waiting(axes: Any, shown: Timeline, begin: float, end: float) -> None:
     axes.fill_between(x, y, step="post", color=GREY)
     axes.step(x, y, where="post", color=COLOURS[0], linewidth=1.0)
     seen = arrival[(arrival >= begin) & (arrival <= end)]
-    axes.plot(1000.0 * (seen - begin), np.zeros(len(seen)), "|", color=INK, markersize=5, clip_on=False)
+    if len(seen):  # without points, what is not clipped has no extent, and confuses the layout
+        axes.plot(1000.0 * (seen - begin), np.zeros(len(seen)), "|", color=INK, markersize=5, clip_on=False)
     axes.set_ylabel("rows waiting")
-    axes.set_ylim(bottom=0.0)
+    axes.set_ylim(0.0, max(1.0, 1.05 * float(y.max())))
 
 
 def _batches(axes: Any, shown: Timeline, begin: float, end: float, lanes: int) -> None:
