@@ -239,8 +239,9 @@ def test_overload_still_answers_at_full_rate() -> None:
 class Moody:
     """Waits, until told otherwise."""
 
-    def __init__(self) -> None:
-        self.rows = 0
+    def __init__(self, rows: int = 0, max_waiting: int | None = None) -> None:
+        self.rows = rows
+        self.max_waiting = max_waiting
 
     def decide(self, seen: Observation) -> Decision:
         """Say what it was told."""
@@ -257,3 +258,53 @@ def test_reconsider_asks_again_about_every_group_that_waits() -> None:
     assert [cut.rows for cut in mill.turn(Wakeup.ARRIVAL)] == [1, 1]
     mill.batcher.reconsider()  # nothing waits: nothing happens
     assert mill.turn(Wakeup.ARRIVAL) == []
+
+
+def test_a_policy_may_let_fewer_wait_than_the_settings() -> None:
+    policy = Moody(max_waiting=3)
+    mill = Mill(policy, max_queue_size=5, max_queue_delay=1e6)
+    mill.submit(*many(3))
+    assert mill.batcher.max_waiting == 3
+    assert mill.batcher.room(2) is False
+    with pytest.raises(Overloaded, match="rows=1: 3 rows wait, max_waiting of the policy=3") as caught:
+        mill.batcher.submit(Asked(0), 0.0)
+    assert caught.value.retry_after is not None
+    policy.max_waiting = 100  # the settings' own bound stays
+    mill.batcher.reconsider()
+    mill.turn(Wakeup.ARRIVAL)
+    mill.submit(*many(2))
+    with pytest.raises(Overloaded, match="5 rows wait, max_waiting of the policy=5"):
+        mill.batcher.submit(Asked(0), 0.0)
+
+
+def test_those_that_wait_already_stay_when_the_policy_takes_its_bound_down() -> None:
+    policy = Moody(rows=2)
+    mill = Mill(policy, max_queue_size=9)
+    mill.submit(*many(8))
+    policy.max_waiting = 0  # nothing at all would be a server that never serves: one row may wait
+    (cut,) = mill.batcher.running.values()
+    mill.finish(cut)
+    assert (mill.batcher.max_waiting, mill.batcher.waiting_rows) == (1, 4)
+    assert not mill.batcher.room(1)
+    policy.max_waiting = None
+    mill.run_all()
+    assert mill.batcher.max_waiting == 9
+    mill.submit(*many(9))
+
+
+def test_a_closed_line_stays_closed_whatever_the_policy_says() -> None:
+    policy = Moody()
+    mill = Mill(policy, max_queue_delay=1e6)
+    mill.submit(*many(3))
+    mill.batcher.drain()
+    policy.max_waiting = 7
+    mill.turn(Wakeup.ARRIVAL)
+    with pytest.raises(Draining):
+        mill.batcher.submit(Asked(0), 0.0)
+
+
+def test_a_bound_that_is_no_number_is_a_mistake_of_the_policy() -> None:
+    mill = Mill(Moody(rows=1, max_waiting="many"))  # type: ignore[arg-type]  # that is the point
+    (cut,) = mill.submit(*many(1))
+    assert (cut.rows, cut.reason) == (1, Reason.IDLE)
+    assert isinstance(mill.batcher.policy_error, TypeError)

@@ -41,8 +41,8 @@ class Batcher:
     """
 
     __slots__ = (
-        "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places", "_running",
-        "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
+        "_bound", "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places",
+        "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
@@ -57,6 +57,7 @@ class Batcher:
         self._running = Running()
         self._suspects = Suspects()
         self._history = History()
+        self._bound: int | None = None  # the policy's, on how many rows wait
         self._late: list[Request] = []  # left out at dispatch, settled, for `expire` to hand over
         self._late_at = 0.0
         self._freed = False  # a place became free since the last poll
@@ -71,8 +72,8 @@ class Batcher:
         """Put `request` in the line; its `settled`, `taken`, `overtaken` and `partial` are as RequestBase makes them.
 
         Raises Draining; InvalidRequest if it, or an indivisible item of it, exceeds what a batch may hold;
-        DeadlineExceeded if the deadline has passed or can no longer be met; Overloaded with `retry_after`. It is not
-        in the line then. A request larger than the whole line is taken when nothing waits.
+        DeadlineExceeded if the deadline has passed or can no longer be met; Overloaded with `retry_after`, when
+        `max_waiting` rows wait. It is not in the line then. A request larger than the whole line is taken when nothing waits.
         """
         line = self._line
         if (
@@ -103,8 +104,9 @@ class Batcher:
         if request.deadline <= now:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
         if not self.room(request.rows):
+            key = "max_queue_size" if self._bound is None else "max_waiting of the policy"
             raise Overloaded(
-                f"rows={request.rows}: {self.waiting_rows} rows wait, max_queue_size={self.settings.max_queue_size}",
+                f"rows={request.rows}: {self.waiting_rows} rows wait, {key}={self.max_waiting}",
                 retry_after=self.drain_time(),
             )
         request.large = request.rows > self._small or (request.large and self._small < inf)
@@ -198,6 +200,9 @@ class Batcher:
         )  # fmt: skip
         try:
             rows, reason, until, limit = choose(self.policy, seen, self.service)
+            bound = getattr(self.policy, "max_waiting", None)
+            if bound is not self._bound:
+                self._bind(bound)
         except Exception as error:
             self.policy_error = error
             rows, reason, until, limit = greedily(seen)
@@ -210,6 +215,12 @@ class Batcher:
             return None
         age = now - seen.oldest_arrival
         return self._start(load, reason, seen.waiting, age, limit, wakeup, now, seen.earliest_deadline)
+
+    def _bind(self, bound: int | None) -> None:
+        """The policy lets no more than `bound` rows wait, or (None) as many as the settings do."""
+        largest = self.settings.max_queue_size
+        self._line.resize(largest if bound is None else min(max(1, bound), largest))
+        self._bound = bound
 
     def _settle_up(self, group: Group, load: Load, now: float) -> None:
         """Bring the line's books up to date with what was taken."""
@@ -345,6 +356,11 @@ class Batcher:
     def recent(self) -> list[dict[str, Any]]:
         """The explanations of the last 100 dispatches, oldest first."""
         return self._history.recent()
+
+    @property
+    def max_waiting(self) -> int:
+        """Rows that may wait: `max_queue_size`, or less where the policy says so (its `max_waiting`)."""
+        return self._line.max_rows
 
     def oldest_age(self, now: float) -> float:
         """Return for how long the oldest request in the line has waited; 0 when the line is empty."""

@@ -14,10 +14,10 @@ from weir.messages import Request
 class Line:
     """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key."""
 
-    __slots__ = ("_divided", "_max_rows", "arrivals", "ceiling", "departed", "groups", "last_arrival", "turns")
+    __slots__ = ("_divided", "arrivals", "ceiling", "departed", "groups", "last_arrival", "max_rows", "turns")
 
     def __init__(self, max_rows: int) -> None:
-        self._max_rows = max_rows
+        self.max_rows = max_rows  # that may wait; negative once closed
         self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
         self.groups: dict[Hashable, Group] = {}
         self.turns = Turns()
@@ -33,11 +33,17 @@ class Line:
 
     def room(self, rows: int) -> bool:
         """Tell whether a request of so many rows fits; one larger than the whole line does when nothing waits."""
-        return self.arrivals < self.ceiling and (self.waiting + rows <= self._max_rows or not self.waiting)
+        return self.arrivals < self.ceiling and (self.waiting + rows <= self.max_rows or not self.waiting)
+
+    def resize(self, max_rows: int) -> None:
+        """Let so many rows wait from now on. Those that wait already stay."""
+        if self.max_rows > 0:
+            self.max_rows = max_rows
+            self.ceiling = self.departed + max_rows
 
     def close(self) -> None:
         """Have no room from now on."""
-        self._max_rows = self.ceiling = -1
+        self.max_rows = self.ceiling = -1
 
     def enter(self, request: Request) -> None:
         """Add a request of any kind, and wake its group."""
@@ -61,7 +67,7 @@ class Line:
     def depart(self, rows: int) -> None:
         """So many rows have left a group."""
         self.departed += rows
-        if self._max_rows > 0:
+        if self.max_rows > 0:
             self.ceiling += rows
 
     def divide(self, request: Request) -> None:

@@ -284,10 +284,10 @@ class Driver:
         """Let those in who fit into the line; tell whether any did."""
         batcher, admitted = self.batcher, False
         waiting = batcher.waiting_rows
-        room = batcher.settings.max_queue_size - waiting if waiting else maxsize
+        room = batcher.max_waiting - waiting if waiting else maxsize
         while (request := self.outside.pop(room)) is not None:
             # A request larger than the whole line enters it when nothing waits, and then there is no more room.
-            room = min(room, batcher.settings.max_queue_size) - request.rows
+            room = min(room, batcher.max_waiting) - request.rows
             try:
                 batcher.submit(request, now)
                 admitted = True
