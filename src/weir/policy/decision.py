@@ -1,6 +1,7 @@
 """What a policy sees and says.
 
-A policy is asked only while a worker has a free place and something waits. It is pure: same observations, same decisions.
+A policy is asked only while a worker has a free place and something waits. It decides by what it has seen and nothing
+else (no clock, no randomness): the same sequence of observations gives the same decisions. Most need but the last one.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -40,7 +41,12 @@ class Decision(NamedTuple):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Decides when a batch is cut. See rules.py for the ones that come with Weir."""
+    """Decides when a batch is cut. See rules.py for the ones that come with Weir, adaptive.py for those that are solved.
+
+    A policy that remembers (a rate, say) has a method `fresh()` that returns one like it without memory: each service
+    has its own. One that must keep the line short has an attribute `max_waiting`: rows beyond which arrivals are refused
+    with Overloaded, or None; the batcher looks at it with every decision.
+    """
 
     def decide(self, seen: Observation) -> Decision:
         """Say *dispatch n* or *wait until t*. Compare instants with the very expression used for `until`:
