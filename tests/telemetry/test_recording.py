@@ -54,6 +54,15 @@ def test_what_is_kept_is_bounded_and_sorts_what_ends_out_of_order(tmp_path: Path
     assert [round(at * 1000) for at, _ in recorded(tmp_path / "a.csv")] == list(range(count))
 
 
+def test_lines_ascend_even_where_one_request_had_its_end_much_too_late(tmp_path: Path) -> None:
+    count = 2 * WRITTEN_AT_ONCE
+    with Recorder(tmp_path / "a.csv", kept=1) as recorder:
+        recorder.answered("square", [ask(1000.0 + index) for index in range(count)], None, 2000.0)
+        recorder.answered("square", [ask(999.0)], None, 2000.0)
+    times = [at for at, _ in recorded(tmp_path / "a.csv")]
+    assert len(times) == count + 1 and times == sorted(times) and times[0] == 0.0
+
+
 def written(recorder: Recorder) -> int:
     assert recorder._file is not None
     recorder._file.flush()

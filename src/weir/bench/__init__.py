@@ -1,1 +1,64 @@
-"""Loads a server and tells what came of it."""
+"""A load generator: open loop, true to the microsecond as far as it can be, and honest about how far that was.
+
+    from weir.bench import bench
+    report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
+    print(report.outcome.p99_ms.value, report.outcome.errors)
+
+alarm.py       wakes the loop at an instant
+ledger.py      the books of a round
+pacing.py      lets requests leave: open or closed loop
+load.py        when they do
+target.py      what is measured: http.py (with address, dialling, connection, pool, answers, fetching), inprocess.py
+rounds.py      one round, one target; run.py: all of them
+batches.py     what the server says of its batches
+outcome.py     what was measured
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import uvloop
+
+from weir.bench.http import HttpOptions, HttpTarget
+from weir.bench.inprocess import InProcessTarget
+from weir.bench.load import LoadSettings
+from weir.bench.outcome import Estimate, Lag, Outcome
+from weir.bench.run import Report, run_bench
+from weir.bench.target import Target
+from weir.manager.service import Service
+from weir.model import Model
+
+__all__ = [
+    "Estimate", "HttpOptions", "HttpTarget", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "Target",
+    "bench", "run_bench",
+]  # fmt: skip
+
+
+def bench(
+    *targets: str | type[Model] | type[Service] | Target, data: str | Sequence[Any] | None = None,
+    headers: Mapping[str, str] | None = None, timeout: float = 10.0, **settings: Any,
+) -> Report:  # fmt: skip
+    """Put load on `targets`, one beside the other, and return what was measured.
+
+    A target is a URL (http://HOST:PORT/PATH, https, or http://unix:SOCKET:/PATH), a model's class, which is served in this
+    process, or a Target already made (InProcessTarget takes settings of the service). `data`, `headers` and `timeout` are
+    of HttpTarget; `settings` those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`,
+    `seed`, `max_lag_ms`.
+
+    Runs an event loop of its own; within one, await `run_bench`. Raises SettingsError when a setting is wrong or a target
+    cannot be had. A run that is no measurement says so in the report's `failures`.
+    """
+    options = HttpOptions(headers=headers or {}, timeout=timeout)
+    made = [_target(each, data, options) for each in targets]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run_bench(made, LoadSettings(**settings)))
+
+
+def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> Target:
+    if isinstance(target, str):
+        return HttpTarget(target, data, options)
+    if isinstance(target, type):
+        return InProcessTarget(target, data, timeout=options.timeout)
+    made: Target = target
+    return made

@@ -25,8 +25,8 @@ class Recorder(SilentObserver):
 
     Every request that was accepted is in it once, and every one that was refused for want of room or time, as one row.
     Requests that were at fault themselves (malformed, no such model) are not: they are no work. `model` None records
-    whatever it hears. Lines ascend as long as no request has its end before more than `kept` that arrived before it.
-    What is kept is written by `close`.
+    whatever it hears. Lines ascend: a request that has its end after more than `kept` that arrived later is
+    written with the time of the line before it. What is kept is written by `close`.
     """
 
     def __init__(
@@ -39,6 +39,7 @@ class Recorder(SilentObserver):
         self._kept = kept
         self._arrivals: list[tuple[float, int]] = []
         self._first: float | None = None
+        self._last = 0.0
         self._file: TextIO | None = None
 
     def open(self) -> None:
@@ -89,9 +90,9 @@ class Recorder(SilentObserver):
         self._arrivals.sort()
         if self._first is None:
             self._first = self._arrivals[0][0]
-        first = self._first
-        # One that is later than `kept` others may be earlier than the first.
-        self._file.writelines(f"{max(at - first, 0.0):.6f},{rows}\n" for at, rows in self._arrivals[:count])
+        first, last = self._first, self._last
+        self._file.writelines(f"{max(at - first, last):.6f},{rows}\n" for at, rows in self._arrivals[:count])
+        self._last = max(self._arrivals[count - 1][0] - first, last)
         del self._arrivals[:count]
 
 

@@ -1,0 +1,106 @@
+"""The batches of a run, as the server counted them: what it says after, less what it said before."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from weir.errors import SettingsError
+
+_TIMES = ("queue", "predict", "total")
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a server has counted since its start: batches by reason and by size (up to, not cumulated), rows, and sums and
+    numbers of the times."""
+
+    rows: float = 0.0
+    reasons: Mapping[str, float] = field(default_factory=dict)
+    sizes: Mapping[float, float] = field(default_factory=dict)
+    seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # sum and number, by name
+
+    def __sub__(self, before: "Counts") -> "Counts":
+        return Counts(
+            self.rows - before.rows, _less(self.reasons, before.reasons), _less(self.sizes, before.sizes),
+            {
+                name: (total - before.seconds.get(name, (0.0, 0.0))[0], count - before.seconds.get(name, (0.0, 0.0))[1])
+                for name, (total, count) in self.seconds.items()
+            },
+        )  # fmt: skip
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return other - (Counts() - self)
+
+
+def _less(after: Mapping[Any, float], before: Mapping[Any, float]) -> dict[Any, float]:
+    return {key: after.get(key, 0.0) - before.get(key, 0.0) for key in (*after, *(before.keys() - after.keys()))}
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How the requests of a run were batched (warm-up included).
+
+    `sizes` counts the batches of up to so many rows, and of more than the size before it; `reasons` says why they were
+    cut. `queue_time_ms`, `predict_time_ms` and `total_time_ms` are means: of a request until dispatch, of a batch in
+    `predict`, of a request in the server.
+    """
+
+    count: int
+    mean_rows: float
+    reasons: dict[str, int]
+    sizes: dict[str, int]
+    queue_time_ms: float
+    predict_time_ms: float
+    total_time_ms: float
+
+
+def batches_of(counts: Counts) -> Batches:
+    """Return `counts`, to be read."""
+    count = sum(counts.reasons.values())
+    return Batches(
+        count=round(count),
+        mean_rows=counts.rows / count if count else 0.0,
+        reasons={reason: round(number) for reason, number in counts.reasons.items() if number},
+        sizes={f"{size:g}": round(number) for size, number in sorted(counts.sizes.items()) if number},
+        **{f"{name}_time_ms": _mean_ms(*counts.seconds.get(name, (0.0, 0.0))) for name in _TIMES},
+    )
+
+
+def _mean_ms(seconds: float, number: float) -> float:
+    return seconds / number * 1000.0 if number else 0.0
+
+
+def read_counts(text: str, model: str) -> Counts:
+    """Return what `/metrics` says of one model. Raises SettingsError if it does not."""
+    samples: dict[str, list[tuple[dict[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.labels.get("model") == model:
+                    samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except ValueError as error:
+        raise SettingsError(f"/metrics cannot be read: {error}") from error
+    return Counts(
+        rows=_sole(samples, "weir_batch_size_sum"),
+        reasons={labels["reason"]: value for labels, value in samples.get("weir_batches_total", [])},
+        sizes=_sizes(samples.get("weir_batch_size_bucket", [])),
+        seconds={
+            name: (_sole(samples, f"weir_{name}_time_seconds_sum"), _sole(samples, f"weir_{name}_time_seconds_count"))
+            for name in _TIMES
+        },
+    )
+
+
+def _sole(samples: dict[str, list[tuple[dict[str, str], float]]], name: str) -> float:
+    return sum(value for _, value in samples.get(name, []))
+
+
+def _sizes(buckets: list[tuple[dict[str, str], float]]) -> dict[float, float]:
+    """Undo the cumulation of a histogram."""
+    sizes, before = {}, 0.0
+    for bound, value in sorted((float(labels["le"]), value) for labels, value in buckets):
+        sizes[bound] = value - before
+        before = value
+    return sizes

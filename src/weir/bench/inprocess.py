@@ -1,0 +1,109 @@
+"""A model in this process under test: what serving costs without a network."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from weir.app import make_service
+from weir.bench.batches import Counts
+from weir.bench.ledger import OK, Ledger
+from weir.bench.payloads import decode_items, read_payloads
+from weir.errors import SettingsError, WeirError
+from weir.manager.call import Call
+from weir.manager.service import Service
+from weir.messages import Reason
+from weir.model import Example, Model
+from weir.settings import ModelToServe, default_name, read_settings
+from weir.telemetry.histogram import Histogram
+from weir.telemetry.metrics import Metrics
+
+
+class InProcessTarget:
+    """Asks a Service of this process, in the loop that sends: `Service.infer`, without backpressure, so that a full line
+    refuses as a server's does.
+
+    `model` is a class, or a text such as module:Class; `settings` are those of Service; `data` as for HttpTarget.
+    """
+
+    connections = None
+    held = 0
+
+    def __init__(
+        self, model: str | type[Model] | type[Service], data: str | Sequence[Any] | None = None, *,
+        name: str | None = None, settings: Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None,
+        timeout: float = 10.0, clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._metrics = Metrics()
+        self._clock = clock
+        said = {"timeout": timeout, **(settings or {}), "backpressure": False}
+        self._service = _service(model, dict(params or {}), said, self._metrics)
+        self.name = name or (model if isinstance(model, str) else self._service.name)
+        self._items = _examples(self._service) if data is None else decode_items(read_payloads(data))
+        self._ledger = Ledger()
+
+    async def open(self) -> None:
+        """Start the workers, and see that they answer."""
+        await self._service.start()
+        try:
+            await self._service.infer(self._items[0])
+        except WeirError as error:
+            raise SettingsError(f"{self.name}: {type(error).__name__}: {error.message}") from error
+
+    async def start_round(self, ledger: Ledger) -> None:
+        """Report to `ledger` from now on."""
+        self._ledger = ledger
+
+    def send(self, index: int) -> None:
+        """Ask."""
+        items = self._items
+        self._ledger.sent[index] = self._clock()
+        self._service.infer(items[index % len(items)]).add_done_callback(partial(self._ended, index))
+
+    def _ended(self, index: int, call: Call) -> None:
+        error = call.exception()
+        self._ledger.end(index, self._clock(), OK if error is None else type(error).__name__)
+
+    def give_up(self) -> None:
+        """Do nothing: the service gives up by itself."""
+
+    async def counts(self) -> Counts | None:
+        """Return what the service has told its observer."""
+        record = self._metrics.models[self._service.name]
+        rows = record.rows
+        return Counts(
+            rows=rows.sum,
+            reasons={reason.name.lower(): float(record.batches[reason]) for reason in Reason},
+            sizes=dict(zip((*rows.bounds, float("inf")), map(float, rows.counts), strict=True)),
+            seconds={name: _spent(getattr(record, name)) for name in ("queue", "predict", "total")},
+        )
+
+    async def close(self) -> None:
+        """Stop the workers."""
+        await self._service.stop(0.0)
+
+
+def _spent(histogram: Histogram) -> tuple[float, float]:
+    return histogram.sum, float(sum(histogram.counts))
+
+
+def _service(
+    model: str | type[Model] | type[Service], params: dict[str, Any], settings: dict[str, Any], metrics: Metrics
+) -> Service:
+    if isinstance(model, str):
+        return make_service(ModelToServe(model, default_name(model), params, [], settings), [metrics])
+    if issubclass(model, Service):
+        return model(params=params, observers=[metrics], **settings)
+    return Service(model, params=params, observers=[metrics], **settings)
+
+
+def _examples(service: Service) -> list[Any]:
+    items = [each.item if isinstance(each, Example) else each for each in service.model.examples]
+    if not items:
+        raise SettingsError(f"{service.name}: has no examples to send; say what with --data")
+    return items
+
+
+def settings_from_texts(target: str, texts: Mapping[str, Sequence[str]]) -> ModelToServe:
+    """Return the model of `target` with settings given as texts, by name, as `weir serve` takes them. Raises SettingsError."""
+    return read_settings([target], texts, {}).models[0]
