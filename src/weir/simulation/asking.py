@@ -1,0 +1,51 @@
+"""The simulator's request."""
+
+from collections.abc import Hashable
+from math import inf
+from typing import Any
+
+from weir.errors import WeirError
+from weir.messages import OBJECT, Dispatch, Kind
+
+
+class _Alike:
+    """What all simulated requests have in common."""
+
+    __slots__ = ()
+    payload: Any = None
+    content_type: str = OBJECT
+    accept: str = OBJECT
+    cost: float = 1.0
+    key: Hashable = None
+    priority: int = 0
+    door: str = "simulation"
+
+
+class Asking(_Alike):
+    """A request of the simulator: as slim as the Batcher allows. `index` is its place in the order of arrival.
+
+    One row is an item; more are a tensor, which may be divided.
+    """
+
+    __slots__ = (
+        "arrival", "deadline", "index", "kind", "large", "overtaken", "partial", "rows", "settled", "taken", "timeout",
+    )  # fmt: skip
+
+    def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:
+        self.index = index
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        self.rows = rows
+        self.kind = Kind.ITEM if rows == 1 else Kind.TENSORS
+        self.large = False
+        self.settled = False
+        self.taken = 0
+        self.overtaken = 0
+        self.partial: Any = None
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Nobody waits for the answer."""
+
+    def fail(self, error: WeirError) -> None:
+        """Nobody waits for the answer."""

@@ -1,0 +1,113 @@
+"""What a simulation has seen: written per batch into plain lists, handed over in parts as arrays."""
+
+from collections.abc import Callable
+from math import nan
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.messages import Dispatch
+from weir.simulation.asking import Asking
+from weir.simulation.traces import Floats, Ints
+
+V = TypeVar("V", np.float64, np.int64)
+PART = 65_536  # requests after which a part is handed over
+
+
+class Batches(NamedTuple):
+    """Batches in the order of their decisions. Instants are in seconds.
+
+    `at` is when the batch was cut, `start` when its worker began it (later than `at` if the worker had another in flight)
+    and `end` when the worker was done. `waiting` rows were in the line when it was decided; `reason` is a messages.Reason.
+    """
+
+    at: Floats
+    start: Floats
+    end: Floats
+    rows: Ints
+    worker: Ints
+    reason: Ints
+    waiting: Ints
+    requests: Ints  # how many requests are in it
+
+
+class Part(NamedTuple):
+    """A part of what happened. Members are requests (`request` is the index), or pieces of divided ones, batch after batch.
+
+    `end` is when a request was done; NaN for a piece after which others followed. `refused` and `expired` are
+    the indices of requests that were never run.
+    """
+
+    batches: Batches
+    request: Ints
+    arrival: Floats
+    end: Floats
+    rows: Ints
+    refused: Ints
+    expired: Ints
+
+    def of_batch(self, values: NDArray[V]) -> NDArray[V]:
+        """Return a value per batch as a value per member."""
+        return np.repeat(values, self.batches.requests)
+
+
+class Book:
+    """Hears of each batch, and hands parts to `sink`."""
+
+    def __init__(self, sink: Callable[[Part], None]) -> None:
+        self._sink = sink
+        self._pieces: dict[int, tuple[int, float]] = {}  # of requests run in part: rows so far, latest end
+        self._clear()
+
+    def _clear(self) -> None:
+        self._batches: list[tuple[float, float, float, int, int, int, int, int]] = []
+        self._index: list[int] = []
+        self._arrival: list[float] = []
+        self._end: list[float] = []
+        self._rows: list[int] = []
+        self.refused: list[int] = []
+        self.expired: list[int] = []
+
+    def started(self, cut: Dispatch, requests: list[Asking], start: float, end: float) -> None:
+        """A batch was cut; when it starts and ends is known already."""
+        count = len(requests)
+        self._batches.append((cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, count))
+        self._index += [request.index for request in requests]
+        self._arrival += [request.arrival for request in requests]
+        if cut.plain:
+            self._end += [end] * count
+            self._rows += [1] * count
+        else:
+            self._divided(cut, requests, end)
+        if len(self._index) >= PART:
+            self.hand_over()
+
+    def _divided(self, cut: Dispatch, requests: list[Asking], end: float) -> None:
+        for request, part in zip(requests, cut.slices or [None] * len(requests), strict=True):
+            rows = request.rows if part is None else part[1] - part[0]
+            before, latest = self._pieces.pop(request.index, (0, end))
+            latest = max(latest, end)
+            if before + rows < request.rows:
+                self._pieces[request.index] = (before + rows, latest)
+                latest = nan
+            self._end.append(latest)
+            self._rows.append(rows)
+
+    def lost(self, index: int) -> None:
+        """A request has left the line at its deadline, with all or a part of it never run."""
+        self._pieces.pop(index, None)
+        self.expired.append(index)
+
+    def hand_over(self) -> None:
+        """Hand over what has been seen since the last time."""
+        columns = list(zip(*self._batches, strict=True)) or [()] * len(Batches._fields)
+        at, start, end = (np.array(column, dtype=np.float64) for column in columns[:3])
+        batches = Batches(at, start, end, *(np.array(column, dtype=np.int64) for column in columns[3:]))
+        part = Part(
+            batches, np.array(self._index, dtype=np.int64), np.array(self._arrival), np.array(self._end),
+            np.array(self._rows, dtype=np.int64), np.array(self.refused, dtype=np.int64),
+            np.array(self.expired, dtype=np.int64),
+        )  # fmt: skip
+        self._clear()
+        self._sink(part)

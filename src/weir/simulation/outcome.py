@@ -1,0 +1,166 @@
+"""What a simulation says of each policy, and of the differences between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf, isfinite, nan
+from typing import Any
+
+import numpy as np
+
+from weir.errors import SettingsError
+from weir.messages import Reason
+from weir.policy.prices import Prices
+from weir.simulation.measuring import Stretches
+from weir.simulation.statistics import Estimate, Spread, estimate
+from weir.simulation.traces import Floats
+
+COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share")
+UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the line only grows
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What became of the requests under one policy. Estimates have 95 % intervals (batch means).
+
+    Response times are of those answered, in the caller's view; `queue_time_ms` is the mean until the batch began. `cost`
+    is latency_weight·W + energy_weight·P. `reasons` and `batch_sizes` are shares of batches. `late_share` are
+    answered after, or given up at, their deadline; `refused_share` were not let in. `fairness` is Jain's index of the response times
+    (1: all equal). Where `stable` is false the line grows without end: times and cost are infinite, power is as measured.
+    """
+
+    policy: str
+    stable: bool
+    requests: int
+    response_time_ms: Estimate
+    p50_ms: Estimate
+    p95_ms: Estimate
+    p99_ms: Estimate
+    power_w: Estimate
+    cost: Estimate
+    late_share: Estimate
+    refused_share: float
+    batch_size: float
+    busy_share: float
+    queue_time_ms: float
+    longest_ms: float
+    fairness: float
+    reasons: Mapping[str, float]
+    batch_sizes: Mapping[int, float]
+    responses_ms: Spread = field(repr=False)
+    observations: Mapping[str, Floats] = field(repr=False)  # per stretch, for paired differences
+
+    def quantile_ms(self, share: float) -> float:
+        """Return the response time below which that share of the answers lies."""
+        return self.responses_ms.quantile(share) if self.stable else inf
+
+    def beyond(self, seconds: float) -> float:
+        """Return the share of the answers that took longer than that."""
+        return self.responses_ms.beyond(1000.0 * seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all but the distribution as a JSON-able dict; what is infinite or unknown is None."""
+        hidden = ("responses_ms", "observations")
+        return {name: _plain(value) for name, value in vars(self).items() if name not in hidden}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Policies that met the same arrivals and the same luck. `rate` is in rows per second, over all `workers`."""
+
+    arrivals: str
+    rate: float
+    load: float
+    workers: int
+    prices: Prices
+    seed: int
+    outcomes: Mapping[str, Outcome]
+
+    @property
+    def best(self) -> str | None:
+        """The stable policy of least cost; None if there is none."""
+        stable = [name for name, outcome in self.outcomes.items() if outcome.stable]
+        return min(stable, key=lambda name: self.outcomes[name].cost.value, default=None)
+
+    def difference(self, one: str, other: str, what: str = "cost") -> Estimate:
+        """Return by how much `what` of policy `one` exceeds that of `other`, stretch by stretch over the same arrivals.
+
+        The interval is narrower than those of the two, for what luck did to both drops out. Raises SettingsError for an
+        unknown name.
+        """
+        if what not in COMPARED:
+            raise SettingsError(f"what={what!r}: must be one of {', '.join(COMPARED)}")
+        for name in (one, other):
+            if name not in self.outcomes:
+                raise SettingsError(f"policy={name!r}: must be one of {', '.join(self.outcomes)}")
+        first, second = self.outcomes[one], self.outcomes[other]
+        value = getattr(first, what).value - getattr(second, what).value
+        return estimate(first.observations[what] - second.observations[what], value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a JSON-able dict."""
+        document = {name: _plain(value) for name, value in vars(self).items() if name not in ("outcomes", "prices")}
+        outcomes = {name: outcome.to_dict() for name, outcome in self.outcomes.items()}
+        return {**document, "prices": vars(self.prices), "best": self.best, "outcomes": outcomes}
+
+
+def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers: int, *, stable: bool) -> Outcome:
+    """Return what `seen` says of the policy called `name`, at that rate (rows per second)."""
+    sums, seconds = seen.sums, np.diff(seen.starts)
+    observed = {
+        "response_time_ms": ratio(sums["response"], sums["answered"]),
+        "power_w": ratio(sums["energy"], 1000.0 * seconds),
+        "late_share": ratio(sums["late"], sums["ended"]),
+        **{name: seen.quantiles_ms[:, place] for place, name in enumerate(("p50_ms", "p95_ms", "p99_ms"))},
+    }
+    weight = prices.latency_weight_at(rate)
+    observed["cost"] = weight * observed["response_time_ms"] + prices.energy_weight * observed["power_w"]
+    values = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+    estimates = {
+        name: estimate(each, seen.responses.quantile(values[name]) if name in values else None)
+        for name, each in observed.items()
+    }
+    if not stable:
+        estimates |= {name: Estimate(inf, inf, inf) for name in UNBOUNDED}
+    answered, total = float(sums["answered"].sum()), float(sums["ended"].sum())
+    return Outcome(
+        policy=name, stable=stable, requests=int(total), **estimates,
+        refused_share=_over(sums["refused"].sum(), total),
+        batch_size=_over(sums["rows"].sum(), sums["batches"].sum()),
+        busy_share=_over(sums["busy"].sum(), 1000.0 * workers * float(seconds.sum())),
+        queue_time_ms=_over(sums["queue"].sum(), answered) if stable else inf,
+        longest_ms=seen.responses.highest,
+        fairness=_over(sums["response"].sum() ** 2, answered * sums["response_squared"].sum()),
+        reasons=_shares({each.name.lower(): seen.reasons[each] for each in Reason}),
+        batch_sizes=_shares(dict(enumerate(seen.sizes.tolist()))),
+        responses_ms=seen.responses, observations=observed,
+    )  # fmt: skip
+
+
+def ratio(above: Floats, below: Floats) -> Floats:
+    """Return one observation per stretch of sum(above) / sum(below), whose mean is just that.
+
+    Each is the ratio plus what its stretch adds to it, to first order; NaN where there is nothing below.
+    """
+    total = float(below.sum())
+    if not total:
+        return np.full(len(above), nan)
+    value = float(above.sum()) / total
+    observed: Floats = value + (above - value * below) * len(below) / total
+    return observed
+
+
+def _over(above: Any, below: Any) -> float:
+    return float(above) / float(below) if below else nan
+
+
+def _shares(counts: Mapping[Any, Any]) -> dict[Any, float]:
+    total = float(sum(counts.values()))
+    return {key: float(count) / total for key, count in counts.items() if count}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Estimate):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    return dict(value) if isinstance(value, Mapping) else value

@@ -1,0 +1,43 @@
+"""How long each simulated batch takes."""
+
+import numpy as np
+
+from weir.policy.profile import Profile
+
+BLOCK = 16_384  # requests whose luck is drawn at once
+KEPT = 16  # blocks of luck that are remembered; others are drawn again, and come out the same
+EXACT = 1e-4  # a smaller coefficient of variation than this is none
+
+
+class Services:
+    """Service times in seconds, with the mean and the coefficient of variation that `profile` says (a Gamma law).
+
+    Luck belongs to requests: a batch has that of its first request. So two policies that start a batch with the same
+    request meet the same luck (common random numbers), whatever they did before, and larger batches take longer.
+    """
+
+    def __init__(self, profile: Profile, seed: int) -> None:
+        self._seed = seed
+        self._mean: list[float] = [0.0, *(profile.service_time_ms / 1000.0).tolist()]
+        self._shape: list[float] = [0.0, *(float(1.0 / cv**2) if cv > EXACT else 0.0 for cv in profile.cv)]
+        self._luck: dict[int, list[float]] = {}
+        self.is_random = any(self._shape)
+
+    def time(self, rows: int, index: int) -> float:
+        """Return how long a batch of `rows` takes whose first request has that index."""
+        shape = self._shape[rows]
+        if not shape:
+            return self._mean[rows]
+        from scipy.special import gammaincinv  # only where times are random
+
+        return self._mean[rows] * float(gammaincinv(shape, self._share(index))) / shape
+
+    def _share(self, index: int) -> float:
+        """Return the luck of a request, uniform between 0 and 1."""
+        number, place = divmod(index, BLOCK)
+        block = self._luck.get(number)
+        if block is None:
+            if len(self._luck) >= KEPT:
+                del self._luck[min(self._luck)]
+            block = self._luck[number] = np.random.default_rng([self._seed, number]).random(BLOCK).tolist()
+        return block[place]

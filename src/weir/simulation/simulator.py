@@ -1,0 +1,159 @@
+"""The simulator: policies against arrivals, in virtual time, with the Batcher that the server runs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from functools import partial
+from math import inf
+from sys import maxsize
+from typing import Any, cast
+
+import numpy as np
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.policy.decision import Policy
+from weir.policy.loading import load_policy
+from weir.policy.prices import Prices
+from weir.policy.profile import Profile
+from weir.simulation.arrivals import Arrivals, parse_arrivals
+from weir.simulation.book import Book
+from weir.simulation.engine import Engine
+from weir.simulation.measuring import Stretches
+from weir.simulation.outcome import Comparison, Outcome, outcome_of
+from weir.simulation.runs import Run, Whole
+from weir.simulation.services import Services
+from weir.simulation.traces import Floats, Ints
+
+REQUESTS = 100_000
+PRICES = Prices()
+Progress = Callable[[str, int, int], None]
+SOLVED = "smdp"  # the policy solved for the very profile, prices and workers that are simulated
+
+
+def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> BatchingSettings:
+    """Return `settings`, or by default none that bounds the policy: batches as large as the profile knows, any queue, any wait.
+
+    Raises SettingsError if batches may be larger than the profile knows.
+    """
+    if settings is None:
+        return BatchingSettings(max_batch_size=profile.max_batch_size, max_queue_delay=inf, max_queue_size=maxsize)
+    if settings.max_batch_size > profile.max_batch_size:
+        raise SettingsError(
+            f"max_batch_size={settings.max_batch_size}: must not be greater than the profile's {profile.max_batch_size}"
+        )
+    return settings
+
+
+def policy_for(
+    policy: str | Policy, profile: Profile, *, prices: Prices = PRICES, workers: int = 1,
+    settings: BatchingSettings | None = None,
+) -> Policy:  # fmt: skip
+    """Return a policy with no memory of any other run: `smdp` solved for this profile, a text, or a copy of an instance.
+
+    Raises SettingsError as `load_policy` does.
+    """
+    if policy == SOLVED:
+        from weir.policy.adaptive import SolvedPolicy
+        from weir.simulation.banks import make_bank
+
+        return cast(Policy, SolvedPolicy(make_bank(profile, prices, workers=workers)))
+    bounds = settings_for(profile, settings)
+    loaded = load_policy(policy, max_batch_size=bounds.max_batch_size, max_queue_delay=bounds.max_queue_delay)
+    fresh: Any = getattr(loaded, "fresh", None)
+    return cast(Policy, fresh()) if fresh is not None else deepcopy(loaded)
+
+
+def run(
+    profile: Profile, policy: str | Policy, arrival_times: Floats, *, rows: Ints | None = None, workers: int = 1,
+    settings: BatchingSettings | None = None, deadline: float | None = None, prices: Prices = PRICES,
+    services_seed: int = 1,
+) -> Run:  # fmt: skip
+    """Return what happens to requests that arrive at `arrival_times` (seconds, ascending), one by one.
+
+    `rows` are those of each request, 1 if left out. `deadline` is each request's timeout in seconds. A batch takes the
+    profile's time; where that is random, `services_seed` decides it (services.py). Raises SettingsError.
+    """
+    settings = settings_for(profile, settings)
+    fresh = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
+    whole = Whole()
+    engine = Engine(
+        settings, fresh, Services(profile, services_seed), Book(whole), workers=workers, places=profile.pipeline_depth,
+        timeout=inf if deadline is None else deadline,
+    )  # fmt: skip
+    arrival = np.asarray(arrival_times, dtype=np.float64)
+    engine.arrive(0, arrival.tolist(), None if rows is None else rows.tolist())
+    engine.finish()
+    return whole.run(profile, workers, arrival)
+
+
+def simulate(
+    profile: Profile, policies: Sequence[str | Policy] | Mapping[str, str | Policy], arrivals: Arrivals | str, *,
+    workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices = PRICES,
+    settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
+    progress: Progress | None = None,
+) -> Comparison:  # fmt: skip
+    """Return how each policy does with the same arrivals and the same luck.
+
+    `arrivals` is a process or its text (arrivals.py). `requests` of them are simulated, 100 000 if left out, of a trace
+    all; of these the share `warm_up` is not counted. `deadline` is each request's timeout in seconds; `late_after` only counts
+    those that take longer. Memory does not grow with `requests`. `progress` hears of the policy's name, the requests done and their number.
+
+    Raises SettingsError naming the key, the value and the rule.
+    """
+    process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
+    count = _count(process, requests, warm_up, workers)
+    bounds = settings_for(profile, settings)
+    named = policies if isinstance(policies, Mapping) else _named(policies)
+    outcomes: dict[str, Outcome] = {}
+    for name, policy in named.items():
+        fresh = policy_for(policy, profile, prices=prices, workers=workers, settings=bounds)
+        limit = deadline if late_after is None else late_after
+        seen = Stretches(profile, round(warm_up * count), count, inf if limit is None else limit)
+        engine = Engine(
+            bounds, fresh, Services(profile, seed), Book(seen), workers=workers, places=profile.pipeline_depth,
+            timeout=inf if deadline is None else deadline,
+        )  # fmt: skip
+        _feed(engine, seen, process, count, seed, partial(progress, name) if progress is not None else None)
+        outcomes[name] = outcome_of(name, seen, prices, process.rate, workers, stable=not seen.is_growing)
+    text = arrivals if isinstance(arrivals, str) else str(arrivals)
+    return Comparison(text, process.rate, process.rate / (workers * profile.max_rate), workers, prices, seed, outcomes)
+
+
+def _count(arrivals: Arrivals, requests: int | None, warm_up: float, workers: int) -> int:
+    if workers < 1:
+        raise SettingsError(f"workers={workers}: must be 1 or more")
+    if not 0.0 <= warm_up < 1.0:
+        raise SettingsError(f"warm_up={warm_up!r}: must be a share, from 0 to below 1")
+    count = arrivals.length or REQUESTS if requests is None else requests
+    count = min(count, arrivals.length or count)
+    if count < 2:
+        raise SettingsError(f"requests={requests}: must be 2 or more")
+    return count
+
+
+def _named(policies: Sequence[str | Policy]) -> dict[str, str | Policy]:
+    named: dict[str, str | Policy] = {}
+    for policy in policies:
+        name = policy if isinstance(policy, str) else str(policy)
+        if name in named:
+            raise SettingsError(f"policy={name!r}: given twice; give each once, or as a mapping of names to policies")
+        named[name] = policy
+    if not named:
+        raise SettingsError("policies=[]: must be one or more")
+    return named
+
+
+def _feed(
+    engine: Engine, seen: Stretches, arrivals: Arrivals, count: int, seed: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:  # fmt: skip
+    """Let all requests arrive, block by block. The arrivals depend on the seed only."""
+    done = 0
+    for block in arrivals.blocks(np.random.default_rng([seed, 0]), count):
+        sizes = arrivals.sizes(done, done + len(block))
+        seen.arrived(done, block)
+        engine.arrive(done, block.tolist(), None if (sizes == 1).all() else sizes.tolist())
+        done += len(block)
+        if progress is not None:
+            progress(done, count)
+    engine.finish()
