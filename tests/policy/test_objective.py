@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.objective import Objective, unavoidable_power_w
+from weir.policy.objective import Objective, trimmed, unavoidable_power_w
 from weir.policy.profile import GOOGLENET_P4, Profile
 
 
@@ -26,24 +26,32 @@ def test_refuses_what_is_no_objective(text: str) -> None:
         Objective.parse(text)
 
 
-def test_the_guard_leaves_time_for_the_batch_that_would_be_cut() -> None:
-    allowance = Objective(0.02, 0.01, 0.001).allowance(GOOGLENET_P4)
-    assert len(allowance) == 33
-    assert allowance[1] == pytest.approx(0.02 - 0.0013571 - 0.001)
-    assert allowance[32] == pytest.approx(0.02 - 0.0108152 - 0.001)
-    assert allowance[0] == allowance[1]
+def test_a_batch_must_start_early_enough_for_its_own_service_time() -> None:
+    profile = Profile(np.array([2.0, 3.0]), np.ones(2), np.zeros(2), latency_offset_ms=4.0)
+    assert Objective(0.02, 0.01, 0.001).latest_starts(profile) == pytest.approx([0.014, 0.014, 0.013])
+    latest = Objective(0.02).latest_starts(GOOGLENET_P4)
+    assert len(latest) == 33
+    assert latest[32] == pytest.approx(0.02 - 0.0108152)
 
 
-def test_the_margin_covers_the_offset_and_the_spread() -> None:
-    profile = Profile(np.array([2.0, 3.0]), np.ones(2), np.array([0.1, 0.2]), latency_offset_ms=4.0)
-    made = Objective(0.02, 0.01).with_margin(profile)
-    assert made.margin == pytest.approx((4.0 + 2.326 * 0.6) / 1000.0)
-    assert (made.deadline, made.late_share) == (0.02, 0.01)
+def test_a_batch_is_trimmed_to_what_leaves_its_oldest_row_in_time() -> None:
+    latest = Objective(0.02).latest_starts(GOOGLENET_P4).tolist()
+    assert trimmed(32, latest[32], latest) == 32
+    assert trimmed(32, latest[31], latest) == 31
+    assert trimmed(32, latest[16], latest) == 16
+    assert trimmed(1, 1.0, latest) == 1
+
+
+def test_a_batch_is_not_trimmed_below_half() -> None:
+    latest = Objective(0.02).latest_starts(GOOGLENET_P4).tolist()
+    assert trimmed(32, latest[15], latest) == 32
+    assert trimmed(2, 1.0, latest) == 2
 
 
 def test_an_objective_that_no_row_meets_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"latency_objective=p99=1ms: a row alone takes 1\.357 ms"):
-        Objective(0.001, 0.01).with_margin(GOOGLENET_P4)
+        Objective(0.001, 0.01).checked_for(GOOGLENET_P4)
+    assert Objective(0.002).checked_for(GOOGLENET_P4) == Objective(0.002)
 
 
 def test_full_batches_draw_the_power_that_none_can_do_without() -> None:

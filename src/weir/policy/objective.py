@@ -1,10 +1,12 @@
 """A latency objective: at most a share of the responses later than a deadline, P[response > D] <= ε.
 
-A batch that waits any longer than `allowance` makes its oldest row late; a policy that obeys an objective serves then,
-whatever its table says. See docs/explanation/beyond-the-paper.md.
+A batch that starts later than `latest_starts` makes its oldest row late. A policy that obeys an objective serves by
+then, whatever its table says, and trims a batch that would be too large for it. The reasons and what it brings:
+docs/explanation/beyond-the-paper.md.
 """
 
 import re
+from collections.abc import Sequence
 from math import isfinite
 from typing import NamedTuple
 
@@ -14,13 +16,13 @@ from weir.errors import SettingsError
 from weir.policy.grammar import parse_duration
 from weir.policy.profile import Floats, Profile
 
+ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
-JITTER = 2.326  # standard deviations of the service time that a margin covers: 99 % of a normal law
 
 
 class Objective(NamedTuple):
-    """At most `late_share` of the responses later than `deadline` seconds. `margin` seconds are kept free at the end of a
-    guarded wait, for what the mean service time does not say (see `with_margin`)."""
+    """P[response time > deadline] ≤ late_share. `deadline` and `margin` are in seconds; waits end by the margin earlier
+    than they must, for what cannot be planned (the jitter of service times, of the event loop)."""
 
     deadline: float
     late_share: float = 0.01
@@ -60,27 +62,32 @@ class Objective(NamedTuple):
         """The text form; the margin is not part of it."""
         return f"p{round(100.0 * (1.0 - self.late_share), 10):g}={round(1000.0 * self.deadline, 9):g}ms"
 
-    def with_margin(self, profile: Profile) -> "Objective":
-        """Return this objective with a margin for what the mean service time leaves out: the profile's latency offset,
-        and 2.3 standard deviations of the longest batch.
-
-        Raises SettingsError, naming the objective, if not even a row alone would be answered in time.
-        """
-        spread = float(np.max(profile.cv * profile.service_time_ms))
-        made = self._replace(margin=(profile.latency_offset_ms + JITTER * spread) / 1000.0)
-        alone = profile.service_time_ms[0] / 1000.0 + made.margin
+    def checked_for(self, profile: Profile) -> "Objective":
+        """Return this objective. Raises SettingsError, naming it, if not even a row alone is answered in time."""
+        alone = (profile.service_time_ms[0] + profile.latency_offset_ms) / 1000.0 + self.checked().margin
         if alone >= self.deadline:
             raise SettingsError(
-                f"latency_objective={self}: a row alone takes {1000.0 * alone:.4g} ms, margin included; "
-                f"the deadline must be later"
+                f"latency_objective={self}: a row alone takes {1000.0 * alone:.4g} ms; the deadline must be later"
             )
-        return made
+        return self
 
-    def allowance(self, profile: Profile) -> Floats:
-        """Return D - τ(min(n, largest)) - margin for n = 0 ... max_batch_size: seconds for which the oldest of n waiting
-        rows may wait. Negative where it is late already; for n = 0 it is that of one row."""
-        times = np.concatenate((profile.service_time_ms[:1], profile.service_time_ms)) / 1000.0
-        return np.asarray(self.deadline - times - self.margin, dtype=np.float64)
+    def latest_starts(self, profile: Profile) -> Floats:
+        """Return D - τ(n) for n = 0 ... max_batch_size, in seconds after the arrival of a batch's oldest row: when a
+        batch of n rows must start for that row to be answered in time. For n = 0 it is that of one row.
+
+        Waits end `margin` earlier.
+        """
+        times = np.concatenate((profile.service_time_ms[:1], profile.service_time_ms)) + profile.latency_offset_ms
+        return np.asarray(self.deadline - times / 1000.0, dtype=np.float64)
+
+
+def trimmed(rows: int, age: float, latest_starts: Sequence[float]) -> int:
+    """Return how many of `rows` to dispatch when the oldest has waited `age` seconds: as many as leave it in time, if
+    that is at least half of them; else all, because smaller batches would then make more rows late, not fewer."""
+    for size in range(rows, (rows - 1) // 2, -1):
+        if age <= latest_starts[size] + ROUNDING:
+            return size
+    return rows
 
 
 def unavoidable_power_w(profile: Profile, rate: float) -> float:
