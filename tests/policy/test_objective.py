@@ -29,6 +29,7 @@ def test_refuses_what_is_no_objective(text: str) -> None:
 def test_a_batch_must_start_early_enough_for_its_own_service_time() -> None:
     profile = Profile(np.array([2.0, 3.0]), np.ones(2), np.zeros(2), latency_offset_ms=4.0)
     assert Objective(0.02, 0.01, 0.001).latest_starts(profile) == pytest.approx([0.014, 0.014, 0.013])
+    assert Objective(0.02, 0.01, 0.001).allowance(profile) == pytest.approx([0.013, 0.013, 0.012])
     latest = Objective(0.02).latest_starts(GOOGLENET_P4)
     assert len(latest) == 33
     assert latest[32] == pytest.approx(0.02 - 0.0108152)

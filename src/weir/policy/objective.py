@@ -73,12 +73,13 @@ class Objective(NamedTuple):
 
     def latest_starts(self, profile: Profile) -> Floats:
         """Return D - τ(n) for n = 0 ... max_batch_size, in seconds after the arrival of a batch's oldest row: when a
-        batch of n rows must start for that row to be answered in time. For n = 0 it is that of one row.
-
-        Waits end `margin` earlier.
-        """
+        batch of n rows must start for that row to be answered in time. For n = 0 it is that of one row."""
         times = np.concatenate((profile.service_time_ms[:1], profile.service_time_ms)) + profile.latency_offset_ms
         return np.asarray(self.deadline - times / 1000.0, dtype=np.float64)
+
+    def allowance(self, profile: Profile) -> Floats:
+        """Return how long the oldest of n waiting rows may wait: until `latest_starts`, less the margin."""
+        return np.asarray(self.latest_starts(profile) - self.margin, dtype=np.float64)
 
 
 def trimmed(rows: int, age: float, latest_starts: Sequence[float]) -> int:
