@@ -1,0 +1,158 @@
+"""The energy of a batch: read from a counter while batches of one size run back to back, less what the machine draws idle.
+
+One batch is far below what any counter resolves (NVIDIA's is refreshed every 20 to 100 ms), so a size is run for seconds.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from weir.profiling.sampling import Sampler
+
+WINDOW = 3.0  # seconds of one size; at least a hundred times the refresh interval of most counters
+IDLE_WINDOW = 2.0
+SETTLE = 0.5  # seconds for the power to fall before idle power is read
+MOST_SIZES = 5
+RISEN_W = 1.0  # a device whose power rises by less while batches run is not the one that runs them
+TOLERANCE = 1.05  # of the limit: gains of such sensors are off by some per cent
+
+
+class Meter(Protocol):
+    """A counter of energy."""
+
+    @property
+    def source(self) -> str:
+        """As in Profile.energy_source."""
+
+    @property
+    def name(self) -> str:
+        """What is metered, for people."""
+
+    @property
+    def limit_w(self) -> float | None:
+        """The power that the device cannot exceed, if it says."""
+
+    def read_mj(self) -> float:
+        """Return the millijoules used so far; only differences mean anything."""
+
+
+class Reading(NamedTuple):
+    """Of one meter: power while nothing runs, and by size the millijoules of a batch beyond it and the power in all."""
+
+    meter: Meter
+    idle_w: float
+    batch_mj: dict[int, float]
+    power_w: dict[int, float]
+
+    @property
+    def rise_w(self) -> float:
+        """By how much the power was higher while batches ran, at most."""
+        return max(self.power_w.values()) - self.idle_w
+
+
+@dataclass
+class Energy:
+    """What is known of energy: where from, its ratio to time (watts, that is millijoules per millisecond) by size, and what
+    has to be said of it."""
+
+    source: str
+    watts: Mapping[int, float]
+    about: dict[str, object] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def modelled(power: float | None) -> Energy:
+    """Return the energy of a device that draws `power` watts while it computes; one watt, a unit of time, if none is stated."""
+    if power is not None:
+        return Energy("stated", {1: power}, {"energy": f"stated: {power:g} W while it computes"})
+    return Energy("time", {1: 1.0}, {"energy": "none read or stated: 1 mJ stands for 1 ms of a busy worker"})
+
+
+def windows(sizes: Sequence[int]) -> list[int]:
+    """Return the few of the measured `sizes` at which energy is read: the smallest, the largest, and some between, evenly."""
+    last = len(sizes) - 1
+    count = min(MOST_SIZES, len(sizes))
+    return sorted({sizes[round(place * last / max(1, count - 1))] for place in range(count)})
+
+
+async def read_energy(
+    meters: Sequence[Meter], sampler: Sampler, sizes: Sequence[int], *, window: float = WINDOW,
+    idle_window: float = IDLE_WINDOW, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> list[Reading]:  # fmt: skip
+    """Read all `meters` while nothing runs, while batches of each size do, and while nothing runs again."""
+    clock = sampler.clock
+    idle: list[list[float]] = []
+    powers: dict[int, list[float]] = {}
+    batches: dict[int, tuple[int, float]] = {}
+
+    async def rest() -> None:
+        await sleep(SETTLE)
+        before, started = [meter.read_mj() for meter in meters], clock()
+        await sleep(idle_window)
+        after, seconds = [meter.read_mj() for meter in meters], clock() - started
+        idle.append([_watts(*pair, seconds) for pair in zip(before, after, strict=True)])
+
+    await rest()
+    for size in sizes:
+        before = [meter.read_mj() for meter in meters]
+        batches[size] = await sampler.back_to_back(size, window)
+        after = [meter.read_mj() for meter in meters]
+        powers[size] = [_watts(*pair, batches[size][1]) for pair in zip(before, after, strict=True)]
+    await rest()
+    return [_reading(meter, place, idle, powers, batches) for place, meter in enumerate(meters)]
+
+
+def _watts(before_mj: float, after_mj: float, seconds: float) -> float:
+    return (after_mj - before_mj) / (1000.0 * seconds)
+
+
+def _reading(
+    meter: Meter, place: int, idle: list[list[float]], powers: dict[int, list[float]],
+    batches: dict[int, tuple[int, float]],
+) -> Reading:  # fmt: skip
+    idle_w = sum(each[place] for each in idle) / len(idle)
+    power_w = {size: each[place] for size, each in powers.items()}
+    batch_mj = {size: (power_w[size] - idle_w) * 1000.0 * seconds / count for size, (count, seconds) in batches.items()}
+    return Reading(meter, idle_w, batch_mj, power_w)
+
+
+def judged(readings: Sequence[Reading], time_ms: Mapping[int, float], power: float | None, absent: str = "") -> Energy:
+    """Return what the first meter says whose power rose while batches ran; without one, what `power` says or nothing.
+
+    `time_ms` are the service times by size. `absent` says why there are no meters. What is implausible is warned of.
+    """
+    for reading in readings:
+        if reading.rise_w >= RISEN_W:
+            return _measured(reading, time_ms)
+    energy = modelled(power)
+    why = absent
+    if readings:
+        metered = ", ".join(reading.meter.name for reading in readings)
+        why = f"the power of {metered} did not rise by {RISEN_W:g} W while batches ran"
+    if why:
+        energy.about["energy_not_read"] = why
+    return energy
+
+
+def _measured(reading: Reading, time_ms: Mapping[int, float]) -> Energy:
+    meter = reading.meter
+    lowest, highest = min(reading.power_w.values()), max(reading.power_w.values())
+    watts = {size: max(0.0, energy) / time_ms[size] for size, energy in reading.batch_mj.items()}
+    energy = Energy(meter.source, watts)
+    energy.about = {
+        "energy": f"{meter.source}: {meter.name}, idle power subtracted",
+        "idle_power_w": round(reading.idle_w, 3),
+        "power_w": [round(lowest, 3), round(highest, 3)],
+        "energy_sizes": list(reading.batch_mj),
+    }
+    if meter.limit_w is not None:
+        energy.about["power_limit_w"] = meter.limit_w
+        if highest > TOLERANCE * meter.limit_w:
+            energy.warnings.append(
+                f"the power read, {highest:.1f} W, is above what {meter.name} allows, {meter.limit_w:g} W: the energies are doubtful"
+            )
+    below = [size for size, value in reading.batch_mj.items() if value <= 0.0]
+    if below:
+        energy.warnings.append(f"batches of {below[0]} used no more than the idle machine: their energy is taken as 0")
+    return energy

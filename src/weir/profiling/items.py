@@ -1,0 +1,131 @@
+"""What batches are filled with while a model is measured: its examples, or items of a file, as callers send them."""
+
+import random
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from weir.errors import SettingsError, WeirError
+from weir.messages import JSON, OBJECT
+from weir.model import Example, Measure, Model, is_tensor_model
+from weir.wire.values import UNWRITABLE, decode, encode
+
+
+class Entry(NamedTuple):
+    """One item on its way to a worker."""
+
+    payload: Any
+    rows: int = 1
+    key: Hashable = None
+
+
+class Items:
+    """Items of which batches are made: drawn at random, each as often as any other.
+
+    `content_type` says how they are encoded: JSON, as HTTP brings them, where they can be, else as Python values.
+    """
+
+    def __init__(self, entries: Sequence[Entry], content_type: str = OBJECT, seed: int = 1) -> None:
+        self.entries = list(entries)
+        self.content_type = content_type
+        self._random = random.Random(seed)
+        groups: dict[Hashable, list[Entry]] = {}
+        for entry in self.entries:
+            groups.setdefault(entry.key, []).append(entry)
+        self._decks = [_Deck(group, self._random) for group in groups.values()]  # what may share a batch
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def can_fill(self, rows: int) -> bool:
+        """Tell whether there are items that make up a batch of exactly so many rows."""
+        return any(deck.can_fill(rows) for deck in self._decks)
+
+    def batch(self, rows: int) -> list[Any]:
+        """Return the payloads of a batch of `rows` rows, for which there must be items."""
+        decks = [deck for deck in self._decks if deck.can_fill(rows)]
+        (deck,) = self._random.choices(decks, [len(deck.entries) for deck in decks])
+        return deck.batch(rows)
+
+
+class _Deck:
+    """Deals entries without end: all of them, in random order, before any comes again."""
+
+    def __init__(self, entries: list[Entry], chance: random.Random) -> None:
+        self.entries = entries
+        self._sizes = {entry.rows for entry in entries}
+        self._chance = chance
+        self._left: list[Entry] = []
+        self._reached = [True]  # whether entries can have so many rows together
+
+    def can_fill(self, rows: int) -> bool:
+        for total in range(len(self._reached), rows + 1):
+            self._reached.append(any(size <= total and self._reached[total - size] for size in self._sizes))
+        return self._reached[rows]
+
+    def batch(self, rows: int) -> list[Any]:
+        payloads: list[Any] = []
+        while rows:
+            entry = self._deal()
+            if entry.rows <= rows and self._reached[rows - entry.rows]:
+                payloads.append(entry.payload)
+                rows -= entry.rows
+        return payloads
+
+    def _deal(self) -> Entry:
+        if not self._left:
+            self._left = self._chance.sample(self.entries, len(self.entries))
+        return self._left.pop()
+
+
+def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: int = 1) -> Items:
+    """Return `items`, or the model's examples, as they travel to a worker.
+
+    Of a tensor model every row is an entry of its own. Raises SettingsError if there are none, or if one cannot be.
+    """
+    given = model.examples if items is None else list(items)
+    values = [each.item if isinstance(each, Example) else each for each in given]
+    if not values:
+        raise SettingsError(
+            _none(model) if items is None else f"items: there are none to measure {model.__name__} with"
+        )
+    if is_tensor_model(model):
+        return Items(list(_rows_of(model, values)), OBJECT, seed)
+    measured = [_measured(model, value) for value in values]
+    entries = [Entry(value, said.rows, said.key) for value, said in zip(values, measured, strict=True)]
+    if not all(map(_is_plain_json, values)):
+        return Items(entries, OBJECT, seed)
+    return Items([entry._replace(payload=encode(entry.payload, JSON)) for entry in entries], JSON, seed)
+
+
+def _none(model: type[Model]) -> str:
+    return (
+        f"{model.__name__}: there is nothing to measure it with: give the class `examples = [...]`, or a file of items "
+        "(--items items.jsonl; items=[...] in Python)"
+    )
+
+
+def _measured(model: type[Model], value: Any) -> Measure:
+    try:
+        said = model.measure(value)
+    except Exception as error:  # whatever the model's own code raises
+        raise SettingsError(f"{model.__name__}.measure cannot measure the item {value!r:.100}: {error!r}") from error
+    return Measure() if said is None else Measure(said) if isinstance(said, int) else said
+
+
+def _is_plain_json(value: Any) -> bool:
+    """Tell whether a caller of HTTP can send `value` so that the worker reads the same."""
+    try:
+        read = decode(encode(value, JSON), JSON)
+        return type(read) is type(value) and bool(read == value)
+    except (*UNWRITABLE, WeirError):
+        return False
+
+
+def _rows_of(model: type[Model], values: Iterable[Any]) -> Iterator[Entry]:
+    from weir.wire.tensors import rows_of, shape_key, to_arrays  # only tensor models need numpy
+
+    for value in values:
+        arrays = to_arrays(value, model.inputs, SettingsError)
+        key = shape_key(arrays)
+        for row in range(rows_of(arrays)):
+            yield Entry({name: array[row : row + 1] for name, array in arrays.items()}, 1, key)

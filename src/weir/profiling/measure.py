@@ -1,0 +1,126 @@
+"""Measures a model: the service time of every batch size, how it varies, and the energy of a batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weir.errors import ModelError, RequestError, SettingsError
+from weir.policy.profile import Profile
+from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
+from weir.profiling.estimate import Estimate
+from weir.profiling.items import Items
+from weir.profiling.measuring import Measuring
+from weir.profiling.sampling import Sampler
+from weir.profiling.settings import ProfilingSettings
+from weir.profiling.sizes import Point, edges, grid, suspects
+from weir.profiling.tables import linear_table, monotone_table
+
+Progress = Callable[[float, str], None]  # share done, what is being done
+
+# Shares of the time: the first sizes must be done, then the search for edges; the rest goes to what is least known.
+GRID_UNTIL, EDGES_UNTIL, EDGES_END = 0.6, 0.85, 1.25
+
+
+async def measure(
+    measuring: Measuring, items: Items, max_batch_size: int, settings: ProfilingSettings | None = None, *,
+    worker: int = 0, pipeline_depth: int = 1, meters: Sequence[Meter] = (), no_meters: str = "",
+    about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
+) -> Profile:  # fmt: skip
+    """Return the profile of batches of 1 ... `max_batch_size` rows on one worker of a started executor.
+
+    `measuring` is the executor's Listener; nothing else may run on `worker` meanwhile. `pipeline_depth` and `about` are
+    only noted: how many batches are kept in flight is what the worker has places for. `meters` are read, the first whose
+    power rises counts; `no_meters` says why there are none.
+
+    Raises ModelError when the model fails on an item or its worker is lost; SettingsError when no batch can be made.
+    """
+    settings = settings or ProfilingSettings()
+    sampler = Sampler(measuring, items, settings, worker)
+    try:
+        await _measure_times(sampler, items, max_batch_size, settings, progress)
+        estimates = sampler.estimates()
+        energy = await _measure_energy(sampler, estimates, settings, meters, no_meters, progress)
+    except RequestError as error:
+        raise ModelError(f"the model refuses an item that it is measured with: {error.message}") from error
+    notes = {**(about or {}), "items": len(items), "content_type": items.content_type, **_notes(sampler, settings)}
+    return _assembled(estimates, energy, max_batch_size, sampler.offset(), pipeline_depth, notes)
+
+
+async def _measure_times(
+    sampler: Sampler, items: Items, max_batch_size: int, settings: ProfilingSettings, progress: Progress
+) -> None:
+    sizes = list(filter(items.can_fill, grid(max_batch_size, settings.sizes)))
+    if not sizes:
+        raise SettingsError(f"items: none of them fits into a batch of {max_batch_size} rows")
+    progress(0.0, "warming up")
+    await sampler.warm_up(sizes)
+
+    def said(what: str, start: float, end: float) -> Callable[[float], None]:
+        return lambda share: progress(start + (end - start) * share, what)
+
+    await sampler.settle(sizes, GRID_UNTIL, said(f"{len(sizes)} sizes", 0.0, GRID_UNTIL))
+    while not settings.sizes and sampler.elapsed < EDGES_END * settings.seconds:
+        more = [size for size in suspects(_points(sampler)) if items.can_fill(size)]
+        if not more:
+            break
+        await sampler.settle(more, EDGES_UNTIL, said("looking for edges", GRID_UNTIL, EDGES_UNTIL))
+    await sampler.settle(sorted(sampler.durations), 1.0, said("making sure", EDGES_UNTIL, 1.0))
+
+
+async def _measure_energy(
+    sampler: Sampler, estimates: Mapping[int, Estimate], settings: ProfilingSettings, meters: Sequence[Meter],
+    no_meters: str, progress: Progress,
+) -> Energy:  # fmt: skip
+    if settings.power is not None or not meters:
+        energy = modelled(settings.power)
+        if no_meters and settings.power is None:
+            energy.about["energy_not_read"] = no_meters
+        return energy
+    progress(1.0, "reading energy")
+    readings = await read_energy(meters, sampler, windows(sorted(estimates)))
+    return judged(readings, {size: 1000.0 * each.mean for size, each in estimates.items()}, settings.power)
+
+
+def _points(sampler: Sampler) -> dict[int, Point]:
+    return {size: Point(each.mean, each.error) for size, each in sampler.estimates().items()}
+
+
+def _assembled(
+    estimates: Mapping[int, Estimate], energy: Energy, max_batch_size: int, offset: float, pipeline_depth: int,
+    notes: dict[str, Any],
+) -> Profile:  # fmt: skip
+    means = {size: 1000.0 * each.mean for size, each in estimates.items()}
+    errors = {size: 1000.0 * each.error for size, each in estimates.items()}
+    times = monotone_table(means, errors, max_batch_size)
+    falls = [size for size in means if means[size] - times[size - 1] > 4.0 * errors[size] + 0.02 * means[size]]
+    warnings = list(energy.warnings)
+    if falls:
+        worst = max(falls, key=lambda size: means[size] / times[size - 1])
+        warnings.append(
+            f"a batch of {worst} took {means[worst]:.4g} ms, longer than some larger ones: the table, which never falls, has "
+            f"{times[worst - 1]:.4g} ms there"
+        )
+    notes = {**notes, **energy.about, **({"warnings": warnings} if warnings else {})}
+    watts = linear_table(energy.watts, max_batch_size)
+    cv = linear_table({size: each.cv for size, each in estimates.items()}, max_batch_size)
+    return Profile(times, np.asarray(watts * times), cv, 1000.0 * offset, pipeline_depth, energy.source, notes)
+
+
+def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
+    estimates = sampler.estimates()
+    worst = max(estimates, key=lambda size: estimates[size].relative)
+    sure = sum(each.relative <= settings.confidence for each in estimates.values())
+    left_out = sum(each.left_out for each in estimates.values())
+    lost = sum(each.left_out_seconds for each in estimates.values())
+    spent = sum(each.mean * each.counted for each in estimates.values())
+    return {
+        "sizes_measured": list(estimates),
+        "edges": edges(_points(sampler)),
+        "batches": sampler.batches,
+        "seconds": round(sampler.elapsed, 1),
+        "confidence": f"{sure} of {len(estimates)} means within {settings.confidence:.1%} (95 % interval); the least sure, of "
+        f"size {worst}, within {estimates[worst].relative:.1%}",
+        "left_out": f"{left_out} batches that the machine delayed: they would add {lost / spent:.2%} to the time",
+        "seed": settings.seed,
+    }

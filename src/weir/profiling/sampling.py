@@ -1,0 +1,152 @@
+"""Runs batches of chosen sizes in random order until their mean times are known well enough, or the time is up."""
+
+import asyncio
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import cycle, islice, pairwise
+
+import numpy as np
+
+from weir.profiling.estimate import Estimate, estimate
+from weir.profiling.items import Items
+from weir.profiling.measuring import Finished, Measuring
+from weir.profiling.settings import ProfilingSettings
+
+WARM_UP_BATCHES = 20  # at least
+WARM_UP_MOST = 100
+WARM_UP_SHARE = 0.2  # of the time, at most
+STABLE = 0.1  # the last three batches of a size differ by less from the three before them
+LEAST = 50  # batches of each size before its mean can be called known
+FEWEST = 3  # batches of each size, whatever the time
+BURST = 4  # cycles at a time, with several batches in flight
+
+Said = Callable[[float], None]
+
+
+class Sampler:
+    """Measures one worker. With one place at the worker a duration is that from dispatch to the last events; with more
+    all places are kept taken, and it is the time from one batch's end to the next one's.
+
+    `durations` are in seconds by size; `alone` those from dispatch to the end with nothing else in flight.
+    """
+
+    def __init__(self, measuring: Measuring, items: Items, settings: ProfilingSettings, worker: int = 0) -> None:
+        self.durations: dict[int, list[float]] = defaultdict(list)
+        self.alone: dict[int, list[float]] = defaultdict(list)
+        self.places = measuring.places.get(worker, 1)
+        self.batches = 0
+        self._measuring = measuring
+        self._items = items
+        self._settings = settings
+        self._worker = worker
+        self._random = random.Random(settings.seed)
+        self.clock = measuring.clock
+        self._started = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this was made."""
+        return self.clock() - self._started
+
+    async def warm_up(self, sizes: Sequence[int]) -> None:
+        """Run batches, small, middling and large in turn, until their times are steady: at least 20, or for a fifth of the
+        time if that is less. None of them counts."""
+        limit = self._started + WARM_UP_SHARE * self._settings.seconds
+        sizes = sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+        seen: dict[int, list[float]] = {size: [] for size in sizes}
+        for number, size in enumerate(islice(cycle(sizes), WARM_UP_MOST), 1):
+            finished = await self._begin(size)
+            seen[size].append(finished.completed - finished.dispatched)
+            if finished.completed >= limit and number >= 2 * len(sizes):
+                break
+            if number >= WARM_UP_BATCHES and all(map(_is_steady, seen.values())):
+                break
+
+    async def settle(self, sizes: Sequence[int], until: float = 1.0, said: Said = lambda share: None) -> None:
+        """Measure `sizes`, all in each round and in random order, until each mean is as sure as the settings ask, or the share
+        `until` of the time is up; every size three times at least."""
+        deadline = self._started + until * self._settings.seconds
+        unsure = {size: LEAST for size in sizes if not self._is_sure(size)}  # and the count at which to look again
+        while unsure:
+            for size in self._random.sample(sorted(unsure), len(unsure)):
+                if self.clock() < deadline or len(self.durations[size]) < FEWEST:
+                    await self._visit(size)
+                else:
+                    del unsure[size]
+            self._look(unsure)
+            said(1.0 - len(unsure) / len(sizes))
+
+    def estimates(self) -> dict[int, Estimate]:
+        """Return what is known of each size."""
+        return {size: estimate(durations) for size, durations in sorted(self.durations.items())}
+
+    def offset(self) -> float:
+        """Return by how much a batch that is alone takes longer, dispatch to end, than its share of a busy worker's time:
+        the mean over sizes, in seconds; 0 with one place."""
+        if not self.alone:
+            return 0.0
+        beyond = [estimate(self.alone[size]).mean - estimate(self.durations[size]).mean for size in self.alone]
+        return max(0.0, float(np.mean(beyond)))
+
+    async def back_to_back(self, size: int, seconds: float) -> tuple[int, float]:
+        """Run batches of `size` one after the other, all places taken, for at least `seconds`; return how many and for how
+        long."""
+        started = now = self.clock()
+        count = 0
+        while now - started < seconds:
+            ends = await self._burst(size, BURST * self.places)
+            count, now = count + len(ends), ends[-1].completed
+        return count, now - started
+
+    def _look(self, unsure: dict[int, int]) -> None:
+        for size, count in list(unsure.items()):
+            known = len(self.durations[size])
+            if known >= count:
+                if self._is_sure(size):
+                    del unsure[size]
+                else:
+                    unsure[size] = known + max(1, known // 5)
+
+    def _is_sure(self, size: int) -> bool:
+        durations = self.durations[size]
+        return len(durations) >= LEAST and estimate(durations).relative <= self._settings.confidence
+
+    async def _visit(self, size: int) -> None:
+        finished = await self._begin(size)
+        alone = finished.completed - finished.dispatched
+        if self.places == 1:
+            self.durations[size].append(alone)
+            return
+        self.alone[size].append(alone)
+        ends = await self._burst(size, BURST + self.places)
+        # The first came to an empty worker and only starts the clock; behind the last ones a place stayed free.
+        busy = ends[: BURST + 1]
+        self.durations[size] += [later.completed - earlier.completed for earlier, later in pairwise(busy)]
+
+    async def _burst(self, size: int, count: int) -> list[Finished]:
+        """Run `count` batches with all places taken; return their times."""
+        flights: deque[asyncio.Future[Finished]] = deque()
+        ends: list[Finished] = []
+        try:
+            for _ in range(count):
+                if len(flights) == self.places:
+                    ends.append(await flights.popleft())
+                flights.append(self._begin(size))
+            while flights:
+                ends.append(await flights.popleft())
+        finally:
+            for flight in flights:
+                flight.cancel()
+        return ends
+
+    def _begin(self, size: int) -> asyncio.Future[Finished]:
+        payloads = self._items.batch(size)
+        content_type = self._items.content_type
+        self.batches += 1
+        return self._measuring.run(self._worker, payloads, content_type, content_type)
+
+
+def _is_steady(durations: list[float]) -> bool:
+    before, last = durations[-6:-3], durations[-3:]
+    return len(before) == 3 and abs(sum(last) - sum(before)) <= STABLE * sum(before)
