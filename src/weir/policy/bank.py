@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
-from weir.policy.tables import checked_table
+from weir.policy.tables import checked_table, stacked
 
 FORMAT = 1  # of the file
 _FLOATS = ("rates", "shares", "response_time_ms", "p99_ms", "power_w")
@@ -146,3 +146,40 @@ class Bank:
             raise SettingsError(f"{name}: must have shape [rates, states]; has {values.shape}")
         rows = [checked_table(row, self.profile.max_batch_size, name) for row in values]
         self._keep(name, np.array(rows, dtype=np.uint16), (len(self.rates), values.shape[1]))
+
+
+def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLike | None = None) -> Bank:
+    """Return the best tables of one worker for each of `rates` (rows per second, ascending; by default 24 from 0.1 % to
+    97 % of the profile's capacity), with what they are predicted to do.
+
+    Raises SettingsError for a rate that cannot be served.
+    """
+    from weir.policy.sweep import solve_rates  # those who only run a bank need no solver
+
+    prices = prices or Prices()
+    given = default_rates(profile.max_rate) if rates is None else np.array(rates, dtype=np.float64, ndmin=1)
+    found = solve_rates(profile, prices, given)
+    tables = stacked([each.table for each in found])
+    count = len(given)
+    return Bank(
+        profile=profile,
+        prices=prices,
+        workers=1,
+        objective=None,
+        rates=given,
+        tables=tables,
+        second_tables=tables,
+        shares=np.zeros(count),
+        max_waiting=np.zeros(count, dtype=np.int64),
+        response_time_ms=np.array([each.response_time_ms for each in found]),
+        p99_ms=np.array([each.p99_ms for each in found]),
+        power_w=np.array([each.power_w for each in found]),
+    )
+
+
+def default_rates(capacity: float) -> Floats:
+    """Return the rates of a bank for a capacity in rows per second: a dozen in equal ratios from 0.1 % to 20 % of it,
+    where a table's limit moves with the ratio, then a dozen in equal steps to 97 %."""
+    low = np.geomspace(0.001, 0.2, 12)
+    high = np.linspace(0.2, 0.97, 13)[1:]
+    return np.asarray(capacity * np.concatenate((low, high)), dtype=np.float64)

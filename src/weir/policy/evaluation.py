@@ -1,0 +1,187 @@
+"""What a table does, exactly: by the stationary law of the line under it, without simulation."""
+
+from dataclasses import dataclass
+from math import ceil, inf, log, log1p
+
+import numpy as np
+
+from weir.errors import SettingsError
+from weir.policy.prices import Prices
+from weir.policy.profile import Floats, Profile
+from weir.policy.smdp import Actions, arrivals
+from weir.policy.stationary import band, stationary
+from weir.policy.tables import Table, checked_table, extended, limit_of
+
+_TAIL = 1e-13  # the share of the cost, and of the decisions, that may lie beyond the states that are looked at
+_MOST_STATES = 60_000
+
+
+@dataclass(frozen=True)
+class Performance:
+    """What a table does at a rate.
+
+    Attributes:
+        stable: False if rows arrive faster than the table serves them: then the response time and the cost are infinite,
+            and the rest is what a line that never empties does.
+        response_time_ms: mean, with the profile's latency offset.
+        power_w: mean power beyond what the machine draws while idle.
+        cost: latency_weight·response time + energy_weight·power (equation 3), the weight being that at the rate.
+        tail_share: the share of the cost that falls on the line's longest states, which stand for all above: what is
+            not exact about these numbers.
+        busy_share: the share of time in which the worker is busy.
+        batch_size: mean rows of a batch.
+        throughput: rows served per second.
+        refused_share: the share of rows that are refused because `max_waiting` wait.
+    """
+
+    stable: bool
+    response_time_ms: float
+    power_w: float
+    cost: float
+    tail_share: float
+    busy_share: float
+    batch_size: float
+    throughput: float
+    refused_share: float
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The stationary law of the decisions under a table: `law` and `actions` by state, `rows` waiting in each, and the
+    `arrivals` during a batch by its size. The last state stands for all above."""
+
+    law: Floats
+    actions: Actions
+    rows: Actions
+    arrivals: Floats
+    rate_per_ms: float
+
+
+def evaluate(
+    profile: Profile, rate: float, table: Table, prices: Prices | None = None, *, max_waiting: int | None = None
+) -> Performance:
+    """Return what `table` does at `rate` rows per second, Poisson, one worker; see equation 14.
+
+    With `max_waiting`, a row that arrives while that many wait is refused. Without, a table that serves more slowly than
+    rows arrive is not an error: its Performance is not stable.
+
+    Raises SettingsError naming the entry of a table that cannot be, or the rate.
+    """
+    prices = prices or Prices()
+    table = _checked(profile, rate, table, max_waiting)
+    if max_waiting is None and not is_stable(profile, rate, table):
+        return _overloaded(profile, int(table[-1]), prices)
+    line = line_of(profile, rate, table, max_waiting=max_waiting)
+    return _performance(profile, line, prices, max_waiting)
+
+
+def is_stable(profile: Profile, rate: float, table: Table) -> bool:
+    """Say whether the batches that `table` dispatches from a long line serve more than `rate` rows per second."""
+    size = int(table[-1])
+    return rate * float(profile.service_time_ms[size - 1]) < 1000.0 * size
+
+
+def line_of(profile: Profile, rate: float, table: Table, *, max_waiting: int | None = None) -> Line:
+    """Return the stationary law of a line under a stable table, over as many states as matter."""
+    if max_waiting is not None:
+        return _line(profile, rate / 1000.0, table, np.arange(max_waiting + 1))
+    size = _enough_states(profile, rate / 1000.0, table)
+    while True:
+        line = _line(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
+        if line.law[-1] < _TAIL or size >= _MOST_STATES:
+            return line
+        size = min(2 * size, _MOST_STATES)
+
+
+def decay(profile: Profile, rate_per_ms: float, size: int) -> float:
+    """Return by what factor longer lines are rarer, per row, where batches of `size` are served from a long line.
+
+    It is the root z > 1 of z^size = E z^N, N the rows that arrive during such a batch.
+    """
+    mean = rate_per_ms * float(profile.service_time_ms[size - 1])
+    excess = mean * float(profile.cv[size - 1]) ** 2
+
+    def balance(x: float) -> float:  # log E z^N - log z^size with z = e^x; convex, 0 at 0, falling there
+        grown = np.expm1(x)
+        if excess == 0.0:
+            return float(mean * grown - size * x)
+        return inf if excess * grown >= 1.0 else float(-mean / excess * log1p(-excess * grown) - size * x)
+
+    low, high = 0.0, 1.0
+    while balance(high) < 0.0:
+        low, high = high, 2.0 * high
+    for _ in range(60):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if balance(middle) <= 0.0 else (low, middle)
+    return float(np.exp(low if low > 0.0 else high))
+
+
+def _checked(profile: Profile, rate: float, table: Table, max_waiting: int | None) -> Table:
+    if not (np.isfinite(rate) and rate > 0.0):
+        raise SettingsError(f"rate={rate!r}: must be a number of rows per second, greater than 0")
+    table = checked_table(table, profile.max_batch_size)
+    if max_waiting is not None and max_waiting < limit_of(table):
+        raise SettingsError(f"max_waiting={max_waiting}: the table waits for {limit_of(table)} rows, which never come")
+    return table
+
+
+def _enough_states(profile: Profile, rate_per_ms: float, table: Table) -> int:
+    size = int(table[-1])
+    fall = log(decay(profile, rate_per_ms, size))
+    return min(_MOST_STATES, len(table) + profile.max_batch_size + ceil(-log(_TAIL) / fall))
+
+
+def _line(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> Line:
+    actions: Actions = extended(table, len(rows)).astype(np.int64)
+    counts = arrivals(profile, rate_per_ms)
+    law = stationary(*band(counts, actions, rows))
+    return Line(law, actions, rows, counts, rate_per_ms)
+
+
+def _performance(profile: Profile, line: Line, prices: Prices, max_waiting: int | None) -> Performance:
+    rate, serves = line.rate_per_ms, line.actions > 0
+    times = np.where(serves, profile.service_time_ms[line.actions - 1], 1.0 / rate)
+    energies = np.where(serves, profile.energy_mj[line.actions - 1], 0.0)
+    areas, refused = _areas(profile, line, times, max_waiting)
+    total = float(line.law @ times)
+    refused_share = float(line.law @ refused) / (rate * total)
+    response_time = float(line.law @ areas) / (rate * total * (1.0 - refused_share)) + profile.latency_offset_ms
+    power = float(line.law @ energies) / total
+    latency_weight = prices.latency_weight_at(1000.0 * rate)
+    parts = line.law * (latency_weight * areas / rate + prices.energy_weight * energies)
+    batches = float(line.law @ serves)
+    return Performance(
+        stable=True,
+        response_time_ms=response_time,
+        power_w=power,
+        cost=latency_weight * response_time + prices.energy_weight * power,
+        tail_share=0.0 if max_waiting is not None else float(parts[-1] / parts.sum()),
+        busy_share=float(line.law @ np.where(serves, times, 0.0)) / total,
+        batch_size=float(line.law @ line.actions) / batches,
+        throughput=1000.0 * float(line.law @ line.actions) / total,
+        refused_share=refused_share,
+    )
+
+
+def _areas(profile: Profile, line: Line, times: Floats, max_waiting: int | None) -> tuple[Floats, Floats]:
+    """Return the expected rows·ms in the system and the expected rows refused until the next decision, by state."""
+    rate, serves = line.rate_per_ms, line.actions > 0
+    areas = line.rows * times
+    squares = (1.0 + profile.cv**2) * profile.service_time_ms**2
+    if max_waiting is None:
+        return areas + np.where(serves, rate * squares[line.actions - 1] / 2.0, 0.0), np.zeros(len(areas))
+    # The k-th arrival of a batch waits, if it is let in, (N - k)^+ / rate on average until the batch ends.
+    above = np.cumsum(line.arrivals[:, ::-1], axis=1)[:, ::-1]  # P[N >= k]
+    excess = np.zeros((above.shape[0], above.shape[1] + 1))
+    excess[:, :-1] = np.cumsum(above[:, ::-1], axis=1)[:, ::-1] - above  # E (N - k)^+ = the sum of P[N >= j] over j > k
+    waits = np.cumsum(excess, axis=1) - excess[:, :1]  # over k = 1 ... m
+    room = np.minimum(max_waiting - (line.rows - line.actions), excess.shape[1] - 1)
+    batch = line.actions - 1
+    areas = areas + np.where(serves, waits[batch, room] / rate, 0.0)
+    return areas, np.where(serves, excess[batch, room], 0.0)
+
+
+def _overloaded(profile: Profile, size: int, prices: Prices) -> Performance:
+    time, energy = float(profile.service_time_ms[size - 1]), float(profile.energy_mj[size - 1])
+    cost = prices.energy_weight * energy / time if prices.latency_weight == 0.0 else inf
+    return Performance(False, inf, energy / time, cost, 1.0, 1.0, float(size), 1000.0 * size / time, 0.0)

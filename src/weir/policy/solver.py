@@ -1,0 +1,136 @@
+"""Solve for the best table at one rate."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+
+from weir.errors import SettingsError
+from weir.policy.evaluation import Performance, evaluate
+from weir.policy.policy_iteration import Solved, iterate_policies, safe_overflow_cost, start_actions
+from weir.policy.prices import Prices
+from weir.policy.profile import Floats, Profile
+from weir.policy.smdp import Actions, Model, check_rate, model_of
+from weir.policy.tables import Table, checked_table, extended, limit_of
+from weir.policy.truncation import MOST_STATES, cost_of, enough_states, law_of, overflow_share, served_table
+from weir.policy.value_iteration import iterate_values
+
+METHODS = ("policy-iteration", "value-iteration")
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A solved table, and how it was solved.
+
+    Attributes:
+        profile, rate, prices: what was asked; the rate in rows per second.
+        table: the best table; its last entry is the action in the overflow state.
+        actions: the same by state, 0 ... s_max and S_o.
+        values: relative values of the states, 0 in state 0.
+        cost: g of the truncated model under the table (equation 14).
+        error_bound: how far `cost` may be above the best possible for this model.
+        tail_share: the share of the cost that is paid in the overflow state (equation 15, relative to g).
+        s_max, overflow_cost: how the model was truncated.
+        method, iterations, seconds: how it was solved; None seconds if no clock was given.
+    """
+
+    profile: Profile
+    rate: float
+    prices: Prices
+    table: Table
+    actions: Actions
+    values: Floats
+    cost: float
+    error_bound: float
+    tail_share: float
+    s_max: int
+    overflow_cost: float
+    method: str
+    iterations: int
+    seconds: float | None
+
+    @property
+    def limit(self) -> int:
+        """The control limit: the smallest number of waiting rows that is served."""
+        return limit_of(self.table)
+
+    @cached_property
+    def performance(self) -> Performance:
+        """What the table does in the model that is not truncated."""
+        return evaluate(self.profile, self.rate, self.table, self.prices)
+
+
+def solve(
+    profile: Profile,
+    rate: float,
+    prices: Prices | None = None,
+    *,
+    method: str = "policy-iteration",
+    s_max: int | None = None,
+    overflow_cost: float | None = None,
+    tail_tolerance: float = 1e-9,
+    eta: float | None = None,
+    epsilon: float = 0.01,
+    max_iterations: int = 10_000,
+    start: Table | None = None,
+    clock: Callable[[], float] | None = None,
+) -> Solution:
+    """Return the table with the least cost at `rate` rows per second, for Poisson arrivals and one worker.
+
+    Arguments:
+        method: "policy-iteration", or "value-iteration" (the paper's, equations 21 and 22, slower).
+        s_max: the longest line of the model; None: grown until the tail share is at most `tail_tolerance`.
+        overflow_cost: c_o of equation 13, per ms; None: 1.5 times the cost of never waiting, which is enough for the
+            model to prefer to serve.
+        eta, epsilon, max_iterations: of value iteration, see `iterate_values`; with policy iteration they have no
+            effect.
+        start: a table from which policy iteration starts, e.g. that of a rate nearby.
+        clock: gives the seconds that `Solution.seconds` is the difference of.
+
+    Raises SettingsError naming the value: a rate that no policy can serve, an unknown method, a table that cannot be, an
+    s_max below the largest batch, an overflow cost so small that value iteration finds it best never to serve.
+    """
+    if method not in METHODS:
+        raise SettingsError(f"method={method!r}: must be one of {', '.join(METHODS)}")
+    if not tail_tolerance > 0.0:
+        raise SettingsError(f"tail_tolerance={tail_tolerance!r}: must be greater than 0")
+    prices = prices or Prices()
+    began = clock() if clock else 0.0
+    check_rate(profile, rate)
+    first = None if start is None else checked_table(start, profile.max_batch_size, "start")
+    size = s_max if s_max is not None else enough_states(profile, rate, tail_tolerance)
+    while True:
+        model = model_of(profile, rate, prices, size, overflow_cost or 0.0)
+        begin = start_actions(model) if first is None else extended(first, size + 2).astype(np.int64)
+        if method == METHODS[0]:
+            solved = iterate_policies(model, begin, overflow_cost=overflow_cost)
+        else:
+            solved = _by_values(model, overflow_cost, eta, epsilon, max_iterations)
+        law = law_of(solved.model, solved.actions)
+        tail_share = overflow_share(solved.model, solved.actions, law)
+        if s_max is not None or tail_share <= tail_tolerance or size >= MOST_STATES:
+            break
+        size = min(ceil(1.5 * size), MOST_STATES)
+    seconds = clock() - began if clock else None
+    return Solution(
+        profile, rate, prices, served_table(profile, solved.actions, law), solved.actions, solved.values,
+        solved.cost, solved.error_bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
+    )  # fmt: skip
+
+
+def _by_values(
+    model: Model, overflow_cost: float | None, eta: float | None, epsilon: float, max_iterations: int
+) -> Solved:
+    """Solve `model` by value iteration. Raises SettingsError if it then waits in S_o, that is, never serves."""
+    if overflow_cost is None:
+        model = replace(model, overflow_cost=safe_overflow_cost(model))
+    swept = iterate_values(model, eta=eta, epsilon=epsilon, max_iterations=max_iterations)
+    if not swept.actions[-1]:
+        raise SettingsError(
+            f"overflow_cost={model.overflow_cost:g}: too small for s_max={model.s_max} and {swept.iterations} iterations: "
+            "never to serve looks cheapest; it must exceed the least cost"
+        )
+    gain = cost_of(model, swept.actions, law_of(model, swept.actions))
+    return Solved(model, swept.actions, swept.values, gain, swept.span, swept.iterations)
