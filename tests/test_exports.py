@@ -20,7 +20,7 @@ def test_the_public_names_are_these() -> None:
         "BlockingService", "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Decision", "Draining", "Example",
         "InvalidRequest", "Measure", "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound",
         "ModelNotReady", "Observation", "Overloaded", "Policy", "Reason", "Registry", "RequestError", "Service",
-        "SettingsError", "Tensor", "TooLarge", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError",
+        "SettingsError", "SolvedPolicy", "Tensor", "TooLarge", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError",
         "WorkerLost", "__version__", "asgi",
     ]  # fmt: skip
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from weir.manager.blocking import BlockingService
     from weir.manager.registry import Registry
     from weir.manager.service import Service
+    from weir.policy.adaptive import SolvedPolicy
 
 __all__ = [
     # what most programs need
@@ -52,7 +53,7 @@ __all__ = [
     # several models, and a server of your own
     "Registry", "asgi",
     # policies of one's own
-    "Decision", "Observation", "Policy", "Reason",
+    "Decision", "Observation", "Policy", "Reason", "SolvedPolicy",
     # errors
     "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Draining", "InvalidRequest", "MethodNotAllowed",
     "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Overloaded", "RequestError", "SettingsError",
@@ -65,6 +66,7 @@ _LAZY = {
     "BlockingService": "weir.manager.blocking",
     "Registry": "weir.manager.registry",
     "Service": "weir.manager.service",
+    "SolvedPolicy": "weir.policy.adaptive",
     "asgi": "weir.hosting",
 }
 

@@ -65,7 +65,10 @@ def test_an_instance_is_taken_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("greed", "policy='greed': must be one of greedy, size-or-delay, full, control-limit, or module:Class"),
+        (
+            "greed",
+            "policy='greed': must be one of greedy, size-or-delay, full, control-limit, auto, FILE.npz, or module:Class",
+        ),
         (
             "no_module_of_that_name:X",
             "no rule and no module 'no_module_of_that_name'; the rules are greedy, size-or-delay",
@@ -162,5 +165,7 @@ def test_entry_points(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert repr(load_policy("mine:patience=5ms")) == "Mine(patience=0.005)"
     with pytest.raises(SettingsError, match="policy='gone': importing it raised AttributeError"):
         load_policy("gone")
-    with pytest.raises(SettingsError, match="must be one of greedy, size-or-delay, full, control-limit, gone, mine"):
+    with pytest.raises(
+        SettingsError, match=r"must be one of greedy, size-or-delay, full, control-limit, auto, FILE\.npz, gone, mine"
+    ):
         load_policy("minne")

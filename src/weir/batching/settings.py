@@ -13,7 +13,7 @@ class BatchingSettings:
     max_batch_size: int = setting(64, "largest batch, in rows; 1 switches batching off", rule=AT_LEAST_ONE)
     policy: Any = setting(
         "greedy",
-        "when a batch is cut: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, or module:Class",
+        "when a batch is cut: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class",
         metavar="POLICY",
     )
     max_queue_delay: float = setting(0.1, "longest wait that any policy may impose, in seconds", rule=AT_LEAST_ZERO)

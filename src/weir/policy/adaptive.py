@@ -1,0 +1,150 @@
+"""The solved policy: it estimates the arrival rate, takes the table that was solved for it, and looks up.
+
+A table's *wait* means "until the next arrival", which is right for Poisson arrivals at the rate it was solved for, and
+nothing else is certain of. So each wait ends at the earliest of these instants:
+
+- the last arrival + ln(1000)/rate: a silence that long has a probability of 0.001, so the traffic has most likely stopped;
+- the oldest arrival + (k + sqrt(2·k·x) + x)/rate, x = ln(1000), with k the arrivals the table waits for: they take
+  longer only with that probability, so they do not come to this line;
+- with a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin.
+
+The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top of these.
+"""
+
+from typing import Any
+
+from weir.messages import Reason
+from weir.policy.bank import Bank
+from weir.policy.decision import Decision, Observation
+from weir.policy.explanation import explain
+from weir.policy.mixing import Mixing
+from weir.policy.objective import trimmed
+from weir.policy.rate import Rate
+from weir.policy.rules import Greedy
+from weir.policy.stages import SILENCE, Stage, Stages, prepare
+
+GREEDY = Greedy()
+
+
+class SolvedPolicy:
+    """Decides by the tables of a bank, following the arrival rate. Without a bank, and until the rate is known, it is greedy.
+
+        bank = Bank.from_bytes(Path("square.policy.npz").read_bytes())
+        service = weir.Service(Square, policy=weir.SolvedPolicy(bank), max_batch_size=bank.profile.max_batch_size)
+
+    Rates are in rows per second, of the whole service, and so are the tables': with requests of several groups (keys,
+    shapes) each line is looked up as if all arrivals came to it. A group that gets but a part of them reaches its limit
+    later than the table expects; it is then served by the second of the guards above, which no arrival elsewhere
+    puts off. That costs latency and no more; a service of very many groups is better served by `greedy`.
+
+    It may run with a smaller `max_batch_size` than the bank was solved for: batches are cut at that size, and a full one is
+    never held back. Larger ones are never asked for than the bank's profile has.
+
+    `max_waiting` is the number of rows beyond which arrivals are to be refused, at the present rate; None for no bound.
+    """
+
+    def __init__(self, bank: Bank | None = None) -> None:
+        self.max_waiting: int | None = None
+        self._estimate = Rate()
+        self._mixing = Mixing()
+        self._stages: Stages | None = None if bank is None else prepare(bank)
+        self._stage: Stage | None = None  # of `_stages`, or of those before
+        self._since: Stages | None = None  # what `_stage` belongs to
+
+    # Decisions.
+
+    def decide(self, seen: Observation) -> Decision:
+        """Look up how many rows to dispatch; see Policy."""
+        waiting, largest = seen.waiting, seen.max_batch_size
+        rate = self._estimate.observe(seen.now, seen.arrivals)
+        stage = self._stage
+        if stage is None or self._since is not self._stages or not stage.falls <= rate <= stage.rises:
+            stage = self._move(rate)
+            if stage is None:
+                return GREEDY.decide(seen)
+        answers = stage.second if self._mixing.second else stage.first
+        answer = answers[waiting] if waiting < len(answers) else answers[-1]
+        if answer is None:
+            until = guard(stage, rate, seen)
+            if seen.now < until and waiting < largest and waiting < stage.largest:
+                return Decision(0, Reason.POLICY, until, stage.limit)
+            answer = Decision(min(waiting, largest, stage.largest), Reason.POLICY, None, min(stage.limit, largest))
+        elif answer.rows > largest:
+            answer = Decision(largest, Reason.POLICY, None, min(stage.limit, largest))
+        if stage.latest is not None and (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
+            answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
+        if stage.share:
+            self._mixing.cut(stage.share)
+        return answer
+
+    def _move(self, rate: float) -> Stage | None:
+        """Take the stage for `rate`; None if there is none, or the rate is unknown."""
+        stages, stage = self._stages, self._stage
+        if stages is None or not rate:
+            return None
+        if stage is None or self._since is not stages:
+            stage = stages.at(rate)
+        self._stage = stage = stages.next_to(stage, rate)
+        self._since = stages
+        self.max_waiting = stage.max_waiting
+        return stage
+
+    # The life of a policy.
+
+    def adopt(self, bank: Bank) -> None:
+        """Decide by `bank` from now on; what was learned of the rate stays."""
+        self._stages = prepare(bank)  # one assignment: a decision sees the old bank or the new one
+
+    def fresh(self) -> "SolvedPolicy":
+        """Return a policy like this one that has seen nothing: services and simulations have one each."""
+        made = SolvedPolicy()
+        made._stages = self._stages
+        return made
+
+    # Facts.
+
+    @property
+    def bank(self) -> Bank | None:
+        """The bank it decides by."""
+        return None if self._stages is None else self._stages.bank
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The most rows of a batch that it knows the cost of; it is not to be run with a larger `max_batch_size`."""
+        return None if self._stages is None else self._stages.bank.profile.max_batch_size
+
+    @property
+    def rate(self) -> float:
+        """The estimated arrival rate, in rows per second; 0 while it is unknown."""
+        return self._estimate.value
+
+    @property
+    def learning(self) -> bool:
+        """Whether it is greedy still: there is no bank, or the rate is unknown."""
+        return self._stages is None or not self.rate
+
+    @property
+    def index(self) -> int:
+        """The index, in the bank, of the table in use (beyond the bank's rates: of the nearest); 0 while learning."""
+        stage = self._current()
+        return 0 if stage is None else stage.entry
+
+    def _current(self) -> Stage | None:
+        stages, rate = self._stages, self.rate
+        if stages is None or not rate:
+            return None
+        return self._stage if self._since is stages else stages.at(rate)
+
+    def explain(self) -> dict[str, Any]:
+        """Return what it does and why, as a JSON-able dict; what is not known yet is None. Times are in seconds but for
+        those of the prediction, which is for the estimated rate."""
+        return explain(self.bank, self._current(), self.rate)
+
+
+def guard(stage: Stage, rate: float, seen: Observation) -> float:
+    """Return the instant at which a wait ends."""
+    oldest = seen.oldest_arrival
+    until = min(seen.last_arrival + SILENCE / rate, oldest + stage.filling / rate)
+    if stage.allowance is None:
+        return until
+    return min(until, oldest + stage.allowance[min(seen.waiting, stage.largest)])

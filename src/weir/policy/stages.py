@@ -1,0 +1,138 @@
+"""A bank made ready to be looked up: a stage for each of its rates, one below the lowest and one above the highest.
+
+Everything that does not depend on the line is worked out here, once, into plain Python values that nothing changes: a
+decision is an index into a tuple.
+"""
+
+from bisect import bisect
+from dataclasses import dataclass
+from math import inf, log, sqrt
+
+import numpy as np
+
+from weir.messages import Reason
+from weir.policy.bank import Bank
+from weir.policy.decision import Decision
+from weir.policy.tables import Table, full_batch_table, greedy_table, limit_of
+
+UNLIKELY = 1e-3  # a silence that the rate makes less likely than this is taken for the end of the traffic
+SILENCE = log(1.0 / UNLIKELY)
+HYSTERESIS = 0.05  # how far, relative to a boundary, the rate must be beyond it
+
+Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait, and the last entry holds beyond the end
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stage:
+    """What is done at a range of rates.
+
+    `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
+    `share` of the batches, `first` the others. `filling`, divided by the rate, is how long the oldest row may wait for
+    the line to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
+    `latest[n]` how old it may be when they start (see Objective). `entry` is the index in the bank of what comes nearest, `largest` the largest batch that was measured.
+    """
+
+    number: int
+    entry: int
+    falls: float
+    rises: float
+    first: Answers
+    second: Answers
+    share: float
+    limit: int
+    filling: float
+    allowance: tuple[float, ...] | None
+    latest: tuple[float, ...] | None
+    largest: int
+    max_waiting: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stages:
+    """The stages of `bank`, by rising rate; boundary i lies between stages i and i + 1."""
+
+    bank: Bank
+    boundaries: tuple[float, ...]
+    stages: tuple[Stage, ...]
+
+    def at(self, rate: float) -> Stage:
+        """Return the stage whose range `rate` is in."""
+        return self.stages[bisect(self.boundaries, rate)]
+
+    def next_to(self, stage: Stage, rate: float) -> Stage:
+        """Return the stage for `rate`, coming from `stage`: a step at a time, each only when its boundary is well passed."""
+        while rate < stage.falls:
+            stage = self.stages[stage.number - 1]
+        while rate > stage.rises:
+            stage = self.stages[stage.number + 1]
+        return stage
+
+
+def prepare(bank: Bank) -> Stages:
+    """Return the stages of `bank`.
+
+    Below the lowest rate whatever waits is served at once; above the highest, full batches are, without waiting, so that
+    overload is work-conserving whatever the tables say.
+    """
+    low, high = greedy_table(bank.profile.max_batch_size), full_batch_table(bank.profile)
+    firsts, seconds = [low, *bank.tables, high], [low, *bank.second_tables, high]
+    shares = [0.0, *bank.shares.tolist(), 0.0]
+    entries = [0, *range(len(bank.rates)), len(bank.rates) - 1]
+    boundaries = boundaries_of(bank)
+    edges = [0.0, *boundaries, inf]
+    allowance, latest = promised(bank)
+    stages = []
+    for number, (first, second, share, entry) in enumerate(zip(firsts, seconds, shares, entries, strict=True)):
+        limit = limit_of(first)
+        answers = answers_of(first, limit)
+        stages.append(
+            Stage(
+                number=number,
+                entry=entry,
+                falls=edges[number] * (1.0 - HYSTERESIS),
+                rises=edges[number + 1] * (1.0 + HYSTERESIS),
+                first=answers,
+                second=answers if np.array_equal(first, second) else answers_of(second, limit_of(second)),
+                share=share,
+                limit=limit,
+                filling=max(filling_of(first), filling_of(second)),
+                allowance=allowance,
+                latest=latest,
+                largest=bank.profile.max_batch_size,
+                max_waiting=int(bank.max_waiting[entry]) or None,
+            )
+        )
+    return Stages(bank, boundaries, tuple(stages))
+
+
+def promised(bank: Bank) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
+    """Return what the bank's objective allows, if it has one: waits, and starts."""
+    if bank.objective is None:
+        return None, None
+    objective, profile = bank.objective, bank.profile
+    return tuple(objective.allowance(profile).tolist()), tuple(objective.latest_starts(profile).tolist())
+
+
+def boundaries_of(bank: Bank) -> tuple[float, ...]:
+    """Return the rates at which the nearest table, by ratio, changes: between each two, and as far beyond the ends."""
+    rates = bank.rates
+    if len(rates) == 1:
+        return float(rates[0]) / 2.0, float(rates[0]) * 2.0
+    ratios = np.sqrt(rates[1:] / rates[:-1])
+    return tuple(float(each) for each in (rates[0] / ratios[0], *(rates[:-1] * ratios), rates[-1] * ratios[-1]))
+
+
+def answers_of(table: Table, limit: int) -> Answers:
+    """Return the decisions of `table`."""
+    made = [None, *(Decision(rows, Reason.POLICY, None, limit) for rows in range(1, int(table.max()) + 1))]
+    return tuple(map(made.__getitem__, table.tolist()))
+
+
+def filling_of(table: Table) -> float:
+    """Return, in mean gaps between arrivals, how long the oldest row waits at most for the line to fill.
+
+    The longest wait of `table` is for k arrivals after the oldest. They take longer than k + sqrt(2·k·x) + x gaps with
+    probability e^-x at most (a tail bound of the gamma distribution); so after that time they are not coming to this line.
+    """
+    arrivals = int(np.flatnonzero(table == 0)[-1])
+    return arrivals + sqrt(2.0 * arrivals * SILENCE) + SILENCE
