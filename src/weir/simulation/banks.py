@@ -1,0 +1,119 @@
+"""Makes the bank that a server runs, for any crew and with or without a latency objective: the one entry for all.
+
+One worker without an objective is solved exactly (policy/). No exact solution is known for the other cases; there one
+control limit for each rate is found by simulation, all candidates on the same arrivals.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from weir.errors import SettingsError
+from weir.policy.bank import Bank, solve_bank
+from weir.policy.crew import crew_table, start_limit
+from weir.policy.objective import Objective
+from weir.policy.prices import Prices
+from weir.policy.profile import Profile
+from weir.policy.tables import stacked
+from weir.simulation.promises import Keeper, Kept
+from weir.simulation.rounds import Rule
+from weir.simulation.trials import Trials, lowest
+
+Progress = Callable[[int, int], None]  # rates done, of how many
+
+# Of the capacity of all workers together.
+CREW_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
+# Close together where the limit falls and refusing begins.
+PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
+CREW_REQUESTS = 20_000
+PROMISE_REQUESTS = 40_000
+
+
+def make_bank(
+    profile: Profile,
+    prices: Prices | None = None,
+    *,
+    workers: int = 1,
+    objective: Objective | None = None,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> Bank:
+    """Return the bank of tables with the least cost, or, with an objective, with the least energy that keeps it.
+
+    Args:
+        profile: what a batch costs on one worker.
+        prices: what latency and energy are worth; with an objective they decide nothing.
+        workers: how many workers serve the one line.
+        objective: the latency that is promised.
+        seed: of the simulations; the same seed gives the same bank.
+        progress: told (rates done, of how many).
+
+    Raises SettingsError for fewer than one worker, and, naming it, for an objective that cannot be kept.
+    """
+    prices = prices or Prices()
+    if workers < 1:
+        raise SettingsError(f"workers={workers}: must be 1 or more")
+    told = progress or (lambda done, total: None)
+    if objective is not None:
+        return _promised(profile, prices, workers, objective, seed, told)
+    if workers > 1:
+        return _crew(profile, prices, workers, seed, told)
+    return solve_bank(profile, prices)
+
+
+def crew_limit(rate: float, prices: Prices, trials: Trials) -> int:
+    """Return the common control limit with the least cost at `rate` rows per second in all, found from its closed form."""
+    weights = prices.latency_weight_at(rate), prices.energy_weight
+    profile = trials.profile
+
+    def cost(limit: int) -> float:
+        return trials(rate, Rule(crew_table(profile, limit).tolist())).excess_cost(*weights)
+
+    return lowest(cost, start_limit(profile, rate, prices), profile.best_batch_size)
+
+
+def _crew(profile: Profile, prices: Prices, workers: int, seed: int, told: Progress) -> Bank:
+    trials = Trials(profile, workers=workers, requests=CREW_REQUESTS, seed=seed)
+    rates = workers * profile.max_rate * np.array(CREW_LOADS)
+    found = []
+    for done, rate in enumerate(rates.tolist(), 1):
+        limit = crew_limit(rate, prices, trials)
+        found.append(Kept(limit, 0.0, 0, trials(rate, Rule(crew_table(profile, limit).tolist()))))
+        told(done, len(rates))
+    return _bank(profile, prices, workers, None, rates.tolist(), found)
+
+
+def _promised(profile: Profile, prices: Prices, workers: int, objective: Objective, seed: int, told: Progress) -> Bank:
+    """Each table must keep the objective at the highest rate for which it is used: half-way to the next by ratio."""
+    keeper = Keeper(profile, objective, workers=workers, seed=seed)
+    trials = keeper.trials(PROMISE_REQUESTS)
+    rates = workers * profile.max_rate * np.array(PROMISE_LOADS)
+    highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
+    found = []
+    for done, (rate, worst) in enumerate(zip(rates.tolist(), highest.tolist(), strict=True), 1):
+        kept = keeper.at(worst, trials)
+        figures = trials(rate, keeper.rule(kept.limit, kept.share, kept.max_waiting))
+        found.append(Kept(kept.limit, kept.share, kept.max_waiting, figures))
+        told(done, len(rates))
+    return _bank(profile, prices, workers, keeper.objective, rates.tolist(), found)
+
+
+def _bank(
+    profile: Profile, prices: Prices, workers: int, objective: Objective | None, rates: Sequence[float],
+    found: Sequence[Kept],
+) -> Bank:  # fmt: skip
+    most = profile.best_batch_size
+    return Bank(
+        profile=profile,
+        prices=prices,
+        workers=workers,
+        objective=objective,
+        rates=np.array(rates),
+        tables=stacked([crew_table(profile, kept.limit) for kept in found]),
+        second_tables=stacked([crew_table(profile, min(kept.limit + (kept.share > 0.0), most)) for kept in found]),
+        shares=np.array([kept.share for kept in found]),
+        max_waiting=np.array([kept.max_waiting for kept in found], dtype=np.int64),
+        response_time_ms=np.array([kept.figures.response_time_ms for kept in found]),
+        p99_ms=np.array([kept.figures.p99_ms for kept in found]),
+        power_w=np.array([kept.figures.power_w for kept in found]),
+    )

@@ -1,0 +1,164 @@
+"""Service rounds of one rule on one line, without the batcher: what a search tries hundreds of times.
+
+It knows single rows in arrival order, tables, the guards and a bound on the line, and nothing else; there it cuts the
+very batches that the batcher cuts (tests hold the two against each other). What a search finds is measured
+afterwards with the real batcher.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from heapq import heapreplace
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.policy.mixing import Mixing
+from weir.policy.objective import ROUNDING, trimmed
+from weir.policy.profile import Floats, Profile
+from weir.simulation.services import Services
+
+PARTS = 40  # batch means behind an interval
+
+
+class Rule(NamedTuple):
+    """When a batch is cut. Times in seconds.
+
+    `table[n]` rows with n waiting, 0 to wait (tables.py). A wait ends at oldest arrival + `allowance[n]` and at last
+    arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (objective.py) so that its oldest row
+    starts by oldest arrival + `fits[rows]`. `share` of the batches is decided by `second`, evenly spread. Arrivals are
+    refused while `max_waiting` rows wait (0: never).
+    """
+
+    table: Sequence[int]
+    allowance: Sequence[float] | None = None
+    fits: Sequence[float] | None = None
+    silence: float = inf
+    second: Sequence[int] | None = None
+    share: float = 0.0
+    max_waiting: int = 0
+
+
+class Rounds(NamedTuple):
+    """What happened. Times in seconds, batches in order of their start."""
+
+    starts: Floats
+    ends: Floats
+    sizes: NDArray[np.int64]
+    arrivals: Floats  # of the rows served, in their order
+    refused: int
+
+    @property
+    def responses(self) -> Floats:
+        """Response time of each row served, in seconds."""
+        return np.asarray(np.repeat(self.ends, self.sizes) - self.arrivals, dtype=np.float64)
+
+
+class Figures(NamedTuple):
+    """What a rule does on one line. Power beyond what no policy can avoid is `excess_w`: per row of this very line, so
+    that the luck of its arrivals cancels. `late_error` is the standard error of `late_share`, by batch means."""
+
+    response_time_ms: float
+    p99_ms: float
+    power_w: float
+    excess_w: float
+    batch_size: float
+    late_share: float
+    late_error: float
+    refused_share: float
+
+    def excess_cost(self, latency_weight: float, energy_weight: float) -> float:
+        """Return the cost beyond the unavoidable, for weights per ms and per watt."""
+        return latency_weight * self.response_time_ms + energy_weight * self.excess_w
+
+
+def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, workers: int = 1) -> Rounds:
+    """Serve rows that arrive at `coming` (seconds, ascending) by `rule`, in batches of at most `largest`.
+
+    The rows that still wait when the last has arrived, and the rule waits, are left out.
+    """
+    free, last, mixing = [0.0] * workers, 0.0, Mixing()
+    line: list[float] = []
+    head = seen = refused = 0
+    starts: list[float] = []
+    ends: list[float] = []
+    sizes: list[int] = []
+    bound, time = rule.max_waiting or inf, services.time
+    while True:
+        now = max(free[0], last)
+        upto = bisect_right(coming, now, seen)
+        room = bound - (len(line) - head)
+        taken = upto - seen if upto - seen <= room else int(max(room, 0))
+        line += coming[seen : seen + taken]
+        refused += upto - seen - taken
+        seen = upto
+        table = rule.second if mixing.second and rule.second is not None else rule.table
+        cut = _wait(line, head, now, coming, seen, table, rule, largest)
+        if cut is None:
+            break
+        now, size, seen = cut
+        if rule.fits is not None and now > line[head] + rule.fits[size]:
+            size = trimmed(size, now - line[head], rule.fits)
+        end = now + time(size, head)
+        starts.append(now)
+        ends.append(end)
+        sizes.append(size)
+        heapreplace(free, end)
+        mixing.cut(rule.share)
+        last = now
+        head += size
+    return Rounds(np.array(starts), np.array(ends), np.array(sizes, dtype=np.int64), np.array(line[:head]), refused)
+
+
+def _wait(
+    line: list[float], head: int, now: float, coming: Sequence[float], seen: int, table: Sequence[int], rule: Rule,
+    largest: int,
+) -> tuple[float, int, int] | None:  # fmt: skip
+    """Let rows join until the rule cuts: (instant, rows, how many have come). None when no more come."""
+    waiting, total, end = len(line) - head, len(coming), len(table) - 1
+    if not waiting:
+        if seen == total:
+            return None
+        now = coming[seen]
+        line.append(now)
+        seen, waiting = seen + 1, 1
+    oldest, allowance, silence = line[head], rule.allowance, rule.silence
+    while not (size := table[waiting if waiting < end else end]):
+        until = line[-1] + silence
+        if allowance is not None:
+            until = min(until, oldest + allowance[waiting if waiting < largest else largest])
+        if now >= until:
+            return now, min(waiting, largest), seen
+        if seen == total:
+            return None
+        if coming[seen] > until:
+            return until, min(waiting, largest), seen
+        now = coming[seen]
+        line.append(now)
+        seen, waiting = seen + 1, waiting + 1
+    return now, size, seen
+
+
+def figures(rounds: Rounds, profile: Profile, deadline: float = inf, warm_up: float = 0.02) -> Figures:
+    """Return the means of `rounds`, without the batches of the first `warm_up` of the time."""
+    first = int(np.searchsorted(rounds.starts, rounds.starts[-1] * warm_up))
+    sizes = rounds.sizes[first:]
+    responses = rounds.responses[int(rounds.sizes[:first].sum()) :] + profile.latency_offset_ms / 1000.0
+    energy = float(profile.energy_mj[sizes - 1].sum())
+    rows, best = int(sizes.sum()), profile.best_batch_size
+    unavoidable = rows * float(profile.energy_mj[best - 1]) / best
+    span_ms = 1000.0 * float(rounds.starts[-1] - rounds.starts[first])
+    late = responses > deadline + 2.0 * ROUNDING
+    means = late[: len(late) // PARTS * PARTS].reshape(PARTS, -1).mean(axis=1) if len(late) >= PARTS else late
+    offered = len(rounds.arrivals) + rounds.refused
+    return Figures(
+        response_time_ms=1000.0 * float(responses.mean()),
+        p99_ms=1000.0 * float(np.quantile(responses, 0.99)),
+        power_w=energy / span_ms,
+        excess_w=(energy - unavoidable) / span_ms,
+        batch_size=rows / len(sizes),
+        late_share=float(late.mean()),
+        late_error=float(np.std(means, ddof=1)) / len(means) ** 0.5,
+        refused_share=rounds.refused / offered,
+    )
