@@ -10,10 +10,10 @@ import numpy as np
 
 from weir.policy.profile import Profile
 from weir.simulation.book import Part
-from weir.simulation.statistics import Spread, stretch_length
+from weir.simulation.spread import Spread
+from weir.simulation.statistics import stretch_length
 from weir.simulation.traces import Floats, Ints
 
-QUANTILES = (0.5, 0.95, 0.99)
 SUMS = (
     "answered", "response", "response_squared", "queue", "energy", "busy", "batches", "rows", "late", "refused", "ended",
 )  # fmt: skip
@@ -33,15 +33,13 @@ class Stretches:
         self.count = (requests - first) // self.length
         self._first = requests - self.count * self.length  # what does not fill a stretch is warm-up too
         self.sums = {name: np.zeros(self.count) for name in SUMS}
-        self.quantiles_ms = np.full((self.count, len(QUANTILES)), nan)
         self.starts = np.full(self.count + 1, nan)
-        self.responses = Spread()
+        self.responses = Spread(self.count)
         self.sizes: Ints = np.zeros(profile.max_batch_size + 1, dtype=np.int64)
         self.reasons: Ints = np.zeros(16, dtype=np.int64)
         self.least_waiting = np.full(self.count, inf)  # rows in the line at a decision
         self.most_waiting = np.full(self.count, -inf)
         self._last_arrival = inf
-        self._open: dict[int, list[Floats]] = {}
 
     def arrived(self, index: int, times: Floats) -> None:
         """Requests from that index on arrived at `times`: remember when stretches begin, and when the last one ends."""
@@ -72,7 +70,6 @@ class Stretches:
             self._add(name, stretches, np.ones(len(lost)))
             self._add("ended", stretches, np.ones(len(lost)))
         self._count_batches(part)
-        self._close()
 
     def _stretch(self, index: Ints) -> Ints:
         """Return the stretch of each request; those of the warm-up have one below 0."""
@@ -91,9 +88,8 @@ class Stretches:
         self._add("response", stretch, response)
         self._add("response_squared", stretch, response**2)
         self._add("queue", stretch, queue)
-        self.responses.add(response[stretch >= 0])
-        for number in np.unique(stretch[stretch >= 0]).tolist():
-            self._open.setdefault(number, []).append(response[stretch == number])
+        counted = stretch >= 0
+        self.responses.add(response[counted], stretch[counted])
 
     def _count_batches(self, part: Part) -> None:
         batches = part.batches
@@ -107,11 +103,6 @@ class Stretches:
         counted &= batches.at <= self._last_arrival  # afterwards the line gets shorter in any case
         np.minimum.at(self.least_waiting, stretch[counted], batches.waiting[counted])
         np.maximum.at(self.most_waiting, stretch[counted], batches.waiting[counted])
-
-    def _close(self) -> None:
-        """Work the quantiles of the stretches out of which every request has had its end."""
-        for number in [each for each in self._open if self.sums["ended"][each] >= self.length]:
-            self.quantiles_ms[number] = np.quantile(np.concatenate(self._open.pop(number)), QUANTILES)
 
     @property
     def is_growing(self) -> bool:

@@ -11,10 +11,12 @@ from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.prices import Prices
 from weir.simulation.measuring import Stretches
-from weir.simulation.statistics import Estimate, Spread, estimate
+from weir.simulation.spread import Spread
+from weir.simulation.statistics import Estimate, estimate
 from weir.simulation.traces import Floats
 
 COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share")
+QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the line only grows
 
 
@@ -110,15 +112,12 @@ def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers:
         "response_time_ms": ratio(sums["response"], sums["answered"]),
         "power_w": ratio(sums["energy"], 1000.0 * seconds),
         "late_share": ratio(sums["late"], sums["ended"]),
-        **{name: seen.quantiles_ms[:, place] for place, name in enumerate(("p50_ms", "p95_ms", "p99_ms"))},
     }
     weight = prices.latency_weight_at(rate)
     observed["cost"] = weight * observed["response_time_ms"] + prices.energy_weight * observed["power_w"]
-    values = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
-    estimates = {
-        name: estimate(each, seen.responses.quantile(values[name]) if name in values else None)
-        for name, each in observed.items()
-    }
+    estimates = {name: estimate(each) for name, each in observed.items()}
+    for name, share in QUANTILES.items():
+        estimates[name], observed[name] = seen.responses.estimate(share)
     if not stable:
         estimates |= {name: Estimate(inf, inf, inf) for name in UNBOUNDED}
     answered, total = float(sums["answered"].sum()), float(sums["ended"].sum())

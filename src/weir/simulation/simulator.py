@@ -5,7 +5,7 @@ from copy import deepcopy
 from functools import partial
 from math import inf
 from sys import maxsize
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -22,10 +22,10 @@ from weir.simulation.measuring import Stretches
 from weir.simulation.outcome import Comparison, Outcome, outcome_of
 from weir.simulation.runs import Run, Whole
 from weir.simulation.services import Services
+from weir.simulation.stability import capacity_of, is_bounded
 from weir.simulation.traces import Floats, Ints
 
 REQUESTS = 100_000
-PRICES = Prices()
 Progress = Callable[[str, int, int], None]
 SOLVED = "smdp"  # the policy solved for the very profile, prices and workers that are simulated
 
@@ -45,7 +45,7 @@ def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> 
 
 
 def policy_for(
-    policy: str | Policy, profile: Profile, *, prices: Prices = PRICES, workers: int = 1,
+    policy: str | Policy, profile: Profile, *, prices: Prices | None = None, workers: int = 1,
     settings: BatchingSettings | None = None,
 ) -> Policy:  # fmt: skip
     """Return a policy with no memory of any other run: `smdp` solved for this profile, a text, or a copy of an instance.
@@ -56,16 +56,21 @@ def policy_for(
         from weir.policy.adaptive import SolvedPolicy
         from weir.simulation.banks import make_bank
 
-        return cast(Policy, SolvedPolicy(make_bank(profile, prices, workers=workers)))
+        return cast(Policy, SolvedPolicy(make_bank(profile, prices or Prices(), workers=workers)))
     bounds = settings_for(profile, settings)
     loaded = load_policy(policy, max_batch_size=bounds.max_batch_size, max_queue_delay=bounds.max_queue_delay)
-    fresh: Any = getattr(loaded, "fresh", None)
-    return cast(Policy, fresh()) if fresh is not None else deepcopy(loaded)
+    return fresh(loaded)
+
+
+def fresh(policy: Policy) -> Policy:
+    """Return a policy like this one that remembers nothing of any run: what its `fresh` returns, else a copy."""
+    make: Any = getattr(policy, "fresh", None)
+    return cast(Policy, make()) if make is not None else deepcopy(policy)
 
 
 def run(
     profile: Profile, policy: str | Policy, arrival_times: Floats, *, rows: Ints | None = None, workers: int = 1,
-    settings: BatchingSettings | None = None, deadline: float | None = None, prices: Prices = PRICES,
+    settings: BatchingSettings | None = None, deadline: float | None = None, prices: Prices | None = None,
     services_seed: int = 1,
 ) -> Run:  # fmt: skip
     """Return what happens to requests that arrive at `arrival_times` (seconds, ascending), one by one.
@@ -74,10 +79,10 @@ def run(
     profile's time; where that is random, `services_seed` decides it (services.py). Raises SettingsError.
     """
     settings = settings_for(profile, settings)
-    fresh = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
+    used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
     whole = Whole()
     engine = Engine(
-        settings, fresh, Services(profile, services_seed), Book(whole), workers=workers, places=profile.pipeline_depth,
+        settings, used, Services(profile, services_seed), Book(whole), workers=workers, places=profile.pipeline_depth,
         timeout=inf if deadline is None else deadline,
     )  # fmt: skip
     arrival = np.asarray(arrival_times, dtype=np.float64)
@@ -88,7 +93,7 @@ def run(
 
 def simulate(
     profile: Profile, policies: Sequence[str | Policy] | Mapping[str, str | Policy], arrivals: Arrivals | str, *,
-    workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices = PRICES,
+    workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
     progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
@@ -101,22 +106,67 @@ def simulate(
     Raises SettingsError naming the key, the value and the rule.
     """
     process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
-    count = _count(process, requests, warm_up, workers)
-    bounds = settings_for(profile, settings)
+    prices = prices or Prices()
+    trial = _Trial(
+        profile, process, _count(process, requests, warm_up, workers), warm_up, workers, seed, prices,
+        settings_for(profile, settings), deadline, deadline if late_after is None else late_after,
+    )  # fmt: skip
     named = policies if isinstance(policies, Mapping) else _named(policies)
-    outcomes: dict[str, Outcome] = {}
-    for name, policy in named.items():
-        fresh = policy_for(policy, profile, prices=prices, workers=workers, settings=bounds)
-        limit = deadline if late_after is None else late_after
-        seen = Stretches(profile, round(warm_up * count), count, inf if limit is None else limit)
-        engine = Engine(
-            bounds, fresh, Services(profile, seed), Book(seen), workers=workers, places=profile.pipeline_depth,
-            timeout=inf if deadline is None else deadline,
-        )  # fmt: skip
-        _feed(engine, seen, process, count, seed, partial(progress, name) if progress is not None else None)
-        outcomes[name] = outcome_of(name, seen, prices, process.rate, workers, stable=not seen.is_growing)
+    outcomes = {
+        name: trial.outcome(name, policy, partial(progress, name) if progress is not None else None)
+        for name, policy in named.items()
+    }
     text = arrivals if isinstance(arrivals, str) else str(arrivals)
     return Comparison(text, process.rate, process.rate / (workers * profile.max_rate), workers, prices, seed, outcomes)
+
+
+class _Trial(NamedTuple):
+    """What all policies of a comparison have in common."""
+
+    profile: Profile
+    arrivals: Arrivals
+    requests: int
+    warm_up: float
+    workers: int
+    seed: int
+    prices: Prices
+    settings: BatchingSettings
+    deadline: float | None
+    late_after: float | None
+
+    def outcome(self, name: str, policy: str | Policy, progress: Callable[[int, int], None] | None) -> Outcome:
+        """Simulate one policy."""
+        profile, workers, settings = self.profile, self.workers, self.settings
+        used = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
+        limit = inf if self.late_after is None else self.late_after
+        seen = Stretches(profile, round(self.warm_up * self.requests), self.requests, limit)
+        engine = Engine(
+            settings, fresh(used), Services(profile, self.seed), Book(seen), workers=workers,
+            places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
+        )  # fmt: skip
+        self._feed(engine, seen, progress)
+        stable = self.deadline is not None or is_bounded(used, settings) or self._keeps_up(used, seen)
+        return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
+
+    def _feed(self, engine: Engine, seen: Stretches, progress: Callable[[int, int], None] | None) -> None:
+        """Let all requests arrive, block by block. The arrivals depend on the seed only."""
+        done = 0
+        for block in self.arrivals.blocks(np.random.default_rng([self.seed, 0]), self.requests):
+            sizes = self.arrivals.sizes(done, done + len(block))
+            seen.arrived(done, block)
+            engine.arrive(done, block.tolist(), None if (sizes == 1).all() else sizes.tolist())
+            done += len(block)
+            if progress is not None:
+                progress(done, self.requests)
+        engine.finish()
+
+    def _keeps_up(self, policy: Policy, seen: Stretches) -> bool:
+        """Tell whether the line stays finite. A trace ends, so only what was seen counts there."""
+        if self.arrivals.length is None:
+            capacity = capacity_of(fresh(policy), self.profile, self.settings, self.workers)
+            if capacity is not None and self.arrivals.rate >= capacity:
+                return False
+        return not seen.is_growing
 
 
 def _count(arrivals: Arrivals, requests: int | None, warm_up: float, workers: int) -> int:
@@ -141,19 +191,3 @@ def _named(policies: Sequence[str | Policy]) -> dict[str, str | Policy]:
     if not named:
         raise SettingsError("policies=[]: must be one or more")
     return named
-
-
-def _feed(
-    engine: Engine, seen: Stretches, arrivals: Arrivals, count: int, seed: int,
-    progress: Callable[[int, int], None] | None,
-) -> None:  # fmt: skip
-    """Let all requests arrive, block by block. The arrivals depend on the seed only."""
-    done = 0
-    for block in arrivals.blocks(np.random.default_rng([seed, 0]), count):
-        sizes = arrivals.sizes(done, done + len(block))
-        seen.arrived(done, block)
-        engine.arrive(done, block.tolist(), None if (sizes == 1).all() else sizes.tolist())
-        done += len(block)
-        if progress is not None:
-            progress(done, count)
-    engine.finish()
