@@ -1,11 +1,12 @@
 """conformance.py: each broken rule is found, and named with the observation."""
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import pytest
 
 from weir.messages import Reason
-from weir.policy.conformance import BrokenRule, check_policy, observations
+from weir.policy.conformance import BrokenRule, check_policy, observations, traffic
 from weir.policy.decision import Decision, Observation
 
 
@@ -33,6 +34,56 @@ class Forgetful:
         """Say something else after a while."""
         self.asked += 1
         return Decision(1 + self.asked // 100)
+
+
+class Counts:
+    """A policy that remembers how often it was asked: one row, then two, and so on up to nine."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def decide(self, seen: Observation) -> Decision:
+        """Say the next number, or wait for it."""
+        self.asked += 1
+        rows = self.asked % 10
+        return Decision(rows, until=None if rows else seen.now + 1.0)
+
+    def fresh(self) -> "Counts":
+        """Return one that starts anew."""
+        return Counts()
+
+
+class Shares(Counts):
+    """Its copies count together."""
+
+    asked_by_all: ClassVar[list[int]] = []
+
+    def decide(self, seen: Observation) -> Decision:
+        """Say what depends on all."""
+        self.asked_by_all.append(1)
+        return Decision(1 + len(self.asked_by_all) % 2)
+
+    def fresh(self) -> "Shares":
+        """Return one that is not really another."""
+        return Shares()
+
+
+class Keeps(Counts):
+    """Its copies remember what it remembers."""
+
+    def fresh(self) -> "Keeps":
+        """Return a copy, memory and all."""
+        made = Keeps()
+        made.asked = self.asked
+        return made
+
+
+class Itself(Counts):
+    """Its own copy."""
+
+    def fresh(self) -> "Itself":
+        """Return itself."""
+        return self
 
 
 def late_alarm(seen: Observation) -> Decision:
@@ -91,3 +142,36 @@ def test_observations_are_possible_ones() -> None:
         assert seen.arrivals >= seen.waiting
     assert {seen.draining for seen in every} == {True, False}
     assert Reason.POLICY is Decision(0).reason
+
+
+def test_a_policy_may_remember_if_its_copies_do_not() -> None:
+    policy = Counts()
+    policy.decide(next(observations()))
+    check_policy(policy)
+    check_policy(policy, list(traffic())[:7])
+    assert policy.asked == 1  # a copy was asked
+
+
+@pytest.mark.parametrize(
+    ("policy", "rule"),
+    [
+        (Shares(), "the same sequence of observations gives the same decisions.*and a fresh copy"),
+        (Keeps(), "the same sequence of observations gives the same decisions.*and a fresh copy"),
+        (Itself(), r"fresh\(\) returns another policy"),
+    ],
+)
+def test_a_copy_that_is_not_one_is_named(policy: Counts, rule: str) -> None:
+    with pytest.raises(BrokenRule, match=rf"(?s){rule}.*"):
+        check_policy(policy, list(traffic())[:7])
+
+
+def test_traffic_is_possible_and_goes_on() -> None:
+    every = list(traffic())
+    half = len(every) // 2
+    for run in (every[:half], every[half:]):
+        for before, seen in pairwise(run):
+            assert seen.now > before.now
+            assert seen.arrivals > before.arrivals
+    for seen in every:
+        assert seen.oldest_arrival <= seen.now == seen.last_arrival
+        assert seen.arrivals >= seen.waiting

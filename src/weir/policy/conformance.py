@@ -1,15 +1,17 @@
 """The rules that every policy keeps, to be held against one's own: `check_policy(MyPolicy())` in a test.
 
-A policy answers every possible observation; its answer is a Decision of 0 rows or more; the same observation always
-gives the same decision, whatever it was asked in between; a wait ends later than now; and when the instant has come
-until which it wanted to wait, it says something else than that same instant, else the server would spin.
+A policy answers every possible observation; its answer is a Decision of 0 rows or more; a wait ends later than now; and
+when the instant has come until which it wanted to wait, it says something else than that same instant, else the server
+would spin. The same sequence of observations always gives the same decisions: of a policy that remembers nothing, the
+same observation gives the same decision, whatever it was asked in between; one that remembers has a method `fresh()`,
+and what that returns knows nothing of, and shares nothing with, the policy that it came from.
 
 A policy may say *wait* while draining: the batcher then dispatches all the same, and clamps every other wait too.
 """
 
 from collections.abc import Iterable, Iterator
 from itertools import product
-from math import isfinite
+from math import isfinite, log
 from typing import Any
 
 from weir.messages import Reason
@@ -18,6 +20,9 @@ from weir.policy.decision import Decision, Observation, Policy
 # Instants at which `now - oldest >= delay` and `now >= oldest + delay` are known to disagree, besides plain ones.
 INSTANTS = (0.0, 0.1, 1.1, 1234.5678, 86_400.3, 1_700_000_000.7)
 AGES = (0.0, 0.0001, 0.003, 0.1, 7.0)
+# Of the traffic that a policy may remember: rows per second, and where the fractions of a golden section come from.
+RATES = (0.5, 40.0, 3000.0, 100.0)
+GOLDEN = 0.6180339887498949
 
 
 class BrokenRule(AssertionError):
@@ -34,21 +39,60 @@ def observations() -> Iterator[Observation]:
             )
 
 
+def traffic() -> Iterator[Observation]:
+    """Yield what a policy that remembers may see: arrivals at rates that change, and silences, on a clock that goes on."""
+    for start in (0.0, 1_700_000_000.7):
+        now, arrivals = start, 70
+        for number in range(300):
+            gap = -log((number + 1) * GOLDEN % 1.0) / RATES[number // 75]
+            now += gap
+            arrivals += 1 + number % 3
+            waiting = 1 + number * number % 70
+            yield Observation(now, waiting, now - gap, now + 30.0, arrivals, now, 1, 1, 64, 0.1, False)
+
+
 def check_policy(policy: Policy, seen: Iterable[Observation] | None = None) -> None:
-    """Ask `policy` about each of `seen` (by default, `observations()`) and hold its answers against the rules.
+    """Ask `policy` about each of `seen` and hold its answers against the rules. The default is `observations()`, and for
+    a policy that remembers also `traffic()`.
 
     Raises BrokenRule at the first that breaks one.
     """
-    asked = list(observations() if seen is None else seen)
+    remembers = hasattr(policy, "fresh")
+    asked = list(seen) if seen is not None else [*observations(), *(traffic() if remembers else ())]
+    if remembers:
+        _check_memory(_fresh(policy), asked)
+        return
     answers = [_ask(policy, each) for each in asked]
     for each, answer in zip(asked, answers, strict=True):
         _check_shape(each, answer)
-        if not answer.rows and answer.until is not None:
-            _check_wait(policy, each, answer, answer.until)
+        _check_wait(policy, each, answer)
     for each, answer in zip(reversed(asked), reversed(answers), strict=True):
         again = _ask(policy, each)
         if again != answer:
             _broken("the same observation gives the same decision", each, f"{answer}, and later {again}")
+
+
+def _check_memory(policy: Policy, asked: list[Observation]) -> None:
+    history: list[tuple[Observation, Decision]] = []
+    for each in asked:
+        answer = _ask(policy, each)
+        _check_shape(each, answer)
+        history.append((each, answer))
+        history += _check_wait(policy, each, answer)
+    copies = (_fresh(policy), _fresh(policy))
+    for each, answer in history:
+        for copy in copies:  # in turn, so that neither can do without what is its own
+            again = _ask(copy, each)
+            if again != answer:
+                said = f"{answer}, and a fresh copy {again}"
+                _broken("the same sequence of observations gives the same decisions", each, said)
+
+
+def _fresh(policy: Any) -> Policy:
+    made = policy.fresh()
+    if made is policy or not isinstance(made, Policy):
+        raise BrokenRule(f"fresh() returns another policy like this one, without its memory: it returned {made!r}")
+    return made
 
 
 def _ask(policy: Policy, seen: Observation) -> Decision:
@@ -71,13 +115,19 @@ def _check_shape(seen: Observation, answer: Any) -> None:
         _broken("until is None or a finite instant", seen, answer)
 
 
-def _check_wait(policy: Policy, seen: Observation, answer: Decision, until: float) -> None:
+def _check_wait(policy: Policy, seen: Observation, answer: Decision) -> list[tuple[Observation, Decision]]:
+    """Hold the end of a wait against the rules; return what was asked for it, and answered."""
+    until = answer.until
+    if answer.rows or until is None:
+        return []
     if until <= seen.now:
         _broken("a wait ends later than now", seen, answer)
     later = seen._replace(now=until)
     then = _ask(policy, later)
+    _check_shape(later, then)
     if not then.rows and then.until is not None and then.until <= until:
         _broken("when the end of a wait has come, the policy dispatches or waits for a later instant", later, then)
+    return [(later, then)]
 
 
 def _broken(rule: str, seen: Observation, answer: Any) -> None:
