@@ -11,7 +11,8 @@ load.py        when they do
 target.py      what is measured: http.py (with address, dialling, connection, pool, answers, fetching), inprocess.py
 rounds.py      one round, one target; run.py: all of them
 batches.py     what the server says of its batches
-outcome.py     what was measured
+outcome.py     what was measured; report.py: as tables; drawing.py: as a figure
+display.py     the progress bar
 """
 
 import asyncio
@@ -20,24 +21,26 @@ from typing import Any
 
 import uvloop
 
+from weir.bench.display import Display
 from weir.bench.http import HttpOptions, HttpTarget
 from weir.bench.inprocess import InProcessTarget
 from weir.bench.load import LoadSettings
-from weir.bench.outcome import Estimate, Lag, Outcome
+from weir.bench.outcome import Lag, Outcome
 from weir.bench.run import Report, run_bench
 from weir.bench.target import Target
 from weir.manager.service import Service
 from weir.model import Model
+from weir.simulation.statistics import Estimate
 
 __all__ = [
     "Estimate", "HttpOptions", "HttpTarget", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "Target",
-    "bench", "run_bench",
+    "bench", "run_bench", "run_shown",
 ]  # fmt: skip
 
 
 def bench(
     *targets: str | type[Model] | type[Service] | Target, data: str | Sequence[Any] | None = None,
-    headers: Mapping[str, str] | None = None, timeout: float = 10.0, **settings: Any,
+    headers: Mapping[str, str] | None = None, timeout: float = 10.0, progress: bool = False, **settings: Any,
 ) -> Report:  # fmt: skip
     """Put load on `targets`, one beside the other, and return what was measured.
 
@@ -46,13 +49,26 @@ def bench(
     of HttpTarget; `settings` those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`,
     `seed`, `max_lag_ms`.
 
-    Runs an event loop of its own; within one, await `run_bench`. Raises SettingsError when a setting is wrong or a target
+    `progress` shows a bar on stderr. Runs an event loop of its own; within one, await `run_bench`. Raises SettingsError when a setting is wrong or a target
     cannot be had. A run that is no measurement says so in the report's `failures`.
     """
     options = HttpOptions(headers=headers or {}, timeout=timeout)
     made = [_target(each, data, options) for each in targets]
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(run_bench(made, LoadSettings(**settings)))
+    return run_shown(made, LoadSettings(**settings), progress=progress)
+
+
+def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bool) -> Report:
+    """Await `run_bench` in an event loop of its own, with a bar on stderr if `progress`."""
+
+    async def run(display: Display) -> Report:
+        shown = asyncio.ensure_future(display.run())
+        try:
+            return await run_bench(targets, settings, watch=display.watch)
+        finally:
+            shown.cancel()
+
+    with Display(progress) as display, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(display))
 
 
 def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> Target:

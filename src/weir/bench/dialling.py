@@ -1,9 +1,11 @@
 """Opens connections to one server."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections.abc import Callable
+from errno import errorcode
 from typing import Any, TypeVar
 
 from weir.bench.address import Address, tls_context
@@ -70,4 +72,9 @@ def reason_of(error: OSError) -> str:
     """Return what went wrong, in the system's words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
-    return error.strerror or str(error) or type(error).__name__
+    # What the event loop says of a failed connection ("Connect call failed") is no reason.
+    return (
+        os.strerror(error.errno)
+        if error.errno is not None and error.errno in errorcode
+        else str(error) or type(error).__name__
+    )

@@ -123,10 +123,10 @@ class HttpTarget:
             example = next(iter(body["examples"].values()))["value"]
         except (KeyError, TypeError, StopIteration, AttributeError):
             known = _paths(document)
-            hint = f"; the server has {', '.join(known)}" if known and path not in known else ""
-            raise SettingsError(
-                f"{self._address.url}: describes no example to send{hint}; say what with --data"
-            ) from None
+            wrong = "describes no example to send; say what with --data"
+            if known and path not in known:
+                wrong = f"takes no requests at this path, but at {', '.join(known)}"
+            raise SettingsError(f"{self._address.url}: the server {wrong}") from None
         return msgspec.json.encode(example)
 
     async def _served_model(self) -> str | None:

@@ -14,7 +14,7 @@ from weir.manager.call import Call
 from weir.manager.service import Service
 from weir.messages import Reason
 from weir.model import Example, Model
-from weir.settings import ModelToServe, default_name, read_settings
+from weir.settings import ModelToServe, default_name
 from weir.telemetry.histogram import Histogram
 from weir.telemetry.metrics import Metrics
 
@@ -23,14 +23,15 @@ class InProcessTarget:
     """Asks a Service of this process, in the loop that sends: `Service.infer`, without backpressure, so that a full line
     refuses as a server's does.
 
-    `model` is a class, or a text such as module:Class; `settings` are those of Service; `data` as for HttpTarget.
+    `model` is a class, a text such as module:Class, or what settings.py has read of one; `settings` are those of Service,
+    and `data` as for HttpTarget.
     """
 
     connections = None
     held = 0
 
     def __init__(
-        self, model: str | type[Model] | type[Service], data: str | Sequence[Any] | None = None, *,
+        self, model: str | ModelToServe | type[Model] | type[Service], data: str | Sequence[Any] | None = None, *,
         name: str | None = None, settings: Mapping[str, Any] | None = None, params: Mapping[str, Any] | None = None,
         timeout: float = 10.0, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -38,7 +39,7 @@ class InProcessTarget:
         self._clock = clock
         said = {"timeout": timeout, **(settings or {}), "backpressure": False}
         self._service = _service(model, dict(params or {}), said, self._metrics)
-        self.name = name or (model if isinstance(model, str) else self._service.name)
+        self.name = name or self._service.name
         self._items = _examples(self._service) if data is None else decode_items(read_payloads(data))
         self._ledger = Ledger()
 
@@ -88,10 +89,14 @@ def _spent(histogram: Histogram) -> tuple[float, float]:
 
 
 def _service(
-    model: str | type[Model] | type[Service], params: dict[str, Any], settings: dict[str, Any], metrics: Metrics
-) -> Service:
+    model: str | ModelToServe | type[Model] | type[Service], params: dict[str, Any], settings: dict[str, Any],
+    metrics: Metrics,
+) -> Service:  # fmt: skip
     if isinstance(model, str):
-        return make_service(ModelToServe(model, default_name(model), params, [], settings), [metrics])
+        model = ModelToServe(model, default_name(model), {}, [], {})
+    if isinstance(model, ModelToServe):
+        said = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
+        return make_service(said, [metrics])
     if issubclass(model, Service):
         return model(params=params, observers=[metrics], **settings)
     return Service(model, params=params, observers=[metrics], **settings)
@@ -102,8 +107,3 @@ def _examples(service: Service) -> list[Any]:
     if not items:
         raise SettingsError(f"{service.name}: has no examples to send; say what with --data")
     return items
-
-
-def settings_from_texts(target: str, texts: Mapping[str, Sequence[str]]) -> ModelToServe:
-    """Return the model of `target` with settings given as texts, by name, as `weir serve` takes them. Raises SettingsError."""
-    return read_settings([target], texts, {}).models[0]

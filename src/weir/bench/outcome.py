@@ -1,10 +1,10 @@
 """What a run measured of one target."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,23 +13,16 @@ from weir.bench.batches import Batches, batches_of
 from weir.bench.ledger import OK, TIMEOUT, UNSENT
 from weir.bench.load import Load
 from weir.bench.rounds import Round
+from weir.simulation.statistics import STRETCHES, Estimate, estimate
 
 Floats = NDArray[np.float64]
 
-_BATCHES = 20  # of which the intervals are made
-_T_95 = 2.093  # Student's t, 19 degrees of freedom, two-sided 95 %
-
-
-class Estimate(NamedTuple):
-    """A value with its 95 % interval, from the means of consecutive batches of requests (NaN: too few requests)."""
-
-    value: float
-    low: float
-    high: float
+_FEWEST = 10  # stretches that an interval is made of
 
 
 class Lag(NamedTuple):
-    """How much later than intended requests left, in ms: our own doing, not the server's."""
+    """How much later than intended requests left, in ms: our own doing, not the server's. One that never left, for want of a
+    connection, counts with the time until it was given up."""
 
     p50_ms: float
     p99_ms: float
@@ -38,9 +31,12 @@ class Lag(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What was measured of one target, without warm-up (but for `batches`). Response times are in ms, from the instant at
-    which a request was *meant* to leave; those of requests that were given up count until then. `rate` is what was meant,
-    `sent_rate` what left and `throughput` the good answers, all per second of load. `errors` counts by what went wrong.
+    """What was measured of one target, without warm-up (but for `batches`).
+
+    Response times are in ms, from the instant at which a request was *meant* to leave; those of requests that were given up
+    count until then. Estimates have 95 % intervals (batch means; infinite where the requests are too few for one). `rate`
+    is what was meant, `sent_rate` what left and `throughput` the good answers, all per second of load. `errors` counts the
+    failed requests by what went wrong.
     """
 
     target: str
@@ -63,7 +59,7 @@ class Outcome:
     connections: int | None
     held: int  # requests that waited for a connection because no more were allowed
     batches: Batches | None
-    times_ms: Floats  # every response time, in the order in which requests were meant to leave
+    times_ms: Floats  # each response time, in the order in which requests were meant to leave
     instants: Floats  # seconds from the start of the run (rounds laid end to end) at which they were
 
 
@@ -123,12 +119,13 @@ def _counted(round_: Round, load: Load, offset: float) -> _Counted:
     timed = counted & np.isin(kinds[outcomes], (OK, TIMEOUT, UNSENT))
     well = kinds[outcomes] == OK
     left = counted & ~np.isnan(sent)
+    unsent = counted & (kinds[outcomes] == UNSENT)
     return _Counted(
         requests=int(counted.sum()),
         ends={str(kind): int(number) for kind, number in zip(kinds, numbers, strict=True) if number},
         times_ms=(ended - intended)[timed] * 1000.0,
         instants=intended[timed] + offset,
-        lags_ms=(sent - intended)[left] * 1000.0,
+        lags_ms=np.concatenate([(sent - intended)[left], (ended - intended)[unsent]]) * 1000.0,
         sent_in_time=int((left & (sent < load.round_seconds)).sum()),
         answered_in_time=int((well & (ended >= load.warm_up) & (ended < load.round_seconds)).sum()),
     )
@@ -138,14 +135,10 @@ def _quantile(times: Floats, q: float) -> Estimate:
     return _estimate(times, lambda part: np.quantile(part, q), least=10.0 / (1.0 - q))
 
 
-def _estimate(times: Floats, of: object, least: float = 10.0) -> Estimate:
-    """Return `of(times)` with an interval, if each batch has `least` requests, so that it says something."""
-    assert callable(of)
+def _estimate(times: Floats, of: Callable[[Floats], Any], least: float = 10.0) -> Estimate:
+    """Return `of(times)` with its interval, from stretches of at least `least` requests; without, if they are too few."""
     if not len(times):
         return Estimate(np.nan, np.nan, np.nan)
-    value = float(of(times))
-    if len(times) < _BATCHES * least:
-        return Estimate(value, np.nan, np.nan)
-    parts = np.array([float(of(part)) for part in np.array_split(times, _BATCHES)])
-    half = _T_95 * float(parts.std(ddof=1)) / _BATCHES**0.5
-    return Estimate(value, value - half, value + half)
+    stretches = min(STRETCHES, int(len(times) / least))
+    parts = np.array_split(times, stretches) if stretches >= _FEWEST else []
+    return estimate(np.array([float(of(part)) for part in parts]), float(of(times)))

@@ -37,16 +37,26 @@ class Report:
         return next(iter(self.outcomes.values()))
 
 
-Watch = Callable[[str, Ledger], None]  # the name of a target, and the books of the round that begins
+@dataclass(frozen=True)
+class Turn:
+    """A round of one target: the `index`-th of `count` turns, each of so many seconds."""
+
+    target: str
+    index: int
+    count: int
+    seconds: float
+
+
+Watch = Callable[[Turn, Ledger], None]
 
 
 async def run_bench(
     targets: Sequence[Target], settings: LoadSettings, *, clock: Clock = time.monotonic,
-    watch: Watch = lambda name, books: None,
+    watch: Watch = lambda turn, books: None,
 ) -> Report:  # fmt: skip
     """Put the same load on each of `targets`, in turns, and return what was measured.
 
-    `watch(name, books)` is called at the start of each round. Raises SettingsError when a
+    `watch(turn, books)` is called at the start of each round. Raises SettingsError when a
     target cannot be had; all that was opened is closed again.
     """
     names = [target.name for target in targets]
@@ -59,8 +69,11 @@ async def run_bench(
             await target.open()
         with _without_pauses():
             for index in range(load.rounds):
-                for target in _turned(targets, index):
-                    shown = partial(watch, target.name)
+                for place, target in enumerate(_turned(targets, index)):
+                    turn = Turn(
+                        target.name, index * len(targets) + place, load.rounds * len(targets), load.round_seconds
+                    )
+                    shown = partial(watch, turn)
                     rounds[target.name].append(await run_round(target, load, index, clock=clock, watch=shown))
     finally:
         for target in targets:

@@ -7,7 +7,7 @@ from importlib import import_module
 
 import typer
 
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = ("bench",)
 
 
 def register(cli: typer.Typer) -> None:

@@ -1,0 +1,174 @@
+"""`weir bench`: load on a server, or on a model in this process."""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from weir.bench import Report, Target
+    from weir.settings import ModelToServe
+
+FAILED = 1
+
+_ARRIVALS = (
+    "When requests leave: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE."
+)
+_DATA = (
+    "What to send: the body, @FILE, or @FILE.jsonl for one body per line in turn (default: the model's own example)."
+)
+_LOAD, _WHAT, _RESULT = "Load", "What is sent", "Result"
+
+
+def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+def bench(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[URL]...", help="http(s)://HOST:PORT/PATH or http://unix:SOCKET:/PATH."),
+    ] = None,
+    arrivals: Annotated[str, _option(_ARRIVALS, _LOAD)] = "poisson",
+    rate: Annotated[float | None, _option("Requests per second, where the arrivals do not say.", _LOAD)] = None,
+    duration: Annotated[float | None, _option("Seconds of load (default: 10, or a trace's own).", _LOAD)] = None,
+    concurrency: Annotated[
+        int | None, _option("Closed loop instead: callers that each wait for an answer before they ask again.", _LOAD)
+    ] = None,
+    warm_up: Annotated[float, _option("Share of each round that is not counted.", _LOAD)] = 0.1,
+    rounds: Annotated[
+        int | None, _option("Rounds in which targets take turns (default: 5, or 1 for a single target).", _LOAD)
+    ] = None,
+    seed: Annotated[int, _option("Of what is random in the arrivals.", _LOAD)] = 1,
+    max_lag_ms: Annotated[float, _option("Send lag at p99 above which the run fails.", _LOAD)] = 1.0,
+    data: Annotated[str | None, _option(_DATA, _WHAT)] = None,
+    header: Annotated[
+        list[str] | None,
+        _option("Header of each request; may be repeated.", _WHAT, "--header", "-H", metavar="NAME: VALUE"),
+    ] = None,
+    timeout: Annotated[float, _option("Seconds until a request is given up.", _WHAT)] = 10.0,
+    max_connections: Annotated[int, _option("Connections that may be open at once.", _WHAT)] = 1000,
+    insecure: Annotated[bool, _option("Take any certificate.", _WHAT, "--insecure")] = False,
+    in_process: Annotated[
+        list[str] | None,
+        _option("Serve module:Class in this process; may be repeated.", "In process", metavar="TARGET"),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        _option("Policy of the models in this process; each of several is a target.", "In process", metavar="POLICY"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        _option("Setting of the models in this process; may be repeated.", "In process", "--set", metavar="KEY=VALUE"),
+    ] = None,
+    json: Annotated[Path | None, _option("File that gets the result as JSON.", _RESULT)] = None,
+    markdown: Annotated[Path | None, _option("File that gets the result as Markdown.", _RESULT)] = None,
+    figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
+) -> int:
+    """Measure what a server makes of a load, from when requests were meant to leave.
+
+    Several targets get the same load, in turns. Exits with 1 if the run is no measurement: requests left late
+    (--max-lag-ms), or none was answered; with 2 if a setting is wrong or there is no server.
+    """
+    from rich.console import Console
+
+    from weir.bench import LoadSettings, run_shown
+    from weir.bench.http import HttpOptions, HttpTarget
+
+    load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
+    options = HttpOptions(_headers(header or []), timeout, max_connections, insecure)
+    made: list[Target] = [HttpTarget(url, data, options) for url in targets or []]
+    made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
+    if not made:
+        raise SettingsError("nothing to measure: name a URL, or a model with --in-process")
+    _check_files(json, markdown, figure)
+    report = run_shown(made, load, progress=Console(stderr=True).is_terminal)
+    _write(report, json, markdown, figure)
+    for line in report.failures:
+        typer.echo(f"weir: {line}", err=True)
+    return FAILED if report.failures else 0
+
+
+def _headers(lines: Sequence[str]) -> dict[str, str]:
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not (colon and name.strip()) or not line.isprintable():
+            raise SettingsError(f"--header={line!r}: must be NAME: VALUE")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _in_process(
+    targets: Sequence[str], policies: Sequence[str], said: Sequence[str], data: str | None, timeout: float
+) -> "list[Target]":
+    from weir.bench.inprocess import InProcessTarget
+
+    if (policies or said) and not targets:
+        raise SettingsError("--policy and --set are for models in this process: name one with --in-process")
+    made: list[Target] = []
+    for target in targets:
+        for policy in policies or [""]:
+            model = _model(target, [*said, *([f"policy={policy}"] if policy else [])])
+            made.append(InProcessTarget(model, data, name=f"{target} {policy}".strip(), timeout=timeout))
+    return made
+
+
+def _model(target: str, said: Sequence[str]) -> "ModelToServe":
+    """Read settings as `weir serve` reads flags."""
+    from weir.manager.settings import unknown_setting
+    from weir.settings import declared_settings, read_settings
+
+    known = {name: declared for name, declared in declared_settings().items() if declared.of_model}
+    flags: dict[str, list[str]] = {}
+    for text in said:
+        key, equals, value = text.partition("=")
+        name = key.strip().replace("-", "_")
+        if not equals or name not in known:
+            raise SettingsError(
+                f"--set={text!r}: " + (unknown_setting(key, list(known)) if equals else "must be KEY=VALUE")
+            )
+        flags.setdefault(name, []).append(value)
+    return read_settings([target], flags, {}).models[0]
+
+
+def _check_files(*paths: Path | None) -> None:
+    """Refuse before the run what could not be written after it."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise SettingsError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if paths[-1] is not None and find_spec("matplotlib") is None:
+        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
+
+
+def _write(report: "Report", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
+
+    from weir.bench.report import headline, table, to_dict
+    from weir.bench.report import markdown as as_markdown
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(headline(report), markup=False)
+    console.print(table(report))
+    for path, content in (
+        (json, msgspec.json.format(msgspec.json.encode(to_dict(report)), indent=2)),
+        (markdown, as_markdown(report).encode()),
+    ):
+        if path is not None:
+            _write_file(path, content)
+    if figure is not None:
+        from weir.bench.drawing import draw
+
+        draw(report, figure)
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
