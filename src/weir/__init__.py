@@ -41,6 +41,7 @@ from weir.policy.decision import Decision, Observation, Policy
 if TYPE_CHECKING:
     from weir.hosting import asgi
     from weir.manager.blocking import BlockingService
+    from weir.manager.profiling import profile
     from weir.manager.registry import Registry
     from weir.manager.service import Service
     from weir.policy.adaptive import SolvedPolicy
@@ -52,6 +53,8 @@ __all__ = [
     "Example", "Measure", "Tensor",
     # several models, and a server of your own
     "Registry", "asgi",
+    # policies that are solved
+    "profile",
     # policies of one's own
     "Decision", "Observation", "Policy", "Reason", "SolvedPolicy",
     # errors
@@ -68,6 +71,7 @@ _LAZY = {
     "Service": "weir.manager.service",
     "SolvedPolicy": "weir.policy.adaptive",
     "asgi": "weir.hosting",
+    "profile": "weir.manager.profiling",
 }
 
 

@@ -25,6 +25,8 @@ def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
         return _environments([_pair(text, source) for text in texts])
     if get_origin(hint) is dict:
         return _params([_pair(text, source) for text in texts], source)
+    if hint == list[int]:
+        return [number for text in texts for number in _numbers(text, source)]
     if get_origin(hint) is list:
         (inner,) = get_args(hint)
         return [_numbers(text, source) if inner == list[int] else _scalar(inner, text, source) for text in texts]
@@ -82,7 +84,7 @@ def _name_of(hint: Any) -> str:
 
 
 def _numbers(text: str, source: str) -> list[int]:
-    """Read CPU numbers: `0,1,4-7`."""
+    """Read `0,1,4-7`: numbers of CPUs, sizes of batches."""
     numbers: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")

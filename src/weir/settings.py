@@ -101,11 +101,12 @@ def declared_settings() -> dict[str, Declared]:
         declared.name: declared
         for parts, of_model in ((MODEL_PARTS, True), (SERVER_PARTS, False))
         for part, kind in parts.items()
-        for declared in _declared_by(kind, part, of_model)
+        for declared in declared_by(kind, part, of_model)
     }
 
 
-def _declared_by(kind: type[Any], part: str, of_model: bool) -> list[Declared]:
+def declared_by(kind: type[Any], part: str, of_model: bool = True) -> list[Declared]:
+    """Return the settings that the dataclass `kind` declares; `part` is their heading."""
     hints = get_type_hints(kind)
     return [
         Declared(
@@ -199,9 +200,13 @@ def _named_targets(targets: Sequence[str], tables: dict[str, dict[str, Any]], sa
 def _from_flags(flags: Mapping[str, Sequence[str]], catalog: dict[str, Declared]) -> dict[str, Any]:
     values = {}
     for name, texts in flags.items():
-        declared = catalog[name]
-        values[name] = _checked(declared, from_texts(declared.hint, texts, declared.flag), declared.flag)
+        values[name] = value_of(catalog[name], texts)
     return values
+
+
+def value_of(declared: Declared, texts: Sequence[str]) -> Any:
+    """Return the value that a flag gave as `texts`. Raises SettingsError naming the flag, the value and the rule."""
+    return _checked(declared, from_texts(declared.hint, texts, declared.flag), declared.flag)
 
 
 def _from_environment(environment: Mapping[str, str], catalog: dict[str, Declared]) -> dict[str, Any]:

@@ -209,6 +209,11 @@ class Service:
         return self._driver.reserve(size_bytes)
 
     @property
+    def executor(self) -> Executor:
+        """What runs its batches, hooks included."""
+        return self._driver.executor
+
+    @property
     def arena_bytes(self) -> int:
         """How much shared memory there is for payloads; 0: none, so that `reserve` always returns None."""
         return int(self._driver.executor.gauges()["arena_bytes"])

@@ -1,0 +1,75 @@
+"""Options of commands: each follows from a declared setting (settings.py), and typer reads them from a signature."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import typer
+
+from weir.errors import SettingsError
+from weir.settings import Declared, Settings, read_settings
+
+EPILOG = (
+    "Each option is a TOML key and a variable too: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
+    "An option wins over a variable, that over the file, that over what the model's class says."
+)
+_PLACEHOLDERS = {int: "INTEGER", float: "NUMBER", str: "TEXT"}
+
+
+def settings_parameters(declared: Iterable[Declared]) -> list[inspect.Parameter]:
+    """Return the parameters `config` and one for each setting; what typer gives for them is for `settings_of`."""
+    return [
+        parameter("config", list[str], typer.Option(None, "--config", metavar="PATH", help="TOML file of settings.")),
+        # Every option may be given several times, so that settings.py can refuse it where that makes no sense.
+        *[parameter(each.name, list[bool] if each.hint is bool else list[str], option(each)) for each in declared],
+    ]
+
+
+def settings_of(targets: list[str] | None, config: list[str] | None, said: Mapping[str, list[Any] | None]) -> Settings:
+    """Return the settings that the command line, the file and the environment make. Raises SettingsError."""
+    flags = {name: [text_of(value) for value in values] for name, values in said.items() if values}
+    return read_settings(targets or [], flags, os.environ, _only(config))
+
+
+def with_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
+    """Return `command`, saying that these are its parameters."""
+    described: Any = command
+    described.__signature__ = inspect.Signature(parameters)
+    described.__annotations__ = {each.name: each.annotation for each in parameters}
+    return command
+
+
+def parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
+    """Return a keyword parameter that may be left out."""
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint | None)
+
+
+def option(declared: Declared) -> Any:
+    """Return the option of one setting."""
+    flag = declared.flag
+    names = f"{flag}/--no-{flag[2:]}" if declared.hint is bool else flag
+    kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
+    return typer.Option(
+        None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else None), help=_help(declared),
+        rich_help_panel=declared.part, show_default=False,
+    )  # fmt: skip
+
+
+def _help(declared: Declared) -> str:
+    text = declared.help[0].upper() + declared.help[1:]
+    default = declared.default
+    if default in (None, [], {}):
+        return text
+    return f"{text} (default: {text_of(default)})"
+
+
+def text_of(value: Any) -> str:
+    """Return `value` as one writes it on a command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _only(config: list[str] | None) -> str | None:
+    if config and len(config) > 1:
+        raise SettingsError(f"--config: given {len(config)} times ({', '.join(config)}); must be given once")
+    return config[0] if config else None

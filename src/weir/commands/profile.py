@@ -1,0 +1,189 @@
+"""`weir profile`: measures a model and writes its profile."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
+from weir.errors import SettingsError
+from weir.profiling.settings import ProfilingSettings
+from weir.settings import ModelToServe, declared_by, declared_settings, value_of
+
+if TYPE_CHECKING:
+    from weir.policy.profile import Profile
+
+ROWS_SHOWN = 16
+OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")}
+# What changes how a batch runs. Not `workers`: a profile is of one.
+OF_MODEL = [
+    each for name, each in declared_settings().items()
+    if (each.part == "Workers" and name != "workers") or name in ("name", "params", "max_batch_size")
+]  # fmt: skip
+
+
+def _profile(
+    target: str, output: Path | None = None, items: Path | None = None, figure: Path | None = None,
+    config: list[str] | None = None, **said: list[Any] | None,
+) -> None:  # fmt: skip
+    """Measure how long batches of each size take and what energy they use, and write it to a file.
+
+    One worker is measured, as `weir serve` with the same options would run it; TARGET is module:Class or
+    path/file.py:Class. The file is what `weir solve` and `weir simulate` read.
+    """
+    own = {name: value_of(OWN[name], list(map(text_of, said.pop(name) or ()))) for name in OWN if said.get(name)}
+    settings = settings_of([target], config, {name: value for name, value in said.items() if name not in OWN})
+    model = next(model for model in settings.models if model.target == target)
+    path = output or Path(f"{model.name}.profile.toml")
+    picture = (figure or path).with_suffix("")
+    check_writable(path)
+    check_writable(picture)
+    if figure is not None:
+        check_drawing()
+    profile = _measure(model, ProfilingSettings(**own), items)
+    write_atomically(path, profile.to_toml())
+    _show(profile, model.name)
+    typer.echo(f"written: {path}{_draw(profile, picture, model.name)}")
+
+
+profile = with_signature(
+    _profile,
+    [
+        parameter("target", str, typer.Argument(..., metavar="TARGET", help="What to measure.")),
+        parameter("output", Path, typer.Option(None, "--output", "-o", metavar="PATH", help="File to write (default: NAME.profile.toml).")),
+        parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, or .npz for a tensor model (default: the model's examples).")),
+        parameter("figure", Path, typer.Option(None, "--figure", metavar="PATH", help="Picture to write, as .png and .svg (default: beside the file).")),
+        *[parameter(name, list[str], option(each)) for name, each in OWN.items()],
+        *settings_parameters(OF_MODEL),
+    ],
+)  # fmt: skip
+
+
+def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | None) -> "Profile":
+    from weir.app import make_service
+    from weir.manager.profiling import profile_service
+
+    service = make_service(model._replace(settings={**model.settings, "workers": 1}), ())
+    about = {"target": model.target, "command": command_line(sys.argv[1:])}
+    with _progress(model.name) as progress:
+        return profile_service(service, settings, items=items, about=about, progress=progress)
+
+
+def command_line(arguments: list[str]) -> str:
+    """Return the command as it could be typed again, without what sounds like a secret."""
+    import shlex
+
+    from weir.telemetry.logs import redacted
+
+    def shown(argument: str) -> str:
+        *keys, _ = argument.split("=")
+        secret = any(redacted({key: ""})[key] for key in keys)
+        return f"{keys[0]}=***" if secret else argument
+
+    return shlex.join(["weir", *map(shown, arguments)])
+
+
+def check_writable(path: Path) -> None:
+    """Raise SettingsError, before anything takes time, if `path` cannot be written."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise SettingsError(f"{path}: cannot be written: {folder} must be a folder that you may write to")
+
+
+def check_drawing() -> None:
+    """Raise SettingsError, before anything takes time, if nothing can be drawn."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that whoever reads `path` sees all of it or what was there before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, "utf-8")
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[float, str], None]]:
+    """Show how far the measurement is, if stderr is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn(f"profiling {name}:"), TextColumn("{task.description:22}"), BarColumn(), TaskProgressColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("loading", total=1.0)
+        yield lambda share, what: bar.update(task, completed=share, description=what)
+
+
+def _draw(profile: "Profile", path: Path, name: str) -> str:
+    """Draw the picture; say what was written, or why nothing was."""
+    from weir.profiling.picture import draw_profile
+
+    try:
+        draw_profile(profile, path.with_name(path.name + ".png"), f"{name}: {profile.about.get('machine', '')}")
+    except SettingsError as error:
+        return f" (no picture: {error.message})"
+    return f", {path}.png, {path}.svg"
+
+
+def _show(profile: "Profile", name: str) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    console.print(_table(profile))
+    for line in _summary(profile, name):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _table(profile: "Profile") -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("rows", "time ms", "cv", "rows/s", "energy mJ", "W"):
+        table.add_column(column, justify="right")
+    for size in _shown(profile):
+        time, energy = profile.service_time_ms[size - 1], profile.energy_mj[size - 1]
+        mark = "*" if size == profile.best_batch_size else ""
+        cells = (f"{mark}{size}", f"{time:.4g}", f"{profile.cv[size - 1]:.1%}", f"{1000 * size / time:,.1f}")
+        table.add_row(*cells, f"{energy:.4g}", f"{energy / time:.4g}")
+    return table
+
+
+def _shown(profile: "Profile") -> list[int]:
+    """Return a few of the measured sizes, the best one among them."""
+    sizes = list(profile.about["sizes_measured"])
+    last = len(sizes) - 1
+    few = {sizes[round(place * last / (ROWS_SHOWN - 1))] for place in range(ROWS_SHOWN)}
+    return sorted(few | {profile.best_batch_size})
+
+
+def _summary(profile: "Profile", name: str) -> Iterator[str]:
+    fit, about = profile.fit(), profile.about
+    yield ""
+    yield f"{name}: at best {profile.max_rate:,.1f} rows/s, in batches of b* = {profile.best_batch_size} (largest: {profile.max_batch_size})"
+    yield f"service time {fit.alpha_ms:.4g}·b + {fit.tau0_ms:.4g} ms, R² {fit.time_r2:.4f}"
+    if profile.energy_source != "time":
+        yield f"energy {fit.beta_mj:.4g}·b + {fit.zeta0_mj:.4g} mJ, R² {fit.energy_r2:.4f}"
+    if profile.pipeline_depth > 1:
+        yield f"a caller waits {profile.latency_offset_ms:.4g} ms more: {profile.pipeline_depth} batches are in flight"
+    yield f"energy source: {about['energy']}"
+    yield from (f"{what}: {about[key]}" for key, what in _TOLD.items() if about.get(key))
+    yield from (f"WARNING: {warning}" for warning in about.get("warnings", ()))
+
+
+_TOLD: Mapping[str, str] = {
+    "energy_not_read": "energy was not read", "idle_power_w": "idle power (W)", "power_w": "power while busy (W)",
+    "edges": "the time rises by a step after", "confidence": "confidence", "left_out": "left out",
+}  # fmt: skip

@@ -1,0 +1,67 @@
+"""What a profile says of where it was made."""
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weir._version import __version__
+from weir.errors import SettingsError
+from weir.profiling.energy import Meter
+from weir.profiling.nvml import find_nvml
+from weir.profiling.rapl import find_rapl
+
+NOTED = ("numpy", "onnxruntime", "torch", "jax", "tensorflow", "scikit-learn")  # what computes; noted where installed
+
+
+class Meters(NamedTuple):
+    """The meters of this machine, in the order in which they are believed, and why others are missing."""
+
+    found: list[Meter]
+    missing: str
+
+
+def find_meters(environment: Mapping[str, str], finders: Mapping[str, Callable[[], Meter]] | None = None) -> Meters:
+    """Return the counters that can be read: of the GPUs that a worker with this `environment` sees, then of the CPU."""
+    found: list[Meter] = []
+    missing: list[str] = []
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    for find in (finders or {"nvml": lambda: find_nvml(visible), "rapl": find_rapl}).values():
+        try:
+            found.append(find())
+        except SettingsError as error:
+            missing.append(error.message)
+    return Meters(found, "; ".join(missing))
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return texts and numbers: the CPU, versions, the date."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} CPUs",
+        "system": f"{platform.system()} {platform.release()}",
+        "versions": {"weir": __version__, "python": platform.python_version(), **_installed()},
+    }
+
+
+def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what the CPU calls itself."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _installed() -> dict[str, str]:
+    versions = {}
+    for name in NOTED:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
