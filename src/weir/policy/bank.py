@@ -149,24 +149,27 @@ class Bank:
 
 
 def solve_bank(profile: Profile, prices: Prices | None = None, *, rates: ArrayLike | None = None) -> Bank:
-    """Return the best tables of one worker for each of `rates` (rows per second, ascending; by default 24 from 0.1 % to
-    97 % of the profile's capacity), with what they are predicted to do.
+    """Return the best tables of one worker for each of `rates` (rows per second, ascending), with what they are predicted
+    to do. By default 24 from 0.1 % to 97 % of the profile's capacity, and as many between them as it takes to have
+    neighbours with different limits no more than 20 % apart.
 
     Raises SettingsError for a rate that cannot be served.
     """
-    from weir.policy.sweep import solve_rates  # those who only run a bank need no solver
+    from weir.policy.sweep import solve_between, solve_rates  # those who only run a bank need no solver
 
     prices = prices or Prices()
-    given = default_rates(profile.max_rate) if rates is None else np.array(rates, dtype=np.float64, ndmin=1)
-    found = solve_rates(profile, prices, given)
+    if rates is None:
+        found = solve_between(profile, prices, solve_rates(profile, prices, default_rates(profile.max_rate)))
+    else:
+        found = solve_rates(profile, prices, np.array(rates, dtype=np.float64, ndmin=1))
     tables = stacked([each.table for each in found])
-    count = len(given)
+    count = len(found)
     return Bank(
         profile=profile,
         prices=prices,
         workers=1,
         objective=None,
-        rates=given,
+        rates=np.array([each.rate for each in found]),
         tables=tables,
         second_tables=tables,
         shares=np.zeros(count),
