@@ -1,18 +1,15 @@
 """The simulator: policies against arrivals, in virtual time, with the Batcher that the server runs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
 from functools import partial
 from math import inf
-from sys import maxsize
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
-from weir.policy.loading import load_policy
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.simulation.arrivals import Arrivals, parse_arrivals
@@ -20,6 +17,7 @@ from weir.simulation.book import Book
 from weir.simulation.engine import Engine
 from weir.simulation.measuring import Stretches
 from weir.simulation.outcome import Comparison, Outcome, outcome_of
+from weir.simulation.policies import fresh, policy_for, settings_for
 from weir.simulation.runs import Run, Whole
 from weir.simulation.services import Services
 from weir.simulation.stability import capacity_of, is_bounded
@@ -27,45 +25,6 @@ from weir.simulation.traces import Floats, Ints
 
 REQUESTS = 100_000
 Progress = Callable[[str, int, int], None]
-SOLVED = "smdp"  # the policy solved for the very profile, prices and workers that are simulated
-
-
-def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> BatchingSettings:
-    """Return `settings`, or by default none that bounds the policy: batches as large as the profile knows, any queue, any wait.
-
-    Raises SettingsError if batches may be larger than the profile knows.
-    """
-    if settings is None:
-        return BatchingSettings(max_batch_size=profile.max_batch_size, max_queue_delay=inf, max_queue_size=maxsize)
-    if settings.max_batch_size > profile.max_batch_size:
-        raise SettingsError(
-            f"max_batch_size={settings.max_batch_size}: must not be greater than the profile's {profile.max_batch_size}"
-        )
-    return settings
-
-
-def policy_for(
-    policy: str | Policy, profile: Profile, *, prices: Prices | None = None, workers: int = 1,
-    settings: BatchingSettings | None = None,
-) -> Policy:  # fmt: skip
-    """Return a policy with no memory of any other run: `smdp` solved for this profile, a text, or a copy of an instance.
-
-    Raises SettingsError as `load_policy` does.
-    """
-    if policy == SOLVED:
-        from weir.policy.adaptive import SolvedPolicy
-        from weir.simulation.banks import make_bank
-
-        return cast(Policy, SolvedPolicy(make_bank(profile, prices or Prices(), workers=workers)))
-    bounds = settings_for(profile, settings)
-    loaded = load_policy(policy, max_batch_size=bounds.max_batch_size, max_queue_delay=bounds.max_queue_delay)
-    return fresh(loaded)
-
-
-def fresh(policy: Policy) -> Policy:
-    """Return a policy like this one that remembers nothing of any run: what its `fresh` returns, else a copy."""
-    make: Any = getattr(policy, "fresh", None)
-    return cast(Policy, make()) if make is not None else deepcopy(policy)
 
 
 def run(
@@ -137,15 +96,16 @@ class _Trial(NamedTuple):
     def outcome(self, name: str, policy: str | Policy, progress: Callable[[int, int], None] | None) -> Outcome:
         """Simulate one policy."""
         profile, workers, settings = self.profile, self.workers, self.settings
-        used = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
+        given = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
+        used = fresh(given)
         limit = inf if self.late_after is None else self.late_after
         seen = Stretches(profile, round(self.warm_up * self.requests), self.requests, limit)
         engine = Engine(
-            settings, fresh(used), Services(profile, self.seed), Book(seen), workers=workers,
+            settings, used, Services(profile, self.seed), Book(seen), workers=workers,
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
         )  # fmt: skip
         self._feed(engine, seen, progress)
-        stable = self.deadline is not None or is_bounded(used, settings) or self._keeps_up(used, seen)
+        stable = self.deadline is not None or is_bounded(used, settings) or self._keeps_up(given, seen)
         return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
 
     def _feed(self, engine: Engine, seen: Stretches, progress: Callable[[int, int], None] | None) -> None:
@@ -163,7 +123,7 @@ class _Trial(NamedTuple):
     def _keeps_up(self, policy: Policy, seen: Stretches) -> bool:
         """Tell whether the line stays finite. A trace ends, so only what was seen counts there."""
         if self.arrivals.length is None:
-            capacity = capacity_of(fresh(policy), self.profile, self.settings, self.workers)
+            capacity = capacity_of(policy, self.profile, self.settings, self.workers)
             if capacity is not None and self.arrivals.rate >= capacity:
                 return False
         return not seen.is_growing

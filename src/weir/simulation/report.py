@@ -1,0 +1,125 @@
+"""Shows a comparison: a table for the terminal, and a picture."""
+
+from collections.abc import Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from weir.figures import INK, figure, styles
+from weir.simulation.outcome import Comparison, Outcome
+from weir.simulation.statistics import Estimate
+
+SAME = 1e-12  # an interval narrower than this share of its value is not shown
+POINTS = 400  # of a curve
+
+
+def heading(compared: Comparison) -> str:
+    """Return one line that says what was simulated."""
+    workers = f"{compared.workers} worker{'s' if compared.workers > 1 else ''}"
+    prices = compared.prices
+    weights = f"cost = {prices.latency_weight:g}/ms, {prices.energy_weight:g}/W"
+    if prices.reference_rate is not None:
+        weights += f" at {prices.reference_rate:g} rows/s"
+    requests = max((each.requests for each in compared.outcomes.values()), default=0)
+    return (
+        f"{compared.arrivals}: {compared.rate:,.4g} rows/s, load {compared.load:.3g} on {workers}; "
+        f"{weights}; {requests:,} requests counted, seed {compared.seed}"
+    )
+
+
+def table(compared: Comparison) -> Table:
+    """Return the outcomes as a table, best first; ± is half the 95 % interval, of the last column that of the difference
+    from the best on the same arrivals."""
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("policy", overflow="fold")
+    lossy = any(each.refused_share or each.late_share.value for each in compared.outcomes.values())
+    columns = ["response ms", "p95", "p99", "power W", "batch", "busy", *(["lost"] if lossy else []), "cost", "above best"]
+    for column in columns:
+        shown.add_column(column, justify="right", no_wrap=True)
+    best = compared.best
+    order = sorted(compared.outcomes.values(), key=lambda each: each.cost.value)
+    for outcome in order:
+        shown.add_row(*_row(compared, outcome, best, lossy=lossy))
+    return shown
+
+
+def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: bool) -> list[str | Text]:
+    if not outcome.stable:
+        unstable = Text("unstable", style="red")
+        measured = [_text(outcome.power_w), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
+        return [outcome.policy, unstable, "", "", *measured, *([""] if lossy else []), "", ""]
+    lost = outcome.refused_share + outcome.late_share.value
+    if outcome.policy == best or best is None:
+        above = Text("best", style="bold green")
+    else:
+        above = Text(f"+{_text(compared.difference(outcome.policy, best))}")
+    return [
+        outcome.policy, _text(outcome.response_time_ms), _short(outcome.p95_ms.value), _short(outcome.p99_ms.value),
+        _text(outcome.power_w), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
+        *([f"{lost:.2%}"] if lossy else []), _text(outcome.cost), above,
+    ]  # fmt: skip
+
+
+def _text(estimate: Estimate) -> str:
+    half = estimate.half_width
+    if not isfinite(half) or half <= SAME * abs(estimate.value):
+        return _short(estimate.value)
+    digits = max(0, 1 - int(np.floor(np.log10(half))))
+    return f"{estimate.value:.{digits}f} ± {half:.{digits}f}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}" if isfinite(value) else "–"
+
+
+def draw(compared: Comparison, path: Path) -> None:
+    """Write a picture as PNG and SVG: how many wait longer than a time, what it costs, and how large batches are.
+
+    Raises SettingsError without matplotlib.
+    """
+    stable = [each for each in compared.outcomes.values() if each.stable]
+    with figure(path, 1, 3, size=(12.0, 3.4)) as (drawing, axes):
+        _tails(axes[0, 0], stable)
+        _costs(axes[0, 1], stable)
+        _sizes(axes[0, 2], stable)
+        missing = [each.policy for each in compared.outcomes.values() if not each.stable]
+        note = f"\nunstable, not drawn: {', '.join(missing)}" if missing else ""
+        drawing.suptitle(heading(compared) + note, fontsize=8)
+
+
+def _tails(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    for outcome, style in zip(outcomes, styles(), strict=False):
+        shares = np.geomspace(1.0, max(1.0 / outcome.requests, 1e-5), POINTS)
+        times = [outcome.quantile_ms(1.0 - share) for share in shares]
+        axes.semilogy(times, shares, label=outcome.policy, markevery=POINTS // 8, **style)
+    axes.set_xlabel("response time (ms)")
+    axes.set_ylabel("share of requests that take longer")
+    axes.legend(fontsize=7)
+
+
+def _costs(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    for place, (outcome, style) in enumerate(zip(outcomes, styles(), strict=False)):
+        power, wait = outcome.power_w, outcome.response_time_ms
+        axes.errorbar(
+            wait.value, power.value, xerr=wait.half_width, yerr=power.half_width, linestyle="none", color=style["color"],
+            marker=style["marker"], markersize=6, capsize=2,
+        )  # fmt: skip
+        axes.annotate(
+            f"{outcome.policy}\ncost {_short(outcome.cost.value)}", (wait.value, power.value), fontsize=6, color=INK,
+            xytext=(5, 3 if place % 2 else -12), textcoords="offset points",
+        )  # fmt: skip
+    axes.margins(x=0.3, y=0.15)
+    axes.set_xlabel("mean response time (ms)")
+    axes.set_ylabel("mean power (W)")
+
+
+def _sizes(axes: Any, outcomes: Sequence[Outcome]) -> None:
+    for outcome, style in zip(outcomes, styles(), strict=False):
+        sizes = sorted(outcome.batch_sizes)
+        axes.plot(sizes, [outcome.batch_sizes[size] for size in sizes], label=outcome.policy, **style)
+    axes.set_xlabel("batch size (rows)")
+    axes.set_ylabel("share of batches")
