@@ -21,7 +21,7 @@ def test_the_public_names_are_these() -> None:
         "InvalidRequest", "Measure", "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound",
         "ModelNotReady", "Observation", "Overloaded", "Policy", "Reason", "Registry", "RequestError", "Service",
         "SettingsError", "SolvedPolicy", "Tensor", "TooLarge", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError",
-        "WorkerLost", "__version__", "asgi", "profile",
+        "WorkerLost", "__version__", "asgi", "profile", "simulate",
     ]  # fmt: skip
 
 

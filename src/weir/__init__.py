@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
     from weir.policy.adaptive import SolvedPolicy
+    from weir.simulation.simulator import simulate
 
 __all__ = [
     # what most programs need
@@ -54,7 +55,7 @@ __all__ = [
     # several models, and a server of your own
     "Registry", "asgi",
     # policies that are solved
-    "profile",
+    "profile", "simulate",
     # policies of one's own
     "Decision", "Observation", "Policy", "Reason", "SolvedPolicy",
     # errors
@@ -72,6 +73,7 @@ _LAZY = {
     "SolvedPolicy": "weir.policy.adaptive",
     "asgi": "weir.hosting",
     "profile": "weir.manager.profiling",
+    "simulate": "weir.simulation.simulator",
 }
 
 

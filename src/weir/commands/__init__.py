@@ -7,7 +7,7 @@ from importlib import import_module
 
 import typer
 
-COMMANDS: tuple[str, ...] = ("profile", "bench")
+COMMANDS: tuple[str, ...] = ("profile", "simulate", "bench")
 
 
 def register(cli: typer.Typer) -> None:

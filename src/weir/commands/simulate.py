@@ -1,77 +1,76 @@
-"""The command `weir simulate`."""
+"""`weir simulate`: policies against each other, in virtual time."""
 
-import json
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from weir.errors import SettingsError
 
-DEFAULT = "smdp,greedy"
-
 if TYPE_CHECKING:
-    from weir.batching.settings import BatchingSettings
     from weir.policy.profile import Profile
     from weir.simulation.outcome import Comparison
+
+_POLICIES = (
+    "Policies, separated by commas: smdp (solved for this profile), a bank (.npz), or any that `weir serve` takes "
+    "(default: smdp,greedy)."
+)
+_ARRIVALS = (
+    "When requests arrive: a process with its load (a share of what the workers can serve), poisson:0.7, or its rate in "
+    "rows per second, poisson:rate=200; gamma, mmpp, on-off, sine, ramp, constant; trace:FILE."
+)
+_DELAY = "Longest wait that a policy may impose, such as 100ms (default: no bound)."
+_WHAT, _PRICES, _RESULT = "What is simulated", "What it is worth", "Result"
+_STDOUT = Path("-")
+
+
+def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
 
 
 def simulate(
     profile: Annotated[Path, typer.Argument(metavar="PROFILE", help="Profile written by `weir profile`.")],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Policies, separated by commas; smdp is the one solved for this profile, or give a file (.npz). "
-            "Without: smdp,greedy",
-            show_default=False,
-        ),
+    policy: Annotated[list[str] | None, _option(_POLICIES, _WHAT, metavar="POLICY")] = None,
+    arrivals: Annotated[str, _option(_ARRIVALS, _WHAT)] = "poisson:0.7",
+    workers: Annotated[int, _option("Workers that serve the one line.", _WHAT)] = 1,
+    requests: Annotated[int | None, _option("Requests to simulate (default: 100000; of a trace, all).", _WHAT)] = None,
+    seed: Annotated[int, _option("Of what is random in arrivals and service times.", _WHAT)] = 1,
+    warm_up: Annotated[float, _option("Share of the requests, at the start, that is not counted.", _WHAT)] = 0.1,
+    deadline: Annotated[
+        str | None, _option("Timeout of each request, such as 50ms (default: none).", _WHAT, metavar="DURATION")
     ] = None,
-    arrivals: Annotated[
-        str, typer.Option(help="Process and load (share of capacity), such as poisson:0.7, or trace:FILE; see the documentation.")
-    ] = "poisson:0.7",
-    workers: Annotated[int, typer.Option(help="Workers that serve the one line.")] = 1,
-    requests: Annotated[
-        int | None, typer.Option(help="Requests to simulate; 100000 if left out, of a trace all.", show_default=False)
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the arrivals and of random service times.")] = 1,
-    warm_up: Annotated[float, typer.Option(help="Share of the requests, at the start, that is not counted.")] = 0.1,
-    latency_weight: Annotated[float, typer.Option(help="Cost of a millisecond of mean response time.")] = 1.0,
-    energy_weight: Annotated[float, typer.Option(help="Cost of a watt of mean power.")] = 1.0,
+    max_queue_delay: Annotated[str | None, _option(_DELAY, _WHAT, metavar="DURATION")] = None,
+    latency_weight: Annotated[float, _option("Cost of a millisecond of mean response time.", _PRICES)] = 1.0,
+    energy_weight: Annotated[float, _option("Cost of a watt of mean power.", _PRICES)] = 1.0,
     reference_rate: Annotated[
-        float | None, typer.Option(help="Rate in rows per second at which the weights hold; the price of waiting is constant then.")
+        float | None, _option("Rows per second at which these hold; waiting costs the same at other rates.", _PRICES)
     ] = None,
-    deadline: Annotated[str | None, typer.Option(metavar="DURATION", help="Timeout of each request, such as 50ms.")] = None,
-    max_queue_delay: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Longest wait that a policy may impose; without it none is imposed on them.")
-    ] = None,
-    json_path: Annotated[Path | None, typer.Option("--json", metavar="PATH", help="Write everything as JSON; - prints it.")] = None,
-    figure: Annotated[Path | None, typer.Option(metavar="PATH", help="Draw it, as PATH.png and PATH.svg.")] = None,
+    json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
+    figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> None:
-    """Compare policies on the same simulated arrivals, with the batcher that the server runs."""
-    from rich.console import Console
+    """Compare policies on the same simulated arrivals, with the batcher that the server runs.
 
+    Each policy meets the same arrivals, and the same luck where service times are random. Intervals are 95 %.
+    """
     from weir.policy.prices import Prices
-    from weir.simulation import report
-    from weir.simulation.policies import split_policies
+    from weir.simulation.bars import Bars
+    from weir.simulation.policies import settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
 
     measured = _read(profile)
-    named = [each for text in policy or [DEFAULT] for each in split_policies(text)]
-    with _Bars() as bars:
+    named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
+    settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
+    settings = settings if delay is None else replace(settings, max_queue_delay=delay)
+    _check_files(json, figure)
+    with Bars() as bars:
         compared = compare(
             measured, named, arrivals, workers=workers, requests=requests, seed=seed, warm_up=warm_up,
-            prices=Prices(latency_weight, energy_weight, reference_rate),
-            settings=_settings(measured, _seconds("max-queue-delay", max_queue_delay)),
+            prices=Prices(latency_weight, energy_weight, reference_rate), settings=settings,
             deadline=_seconds("deadline", deadline), progress=bars,
         )  # fmt: skip
-    if json_path is not None:
-        _write(compared, json_path)
-    if figure is not None:
-        report.draw(compared, figure)
-    if json_path != Path("-"):
-        console = Console(highlight=False)
-        console.print(report.heading(compared), markup=False)
-        console.print(report.table(compared))
+    _show(compared, json, figure)
 
 
 def _read(path: Path) -> "Profile":
@@ -79,8 +78,10 @@ def _read(path: Path) -> "Profile":
 
     try:
         return Profile.from_toml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"profile {str(path)!r} cannot be read: {error}") from error
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingsError(f"{path}: must be a profile made by `weir profile`: {error}") from error
 
 
 def _seconds(key: str, text: str | None) -> float | None:
@@ -97,43 +98,32 @@ def _seconds(key: str, text: str | None) -> float | None:
     return seconds
 
 
-def _settings(profile: "Profile", max_queue_delay: float | None) -> "BatchingSettings | None":
-    from dataclasses import replace
+def _check_files(json: Path | None, figure: Path | None) -> None:
+    """Refuse before the run what could not be written after it."""
+    for path in (json, figure):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise SettingsError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if figure is not None and find_spec("matplotlib") is None:
+        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
 
-    from weir.simulation.policies import settings_for
 
-    return None if max_queue_delay is None else replace(settings_for(profile), max_queue_delay=max_queue_delay)
+def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> None:
+    import msgspec
+    from rich.console import Console
 
+    from weir.simulation.report import draw, heading, table
 
-def _write(compared: "Comparison", path: Path) -> None:
-    text = json.dumps(compared.to_dict(), indent=2) + "\n"
-    if path == Path("-"):
+    text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"
+    if figure is not None:
+        draw(compared, figure)
+    if json == _STDOUT:
         typer.echo(text, nl=False)
-    else:
-        path.write_text(text)
-
-
-class _Bars:
-    """A bar of progress per policy, on stderr if that is a terminal."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress
-
-        console = Console(stderr=True)
-        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._tasks: dict[str, object] = {}
-
-    def __enter__(self) -> "_Bars":
-        self._progress.start()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._progress.stop()
-
-    def __call__(self, policy: str, done: int, total: int) -> None:
-        """So many requests of that policy are done."""
-        task = self._tasks.get(policy)
-        if task is None:
-            task = self._tasks[policy] = self._progress.add_task(policy, total=total)
-        self._progress.update(task, completed=done)
+        return
+    console = Console(highlight=False)
+    console.print(heading(compared), markup=False, soft_wrap=True)
+    console.print(table(compared))
+    if json is not None:
+        try:
+            json.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(f"{json}: cannot be written: {error.strerror}") from error

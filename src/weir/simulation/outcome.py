@@ -27,7 +27,8 @@ class Outcome:
     Response times are of those answered, in the caller's view; `queue_time_ms` is the mean until the batch began. `cost`
     is latency_weight·W + energy_weight·P. `reasons` and `batch_sizes` are shares of batches. `late_share` are
     answered after, or given up at, their deadline; `refused_share` were not let in. `fairness` is Jain's index of the response times
-    (1: all equal). Where `stable` is false the line grows without end: times and cost are infinite, power is as measured.
+    (1: all equal). Where `stable` is false the line grows without end: times and cost are infinite, power is that of
+    workers which are always busy.
     """
 
     policy: str
@@ -107,7 +108,9 @@ class Comparison:
 
 def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers: int, *, stable: bool) -> Outcome:
     """Return what `seen` says of the policy called `name`, at that rate (rows per second)."""
-    sums, seconds = seen.sums, np.diff(seen.starts)
+    sums = seen.sums
+    # Where the line only grows, workers are busy for longer than it takes the requests to arrive: all the time.
+    seconds = np.diff(seen.starts) if stable else sums["busy"] / (1000.0 * workers)
     observed = {
         "response_time_ms": ratio(sums["response"], sums["answered"]),
         "power_w": ratio(sums["energy"], 1000.0 * seconds),
@@ -115,11 +118,11 @@ def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers:
     }
     weight = prices.latency_weight_at(rate)
     observed["cost"] = weight * observed["response_time_ms"] + prices.energy_weight * observed["power_w"]
-    estimates = {name: estimate(each) for name, each in observed.items()}
-    for name, share in QUANTILES.items():
-        estimates[name], observed[name] = seen.responses.estimate(share)
+    estimates = {what: estimate(each) for what, each in observed.items()}
+    for quantile, share in QUANTILES.items():
+        estimates[quantile], observed[quantile] = seen.responses.estimate(share)
     if not stable:
-        estimates |= {name: Estimate(inf, inf, inf) for name in UNBOUNDED}
+        estimates |= {what: Estimate(inf, inf, inf) for what in UNBOUNDED}
     answered, total = float(sums["answered"].sum()), float(sums["ended"].sum())
     return Outcome(
         policy=name, stable=stable, requests=int(total), **estimates,

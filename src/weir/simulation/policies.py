@@ -31,7 +31,9 @@ def split_policies(text: str) -> list[str]:
         elif policies and ":" in policies[-1]:
             policies[-1] += "," + part.strip()
         else:
-            raise SettingsError(f"policy={text!r}: {part!r} is a setting, and there is no policy with settings before it")
+            raise SettingsError(
+                f"policy={text!r}: {part!r} is a setting, and there is no policy with settings before it"
+            )
     return policies
 
 

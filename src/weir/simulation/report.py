@@ -34,10 +34,10 @@ def heading(compared: Comparison) -> str:
 def table(compared: Comparison) -> Table:
     """Return the outcomes as a table, best first; ± is half the 95 % interval, of the last column that of the difference
     from the best on the same arrivals."""
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("policy", overflow="fold")
+    shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("policy", overflow="fold", min_width=11)
     lossy = any(each.refused_share or each.late_share.value for each in compared.outcomes.values())
-    columns = ["response ms", "p95", "p99", "power W", "batch", "busy", *(["lost"] if lossy else []), "cost", "above best"]
+    columns = ["response ms", "p99 ms", "power W", "batch", "busy", *(["lost"] if lossy else []), "cost", "above best"]
     for column in columns:
         shown.add_column(column, justify="right", no_wrap=True)
     best = compared.best
@@ -50,16 +50,16 @@ def table(compared: Comparison) -> Table:
 def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: bool) -> list[str | Text]:
     if not outcome.stable:
         unstable = Text("unstable", style="red")
-        measured = [_text(outcome.power_w), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
-        return [outcome.policy, unstable, "", "", *measured, *([""] if lossy else []), "", ""]
+        measured = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
+        return [outcome.policy, unstable, "", *measured, *([""] if lossy else []), "", ""]
     lost = outcome.refused_share + outcome.late_share.value
     if outcome.policy == best or best is None:
         above = Text("best", style="bold green")
     else:
         above = Text(f"+{_text(compared.difference(outcome.policy, best))}")
     return [
-        outcome.policy, _text(outcome.response_time_ms), _short(outcome.p95_ms.value), _short(outcome.p99_ms.value),
-        _text(outcome.power_w), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
+        outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), _short(outcome.power_w.value),
+        f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
         *([f"{lost:.2%}"] if lossy else []), _text(outcome.cost), above,
     ]  # fmt: skip
 
@@ -94,7 +94,7 @@ def draw(compared: Comparison, path: Path) -> None:
 def _tails(axes: Any, outcomes: Sequence[Outcome]) -> None:
     for outcome, style in zip(outcomes, styles(), strict=False):
         shares = np.geomspace(1.0, max(1.0 / outcome.requests, 1e-5), POINTS)
-        times = [outcome.quantile_ms(1.0 - share) for share in shares]
+        times = [outcome.quantile_ms(1.0 - share) for share in shares.tolist()]
         axes.semilogy(times, shares, label=outcome.policy, markevery=POINTS // 8, **style)
     axes.set_xlabel("response time (ms)")
     axes.set_ylabel("share of requests that take longer")

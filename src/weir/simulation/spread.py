@@ -40,7 +40,7 @@ class Spread:
         if not sums[-1]:
             return nan
         wanted = share * float(sums[-1])
-        place = int(np.searchsorted(sums, wanted, side="left"))
+        place = int(np.searchsorted(sums, wanted, side="left" if wanted else "right"))
         low, high = edges(place, FINE), min(edges(place + 1, FINE), self.highest)
         inside = float(self.counts[place])
         return low + (high - low) * (wanted - float(sums[place]) + inside) / inside if inside else low
