@@ -1,5 +1,6 @@
 """Measures a model: the service time of every batch size, how it varies, and the energy of a batch."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 
 from weir.errors import ModelError, RequestError, SettingsError
 from weir.policy.profile import Profile
+from weir.profiling.contention import Contention
 from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
 from weir.profiling.estimate import Estimate
 from weir.profiling.items import Items
@@ -14,12 +16,13 @@ from weir.profiling.measuring import Measuring
 from weir.profiling.sampling import Sampler
 from weir.profiling.settings import ProfilingSettings
 from weir.profiling.sizes import Point, edges, grid, suspects
-from weir.profiling.tables import linear_table, monotone_table
+from weir.profiling.tables import Floats, linear_table, monotone_table
 
 Progress = Callable[[float, str], None]  # share done, what is being done
 
 # Shares of the time: the first sizes must be done, then the search for edges; the rest goes to what is least known.
 GRID_UNTIL, EDGES_UNTIL, EDGES_END = 0.6, 0.85, 1.25
+CROWDED = 0.05  # of the time lost to other processes
 
 
 async def measure(
@@ -36,7 +39,7 @@ async def measure(
     Raises ModelError when the model fails on an item or its worker is lost; SettingsError when no batch can be made.
     """
     settings = settings or ProfilingSettings()
-    sampler = Sampler(measuring, items, settings, worker)
+    sampler = Sampler(measuring, items, settings, worker, _contention(measuring, worker))
     try:
         await _measure_times(sampler, items, max_batch_size, settings, progress)
         estimates = sampler.estimates()
@@ -82,6 +85,12 @@ async def _measure_energy(
     return judged(readings, {size: 1000.0 * each.mean for size, each in estimates.items()}, settings.power)
 
 
+def _contention(measuring: Measuring, worker: int) -> Contention | None:
+    """Watch the worker's process and this one; nothing, where the worker has none (a fake)."""
+    pid = measuring.executor.states()[worker].pid
+    return None if pid is None else Contention({pid, os.getpid()})
+
+
 def _points(sampler: Sampler) -> dict[int, Point]:
     return {size: Point(each.mean, each.error) for size, each in sampler.estimates().items()}
 
@@ -93,18 +102,23 @@ def _assembled(
     means = {size: 1000.0 * each.mean for size, each in estimates.items()}
     errors = {size: 1000.0 * each.error for size, each in estimates.items()}
     times = monotone_table(means, errors, max_batch_size)
-    falls = [size for size in means if means[size] - times[size - 1] > 4.0 * errors[size] + 0.02 * means[size]]
-    warnings = list(energy.warnings)
-    if falls:
-        worst = max(falls, key=lambda size: means[size] / times[size - 1])
-        warnings.append(
-            f"a batch of {worst} took {means[worst]:.4g} ms, longer than some larger ones: the table, which never falls, has "
-            f"{times[worst - 1]:.4g} ms there"
-        )
+    warnings = [*notes.pop("warnings"), *_falling(means, errors, times), *energy.warnings]
     notes = {**notes, **energy.about, **({"warnings": warnings} if warnings else {})}
     watts = linear_table(energy.watts, max_batch_size)
     cv = linear_table({size: each.cv for size, each in estimates.items()}, max_batch_size)
     return Profile(times, np.asarray(watts * times), cv, 1000.0 * offset, pipeline_depth, energy.source, notes)
+
+
+def _falling(means: Mapping[int, float], errors: Mapping[int, float], times: Floats) -> list[str]:
+    """Say where larger batches are clearly quicker, which the table cannot."""
+    falls = [size for size in means if means[size] - times[size - 1] > 4.0 * errors[size] + 0.02 * means[size]]
+    if not falls:
+        return []
+    worst = max(falls, key=lambda size: means[size] / times[size - 1])
+    return [
+        f"a batch of {worst} took {means[worst]:.4g} ms, longer than some larger ones: the table, which never falls, has "
+        f"{times[worst - 1]:.4g} ms there"
+    ]
 
 
 def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
@@ -114,6 +128,7 @@ def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
     left_out = sum(each.left_out for each in estimates.values())
     lost = sum(each.left_out_seconds for each in estimates.values())
     spent = sum(each.mean * each.counted for each in estimates.values())
+    waited = sampler.waited / sampler.seconds
     return {
         "sizes_measured": list(estimates),
         "edges": edges(_points(sampler)),
@@ -122,5 +137,13 @@ def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
         "confidence": f"{sure} of {len(estimates)} means within {settings.confidence:.1%} (95 % interval); the least sure, of "
         f"size {worst}, within {estimates[worst].relative:.1%}",
         "left_out": f"{left_out} batches that the machine delayed: they would add {lost / spent:.2%} to the time",
+        "waited_for_cpu": f"{waited:.2%} of the time, taken off",
         "seed": settings.seed,
+        "warnings": _crowded(waited),
     }
+
+
+def _crowded(waited: float) -> list[str]:
+    if waited < CROWDED:
+        return []
+    return [f"other processes had the CPUs for {waited:.0%} of the time: measure again on a quieter machine"]

@@ -8,6 +8,7 @@ from itertools import cycle, islice, pairwise
 
 import numpy as np
 
+from weir.profiling.contention import QUICK, Contention
 from weir.profiling.estimate import Estimate, estimate
 from weir.profiling.items import Items
 from weir.profiling.measuring import Finished, Measuring
@@ -19,6 +20,7 @@ WARM_UP_SHARE = 0.2  # of the time, at most
 STABLE = 0.1  # the last three batches of a size differ by less from the three before them
 LEAST = 50  # batches of each size before its mean can be called known
 FEWEST = 3  # batches of each size, whatever the time
+MOST_WAITED = 0.9  # of a duration: the rest is at least what the model took
 BURST = 4  # cycles at a time, with several batches in flight
 
 Said = Callable[[float], None]
@@ -26,16 +28,24 @@ Said = Callable[[float], None]
 
 class Sampler:
     """Measures one worker. With one place at the worker a duration is that from dispatch to the last events; with more
-    all places are kept taken, and it is the time from one batch's end to the next one's.
+    all places are kept taken, and it is the time from one batch's end to the next one's. What `contention` says of the
+    time is taken off.
 
     `durations` are in seconds by size; `alone` those from dispatch to the end with nothing else in flight.
     """
 
-    def __init__(self, measuring: Measuring, items: Items, settings: ProfilingSettings, worker: int = 0) -> None:
+    def __init__(
+        self, measuring: Measuring, items: Items, settings: ProfilingSettings, worker: int = 0,
+        contention: Contention | None = None,
+    ) -> None:  # fmt: skip
         self.durations: dict[int, list[float]] = defaultdict(list)
         self.alone: dict[int, list[float]] = defaultdict(list)
         self.places = measuring.places.get(worker, 1)
         self.batches = 0
+        self.seconds = 0.0  # in which they ran
+        self.waited = 0.0  # seconds of these that were lost to other processes
+        self._contention = contention
+        self._pace: dict[int, float] = {}  # seconds for a batch, the last time
         self._measuring = measuring
         self._items = items
         self._settings = settings
@@ -113,16 +123,33 @@ class Sampler:
         return len(durations) >= LEAST and estimate(durations).relative <= self._settings.confidence
 
     async def _visit(self, size: int) -> None:
-        finished = await self._begin(size)
-        alone = finished.completed - finished.dispatched
+        """Add a duration to those of `size`; with several places a few."""
+        (end,), share = await self._timed(size, 1)
+        alone = share * (end.completed - end.dispatched)
         if self.places == 1:
             self.durations[size].append(alone)
             return
         self.alone[size].append(alone)
-        ends = await self._burst(size, BURST + self.places)
+        ends, share = await self._timed(size, BURST + self.places)
         # The first came to an empty worker and only starts the clock; behind the last ones a place stayed free.
         busy = ends[: BURST + 1]
-        self.durations[size] += [later.completed - earlier.completed for earlier, later in pairwise(busy)]
+        self.durations[size] += [share * (later.completed - earlier.completed) for earlier, later in pairwise(busy)]
+
+    async def _timed(self, size: int, count: int) -> tuple[list[Finished], float]:
+        """Run a burst; return its times, and the share of them in which nobody waited for a CPU."""
+        if self._contention is None or self._pace.get(size, 0.0) < QUICK:
+            before = None
+        else:
+            before = self._contention.look()
+        ends = await self._burst(size, count)
+        took = ends[-1].completed - ends[0].dispatched
+        self._pace[size] = took / count
+        self.seconds += took
+        if self._contention is None or before is None:
+            return ends, 1.0
+        waited = min(self._contention.since(before), MOST_WAITED * took)
+        self.waited += waited
+        return ends, 1.0 - waited / took
 
     async def _burst(self, size: int, count: int) -> list[Finished]:
         """Run `count` batches with all places taken; return their times."""
