@@ -38,31 +38,41 @@ def start_actions(model: Model) -> Actions:
 
 
 def iterate_policies(model: Model, start: Actions, *, overflow_cost: float | None = None) -> Solved:
-    """Solve `model` from the actions `start`, which must serve in S_o. An `overflow_cost` of None is chosen safely: 1.5
-    times the cost of `start` without one.
+    """Solve `model` from the actions `start`, which must serve in S_o. An `overflow_cost` of None is chosen
+    safely, see `safe_overflow_cost`.
 
     Raises SettingsError if it has not ended after 200 steps: the model is then beyond the precision of floats.
     """
     actions = start
     plain, extra = _values(model, actions)
-    cost = OVERFLOW_FACTOR * plain[0] if overflow_cost is None else overflow_cost
+    cost = _safe_cost(model, float(plain[0])) if overflow_cost is None else overflow_cost
     model = replace(model, overflow_cost=float(cost))
     values = plain + cost * extra
+    met = {actions.tobytes()}
     for step in range(1, _MOST_STEPS + 1):
         gain, relative = _split(values)
         better, bound = _improved(model, actions, gain, relative)
-        if np.array_equal(better, actions):
+        if better.tobytes() in met:  # the same one; or one of before, where rounding decides between equals
             return Solved(model, actions, relative, gain, bound, step)
         actions = better
+        met.add(actions.tobytes())
         plain, extra = _values(model, actions)
         values = plain + cost * extra
     raise SettingsError(f"s_max={model.s_max}, overflow_cost={model.overflow_cost:g}: policy iteration does not end")
 
 
 def safe_overflow_cost(model: Model) -> float:
-    """Return a cost of overflow with which the model serves: 1.5 times what never waiting costs."""
+    """Return a cost of overflow that keeps policies from waiting, and from losing rows, in S_o."""
     plain, _ = _values(model, start_actions(model))
-    return OVERFLOW_FACTOR * float(plain[0])
+    return _safe_cost(model, float(plain[0]))
+
+
+def _safe_cost(model: Model, start_cost: float) -> float:
+    # Rows that come while S_o is reached are lost to the model, which may pay: fast batches in S_o, where overflow is
+    # charged, and slow ones or waits below. A visit, however short, costs more than a turn from S_o and back can save.
+    times = model.sojourn[1:]
+    turn = float(times.max()) + len(times) / model.rate_per_ms
+    return OVERFLOW_FACTOR * start_cost * turn / float(times.min())
 
 
 def _values(model: Model, actions: Actions) -> tuple[Floats, Floats]:

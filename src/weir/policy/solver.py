@@ -82,8 +82,8 @@ def solve(
     Arguments:
         method: "policy-iteration", or "value-iteration" (the paper's, equations 21 and 22, slower).
         s_max: the longest line of the model; None: grown until the tail share is at most `tail_tolerance`.
-        overflow_cost: c_o of equation 13, per ms; None: 1.5 times the cost of never waiting, which is enough for the
-            model to prefer to serve.
+        overflow_cost: c_o of equation 13, per ms; None: so much that neither waiting in the overflow state nor losing rows
+            there pays.
         eta, epsilon, max_iterations: of value iteration, see `iterate_values`; with policy iteration they have no
             effect.
         start: a table from which policy iteration starts, e.g. that of a rate nearby.

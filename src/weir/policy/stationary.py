@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from weir.policy.profile import Floats
 
 
+# A state that is left downwards this much more rarely than it is reached holds all of the law.
+_RARE = 1e-200
+
+
 def band(arrivals: Floats, actions: NDArray[np.int64], rows: NDArray[np.int64]) -> tuple[Floats, int]:
     """Return the chain's matrix as a band and how many columns of it are left of the diagonal.
 
@@ -58,8 +62,10 @@ def stationary(matrix: Floats, below: int) -> Floats:
     for n in range(1, size):
         high = max(0, n - above)
         reached = float(law[high:n] @ whole[high:n, n])
-        if downs[n] > 0.0:
+        if downs[n] > _RARE * reached:
             law[n] = reached / downs[n]
+            if law[n] > 1.0:  # the largest entry is 1, so that none overflows
+                law[: n + 1] /= law[n]
         elif reached > 0.0:
             law[:n] = 0.0
             law[n] = 1.0
