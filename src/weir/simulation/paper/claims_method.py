@@ -1,0 +1,159 @@
+"""Claims of section IV: truncation, discretisation, relative value iteration, and what they cost."""
+
+import numpy as np
+
+from weir.policy.evaluation import evaluate
+from weir.policy.smdp import model_of
+from weir.policy.tables import limit_of
+from weir.policy.truncation import law_of
+from weir.policy.value_iteration import eta_bound, iterate_values
+from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
+from weir.simulation.paper.findings import LOADS, Findings
+from weir.simulation.paper.published import LOAD, PRICES, PROFILE, TABLE
+from weir.simulation.paper.sweeps import sweep
+
+RATE = LOAD * PROFILE.max_rate
+ETA_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 0.999)
+BOLD = TABLE[2]  # c_o = 100: the column that the paper recommends
+
+
+def _tail_falls(findings: Findings) -> Judgement:
+    masses = {}
+    for s_max in (40, 70, 100, 150, 200):
+        model = model_of(PROFILE, RATE, PRICES, s_max, 1000.0)
+        actions = np.minimum(findings.exact.table[np.minimum(np.arange(s_max + 2), len(findings.exact.table) - 1)], model.rows)
+        masses[s_max] = float(law_of(model, actions.astype(np.int64))[-1])
+    falls = bool(np.all(np.diff(list(masses.values())) < 0.0))
+    shown = ", ".join(f"{mass:.1e} at {s_max}" for s_max, mass in masses.items())
+    return held_if(falls, f"Share of decisions made in S_o under the optimal policy, by s_max: {shown}.")
+
+
+def _overflow_punishes(findings: Findings) -> Judgement:
+    shares = [(cost, findings.swept(cost, BOLD.s_max)) for cost in (0.0, 10.0, 100.0, 1_000.0, 10_000.0)]
+    parts = [f"c_o = {cost:g}: " + ("waits there for ever" if found.waits else f"Δ/c'(S_o) {found.mass:.3e} per ms") for cost, found in shares]
+    served = [found.mass for _, found in shares if not found.waits]
+    return held_if(
+        len(served) >= 2 and bool(np.all(np.diff(served) <= 1e-15)) and shares[0][1].waits,
+        f"Visits to S_o with s_max = {BOLD.s_max}: {'; '.join(parts)}. Below g = {findings.exact.cost:.1f} minus s_max/λ, waiting in S_o is the cheapest thing to do.",
+    )  # fmt: skip
+
+
+def _eta_bound(findings: Findings) -> Judgement:
+    """Hold equation 19 against 18, taken over every state and action."""
+    parts, equal = [], True
+    for load in LOADS:
+        model = model_of(PROFILE, load * PROFILE.max_rate, PRICES, 100, 100.0)
+        stated, least = eta_bound(model), np.inf
+        for action in range(PROFILE.max_batch_size + 1):
+            for state in (*range(action, 101), 101):
+                law = np.zeros(102, dtype=np.int64)
+                law[state] = action
+                stays = _stay(model.arrivals, action, state, 101)
+                least = min(least, model.sojourn[action] / (1.0 - stays) if stays < 1.0 else np.inf)
+        equal &= abs(stated / least - 1.0) < 1e-9
+        parts.append(f"{stated:.4f} ms at ρ = {load:g}" + (" (= 1/λ)" if stated * model.rate_per_ms > 1.0 - 1e-9 else ""))
+    return held_if(equal, f"(19) and (18), taken over all states and actions, give the same bound: {', '.join(parts)}.")
+
+
+def _stay(arrivals: np.ndarray, action: int, state: int, overflow: int) -> float:
+    """Return the probability of being in `state` again after `action`."""
+    if not action:
+        return 1.0 if state == overflow else 0.0
+    if action >= arrivals.shape[1]:
+        return 0.0 if state != overflow else 0.0
+    if state == overflow:
+        return float(arrivals[action - 1, action + 1 :].sum())
+    return float(arrivals[action - 1, action])
+
+
+def _eta_speed(findings: Findings) -> Judgement:
+    parts, rows = [], []
+    for load in (0.3, 0.9):
+        counts = [sweep(BOLD.overflow_cost, BOLD.s_max, eta_share=share, load=load).iterations for share in ETA_SHARES]
+        rows.append(counts)
+        parts.append(f"ρ = {load:g}: " + ", ".join(f"{count} ({share:g})" for share, count in zip(ETA_SHARES, counts, strict=True)))
+    falls = all(bool(np.all(np.diff(counts) <= 0)) for counts in rows)
+    return held_if(falls, f"Sweeps by η, as a share of its bound. {'; '.join(parts)}. The number is nearly proportional to 1/η.")
+
+
+def _same_solution(findings: Findings) -> Judgement:
+    """Put the values of value iteration into equation 16."""
+    model = model_of(PROFILE, RATE, PRICES, 100, 100.0)
+    swept = iterate_values(model, epsilon=1e-9, max_iterations=40_000)
+    choices = model.costs + model.expected(swept.values)
+    gains = (choices - swept.values) / model.sojourn[:, None]
+    least = gains.min(axis=0)
+    off = float(np.ptp(least))
+    exact = findings.solved(LOAD, 1.0, 1.0)
+    return held_if(
+        off < 1e-6 and abs(float(least.mean()) - exact.cost) < 1e-4,
+        f"With the values of value iteration (ε = 1e-9, {swept.iterations} sweeps) times η, (16) holds in all {len(least)} states with g = {least.mean():.7f}, within {off:.0e}; "
+        f"policy iteration finds {exact.cost:.7f}.",
+    )  # fmt: skip
+
+
+def _accurate_is_optimal(findings: Findings) -> Judgement:
+    small = findings.swept(BOLD.overflow_cost, BOLD.s_max)
+    cost = evaluate(PROFILE, RATE, small.actions.astype(np.uint16), PRICES).cost
+    model = model_of(PROFILE, RATE, PRICES, 400, 100.0)
+    table = findings.exact.table
+    law = law_of(model, np.minimum(table[np.minimum(np.arange(402), len(table) - 1)], model.rows).astype(np.int64))
+    differ = [n for n in range(BOLD.s_max) if small.actions[n] != findings.exact.actions[n] and law[n] > 1e-9]
+    return held_if(
+        abs(cost / findings.exact.cost - 1.0) < 1e-6,
+        f"The policy of s_max = {BOLD.s_max}, c_o = 100, put into the infinite model, costs {cost:.7f}; the optimum is {findings.exact.cost:.7f}. "
+        f"Of the states that are visited, {len(differ)} have another action.",
+    )  # fmt: skip
+
+
+def _any_reference_state(findings: Findings) -> Judgement:
+    return Judgement(
+        Verdict.HELD,
+        "By the form of (21): what is subtracted is one number for all states, so neither the differences of J between states, nor the span, nor the minimising actions depend on it.",
+    )
+
+
+def _multiplications(findings: Findings) -> Judgement:
+    parts, ratios = [], []
+    for column in TABLE:
+        states = np.arange(column.s_max + 2)
+        allowed = np.minimum(np.minimum(states, column.s_max), PROFILE.max_batch_size) + 1
+        exact, stated = int(allowed.sum()) * len(states), PROFILE.max_batch_size * column.s_max**2
+        ratios.append(exact / stated)
+        parts.append(f"{exact:,} against {stated:,} (s_max = {column.s_max})")
+    return Judgement(
+        Verdict.LIMITED,
+        f"Σ|A_s||S'| against Bmax·s_max²: {'; '.join(parts)}: {100 * (min(ratios) - 1):.0f} to {100 * (max(ratios) - 1):+.0f} %. And less would do: the next states depend on s − a alone, so a sweep is one "
+        "matrix product over the arrivals that matter, and a gather.",
+    )  # fmt: skip
+
+
+def _space(findings: Findings) -> Judgement:
+    model = model_of(PROFILE, RATE, PRICES, BOLD.s_max, BOLD.overflow_cost)
+    costs, law = model.costs.size, model.arrivals.size
+    return held_if(
+        costs + law < 4 * PROFILE.max_batch_size * BOLD.s_max,
+        f"At s_max = {BOLD.s_max} the costs take {costs:,} numbers and the arrival law {law:,}; Bmax·s_max is {PROFILE.max_batch_size * BOLD.s_max:,}.",
+    )
+
+
+def _limits_serve(findings: Findings) -> Judgement:
+    solutions = [findings.solved(load, 1.0, 1.0) for load in LOADS]
+    return held_if(
+        all(limit_of(each.table) > 0 and int(each.actions[-1]) > 0 for each in solutions),
+        f"Policy iteration, which starts from a stable policy with c_o = 1.5·g of it, ended with a policy that serves in S_o at all {len(solutions)} loads.",
+    )
+
+
+CLAIMS = (
+    Claim("IV-A", "The probability of the states above s_max falls with s_max, so that they can be left out.", _tail_falls),
+    Claim("IV-A", "The abstract cost c_o keeps the optimal policy from overflowing.", _overflow_punishes),
+    Claim("IV-A", "With ρ < 1 the optimal policy keeps the system stable.", _limits_serve),
+    Claim("IV-B, (19)", "η must be below min{1/λ, τ/(1 − p_a), τ/Σp_i}.", _eta_bound),
+    Claim("IV-B", "The larger η, the faster value iteration converges.", _eta_speed),
+    Claim("IV-B, (20)", "The discrete-time model has the same g, and η times its values satisfy (16).", _same_solution),
+    Claim("IV-C", "The state s* may be chosen freely.", _any_reference_state),
+    Claim("IV-C", "A sweep takes about Bmax·s_max² multiplications.", _multiplications),
+    Claim("IV-C", "Space grows with Bmax·s_max, for only the arrival law and the costs are stored.", _space),
+    Claim("IV-C", "With an accurate truncation, its optimal policy is optimal in the infinite model.", _accurate_is_optimal),
+)  # fmt: skip
