@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from weir.policy.profile import Floats
 
-
 # A state that is left downwards this much more rarely than it is reached holds all of the law.
 _RARE = 1e-200
 

@@ -42,7 +42,9 @@ def _longer_response(findings: Findings) -> Judgement:
         shortest = int(np.argmin(times)) + 1
         parts.append(f"{times[0]:.2f} ms at limit 1, {times[-1]:.2f} at {PROFILE.max_batch_size} (ρ = {load:g})")
         if shortest > 1:
-            exceptions.append(f"at ρ = {load:g} limit {shortest} is the quickest, with {times[shortest - 1]:.3f} ms against {times[0]:.3f}")
+            exceptions.append(
+                f"at ρ = {load:g} limit {shortest} is the quickest, with {times[shortest - 1]:.3f} ms against {times[0]:.3f}"
+            )
     text = f"Mean response time by control limit: {'; '.join(parts)}."
     if exceptions:
         text += f" Waiting a little can shorten it, though: {'; '.join(exceptions)}."
@@ -76,7 +78,9 @@ def _little(findings: Findings) -> Judgement:
     """Compare W, which comes from rows in the system, with the response times of simulated rows."""
     inside, parts = True, []
     for load in (0.3, 0.9):
-        seen = simulate(PROFILE, {"limit": "control-limit:limit=8"}, f"poisson:{load:g}", requests=100_000, seed=1).outcomes["limit"]
+        seen = simulate(
+            PROFILE, {"limit": "control-limit:limit=8"}, f"poisson:{load:g}", requests=100_000, seed=1
+        ).outcomes["limit"]
         table = limit_table(8, PROFILE.max_batch_size)
         exact = evaluate(PROFILE, load * PROFILE.max_rate, table).response_time_ms
         inside &= exact in seen.response_time_ms
@@ -98,7 +102,10 @@ def _holding_cost(findings: Findings) -> Judgement:
         for state in (action, 60):
             integral = float(np.mean(state + per_ms * instants)) * tau / per_ms + float(PROFILE.energy_mj[action - 1])
             worst = max(worst, abs(integral / float(model.costs[action, state]) - 1.0))
-    return held_if(worst < 1e-6, f"Numerical integration agrees within {worst:.1e}, relative, for three batch sizes in two states each.")
+    return held_if(
+        worst < 1e-6,
+        f"Numerical integration agrees within {worst:.1e}, relative, for three batch sizes in two states each.",
+    )
 
 
 def _unichain(findings: Findings) -> Judgement:
@@ -113,7 +120,9 @@ def _unichain(findings: Findings) -> Judgement:
 
 
 def _by_others(findings: Findings) -> Judgement:
-    return Judgement(Verdict.NOT_COMPUTED, "It is about other works, or about who was first. Nothing here can decide it.")
+    return Judgement(
+        Verdict.NOT_COMPUTED, "It is about other works, or about who was first. Nothing here can decide it."
+    )
 
 
 def _measured_by_others(findings: Findings) -> Judgement:

@@ -1,5 +1,6 @@
 """The convex hull of what policies can attain: mean response time against mean power, at one load."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +63,7 @@ def least_power_w(found: list[Corner], response_time_ms: float) -> float:
     """Return the least power that a mix of policies attains at a mean response time of at most that: the hull there."""
     if response_time_ms < found[0].response_time_ms:
         return float("inf")
-    for left, right in zip(found, found[1:], strict=False):
+    for left, right in pairwise(found):
         if response_time_ms <= right.response_time_ms:
             share = (response_time_ms - left.response_time_ms) / (right.response_time_ms - left.response_time_ms)
             return left.power_w + share * (right.power_w - left.power_w)
