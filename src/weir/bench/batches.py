@@ -8,34 +8,34 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from weir.errors import SettingsError
 
-_TIMES = ("queue", "predict", "total")
+TIMES = ("queue", "predict", "total")
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a server has counted since its start: batches by reason and by size (up to, not cumulated), rows, and sums and
-    numbers of the times."""
+    """What a server has counted since its start: rows, batches by reason and by size (not cumulated), and of each time its
+    sum in seconds and how many were summed."""
 
     rows: float = 0.0
     reasons: Mapping[str, float] = field(default_factory=dict)
     sizes: Mapping[float, float] = field(default_factory=dict)
-    seconds: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # sum and number, by name
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
 
-    def __sub__(self, before: "Counts") -> "Counts":
-        return Counts(
-            self.rows - before.rows, _less(self.reasons, before.reasons), _less(self.sizes, before.sizes),
-            {
-                name: (total - before.seconds.get(name, (0.0, 0.0))[0], count - before.seconds.get(name, (0.0, 0.0))[1])
-                for name, (total, count) in self.seconds.items()
-            },
-        )  # fmt: skip
+    def __sub__(self, other: "Counts") -> "Counts":
+        return self._with(other, -1.0)
 
     def __add__(self, other: "Counts") -> "Counts":
-        return other - (Counts() - self)
+        return self._with(other, 1.0)
 
+    def _with(self, other: "Counts", sign: float) -> "Counts":
+        def joined(mine: Mapping[Any, float], others: Mapping[Any, float]) -> dict[Any, float]:
+            return {key: mine.get(key, 0.0) + sign * others.get(key, 0.0) for key in {**mine, **others}}
 
-def _less(after: Mapping[Any, float], before: Mapping[Any, float]) -> dict[Any, float]:
-    return {key: after.get(key, 0.0) - before.get(key, 0.0) for key in (*after, *(before.keys() - after.keys()))}
+        return Counts(
+            self.rows + sign * other.rows, joined(self.reasons, other.reasons), joined(self.sizes, other.sizes),
+            joined(self.seconds, other.seconds), joined(self.times, other.times),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def batches_of(counts: Counts) -> Batches:
         mean_rows=counts.rows / count if count else 0.0,
         reasons={reason: round(number) for reason, number in counts.reasons.items() if number},
         sizes={f"{size:g}": round(number) for size, number in sorted(counts.sizes.items()) if number},
-        **{f"{name}_time_ms": _mean_ms(*counts.seconds.get(name, (0.0, 0.0))) for name in _TIMES},
+        **{f"{name}_time_ms": _mean_ms(counts.seconds.get(name, 0.0), counts.times.get(name, 0.0)) for name in TIMES},
     )
 
 
@@ -86,10 +86,8 @@ def read_counts(text: str, model: str) -> Counts:
         rows=_sole(samples, "weir_batch_size_sum"),
         reasons={labels["reason"]: value for labels, value in samples.get("weir_batches_total", [])},
         sizes=_sizes(samples.get("weir_batch_size_bucket", [])),
-        seconds={
-            name: (_sole(samples, f"weir_{name}_time_seconds_sum"), _sole(samples, f"weir_{name}_time_seconds_count"))
-            for name in _TIMES
-        },
+        seconds={name: _sole(samples, f"weir_{name}_time_seconds_sum") for name in TIMES},
+        times={name: _sole(samples, f"weir_{name}_time_seconds_count") for name in TIMES},
     )
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from weir.app import make_service
-from weir.bench.batches import Counts
+from weir.bench.batches import TIMES, Counts
 from weir.bench.ledger import OK, Ledger
 from weir.bench.payloads import decode_items, read_payloads
 from weir.errors import SettingsError, WeirError
@@ -15,7 +15,6 @@ from weir.manager.service import Service
 from weir.messages import Reason
 from weir.model import Example, Model
 from weir.settings import ModelToServe, default_name
-from weir.telemetry.histogram import Histogram
 from weir.telemetry.metrics import Metrics
 
 
@@ -76,16 +75,13 @@ class InProcessTarget:
             rows=rows.sum,
             reasons={reason.name.lower(): float(record.batches[reason]) for reason in Reason},
             sizes=dict(zip((*rows.bounds, float("inf")), map(float, rows.counts), strict=True)),
-            seconds={name: _spent(getattr(record, name)) for name in ("queue", "predict", "total")},
+            seconds={name: getattr(record, name).sum for name in TIMES},
+            times={name: float(sum(getattr(record, name).counts)) for name in TIMES},
         )
 
     async def close(self) -> None:
         """Stop the workers."""
         await self._service.stop(0.0)
-
-
-def _spent(histogram: Histogram) -> tuple[float, float]:
-    return histogram.sum, float(sum(histogram.counts))
 
 
 def _service(

@@ -1,0 +1,121 @@
+"""What the load generator meets in tests: servers that misbehave, a target without a network, clocks and wakers."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from weir.bench.batches import Counts
+from weir.bench.ledger import OK, Ledger
+from weir.testing import FakeClock
+
+GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+
+# Answers the n-th POST (from 0); False ends the connection.
+Behaviour = Callable[[int, asyncio.StreamWriter], Awaitable[bool]]
+
+
+async def good(number: int, writer: asyncio.StreamWriter) -> bool:
+    writer.write(GOOD)
+    return True
+
+
+class Stub:
+    """A server that does with each POST what `behave` says; every GET is 404."""
+
+    def __init__(self, behave: Behaviour = good) -> None:
+        self.behave = behave
+        self.asked = 0
+        self.bodies: list[bytes] = []
+        self.heads: list[bytes] = []
+        self.connections = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while await self._one(reader, writer):
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            writer.write(NOT_FOUND)
+            return True
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        self.bodies.append(await reader.readexactly(length))
+        self.heads.append(head)
+        number, self.asked = self.asked, self.asked + 1
+        return await self.behave(number, writer)
+
+
+@asynccontextmanager
+async def stub(behave: Behaviour = good, **options: Any) -> AsyncIterator[tuple[Stub, str]]:
+    """Serve on a free port, and give the stub and its URL."""
+    made = Stub(behave)
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0, **options) as server:
+        scheme = "https" if "ssl" in options else "http"
+        yield made, f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/infer/square"
+        server.close()
+
+
+@asynccontextmanager
+async def unix_stub(path: Path, behave: Behaviour = good) -> AsyncIterator[tuple[Stub, str]]:
+    """Serve on a Unix socket."""
+    made = Stub(behave)
+    async with await asyncio.start_unix_server(made.serve, path) as server:
+        yield made, f"http://unix:{path}:/infer/square"
+        server.close()
+
+
+class FakeWaker:
+    """Wakes on a FakeClock, as late as `late` seconds."""
+
+    def __init__(self, clock: FakeClock, late: float = 0.0) -> None:
+        self._clock = clock
+        self._late = late
+        self.times: list[float] = []
+
+    def set(self, when: float, callback: Callable[[], None]) -> None:
+        self.times.append(when)
+        self._clock.call_at(when + self._late, callback)
+
+
+class Echo:
+    """A target without a network: each request has its answer when it is sent, or when the test says so."""
+
+    connections = None
+    held = 0
+
+    def __init__(self, name: str = "echo", *, outcome: str = OK, clock: Callable[[], float]) -> None:
+        self.name = name
+        self.ledger = Ledger()
+        self.sent: list[int] = []
+        self.opened = self.closed = False
+        self._outcome = outcome
+        self._clock = clock
+
+    async def open(self) -> None:
+        self.opened = True
+
+    async def start_round(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+
+    def send(self, index: int) -> None:
+        self.sent.append(index)
+        self.ledger.sent[index] = self._clock()
+        self.ledger.end(index, self._clock(), self._outcome)
+
+    def give_up(self) -> None:
+        pass
+
+    async def counts(self) -> Counts | None:
+        return None
+
+    async def close(self) -> None:
+        self.closed = True

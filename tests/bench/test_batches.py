@@ -1,0 +1,48 @@
+import pytest
+from tests.telemetry.test_metrics import ask, code_of, dispatch
+
+from weir.bench.batches import Batches, Counts, batches_of, read_counts
+from weir.errors import SettingsError
+from weir.messages import Reason, Timing
+from weir.telemetry.exposition import Exposition
+from weir.telemetry.metrics import Metrics
+
+
+def shown(metrics: Metrics) -> str:
+    return Exposition(metrics, code_of).render()[0].decode()
+
+
+def run_batch(metrics: Metrics, size: int, reason: Reason) -> None:
+    requests = [ask(1.0)] * size
+    batch = dispatch(requests, at=1.25, reason=reason)
+    metrics.dispatched("square", batch)
+    metrics.computed("square", batch, Timing(0.0, 0.5, 0.0), 2.0)
+    metrics.answered("square", requests, None, 2.0)
+
+
+def test_batches_are_what_was_counted_in_between() -> None:
+    metrics = Metrics()
+    run_batch(metrics, 7, Reason.DELAY)
+    before = read_counts(shown(metrics), "square")
+    for size, reason in ((1, Reason.IDLE), (3, Reason.SIZE), (4, Reason.SIZE)):
+        run_batch(metrics, size, reason)
+    found = batches_of(read_counts(shown(metrics), "square") - before)
+    assert found.count == 3 and found.reasons == {"size": 2, "idle": 1} and found.sizes == {"1": 1, "4": 2}
+    assert found.mean_rows == pytest.approx(8 / 3)
+    assert [found.queue_time_ms, found.predict_time_ms, found.total_time_ms] == pytest.approx([250.0, 500.0, 1000.0])
+
+
+def test_counts_add_up_and_go_back() -> None:
+    one = Counts(3.0, {"idle": 2.0}, {1.0: 1.0, 2.0: 1.0}, {"queue": 0.5}, {"queue": 3.0})
+    other = Counts(4.0, {"size": 1.0}, {4.0: 1.0}, {"queue": 0.5}, {"queue": 1.0})
+    both = Counts(7.0, {"idle": 2.0, "size": 1.0}, {1.0: 1.0, 2.0: 1.0, 4.0: 1.0}, {"queue": 1.0}, {"queue": 4.0})
+    assert one + other == both and batches_of(both - other) == batches_of(one)
+
+
+def test_a_model_that_did_nothing_has_no_batches() -> None:
+    assert batches_of(read_counts(shown(Metrics()), "square")) == Batches(0, 0.0, {}, {}, 0.0, 0.0, 0.0)
+
+
+def test_what_is_no_metrics_page_is_told() -> None:
+    with pytest.raises(SettingsError, match="/metrics cannot be read"):
+        read_counts('weir_batches_total{model="square" 5', "square")

@@ -1,0 +1,277 @@
+"""Real sockets: a server that is well, and servers that are not."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import uvloop
+from tests.bench.stubs import GOOD, Behaviour, Stub, good, stub, unix_stub
+
+from weir.bench import HttpOptions, HttpTarget
+from weir.bench.load import LoadSettings, make_load
+from weir.bench.outcome import Outcome, make_outcome
+from weir.bench.rounds import Round, run_round
+from weir.errors import SettingsError
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
+
+TLS = Path(__file__).parents[1] / "protocols" / "tls"
+
+
+async def put_load(url: str, settings: LoadSettings, options: HttpOptions | None = None) -> tuple[Outcome, Round]:
+    load = make_load(settings, 1)
+    target = HttpTarget(url, "3", options)
+    try:
+        await target.open()
+        made = await run_round(target, load, 0)
+    finally:
+        await target.close()
+    return make_outcome("it", load, [made], target.connections, target.held), made
+
+
+def steady(rate: float = 400.0, duration: float = 0.25) -> LoadSettings:
+    return LoadSettings("constant", rate=rate, duration=duration, warm_up=0.0)
+
+
+def measure(
+    behave: Behaviour, settings: LoadSettings | None = None, options: HttpOptions | None = None
+) -> tuple[Outcome, Stub]:
+    async def run() -> tuple[Outcome, Stub]:
+        async with stub(behave) as (server, url):
+            return (await put_load(url, settings or steady(), options))[0], server
+
+    return uvloop.run(run())
+
+
+def on(number: int, do: Callable[[asyncio.StreamWriter], Awaitable[bool]]) -> Behaviour:
+    """Answer the first request, which only looks, and every other but the one of that number, which gets `do`."""
+
+    async def behave(asked: int, writer: asyncio.StreamWriter) -> bool:
+        return await do(writer) if asked == number else await good(asked, writer)
+
+    return behave
+
+
+def test_every_request_is_sent_and_answered() -> None:
+    outcome, server = measure(good)
+    assert outcome.requests == outcome.answered == 99 and server.asked == 100
+    assert not outcome.errors and not outcome.timeouts and not outcome.unfinished and outcome.held == 0
+    assert server.bodies[5] == b"3" and b"Host: 127.0.0.1:" in server.heads[5]
+    assert b"Content-Type: application/json" in server.heads[5]
+    assert outcome.batches is None  # it is no Weir
+
+
+def test_a_server_that_stalls_shows_in_the_percentiles() -> None:
+    """Half a second of standing still is waited for by all who were to ask in it, not by one who asks and waits."""
+    stalled = asyncio.Event()
+    instants: list[float] = []
+
+    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+        if number == 50:
+            instants.append(time.monotonic())
+            await asyncio.sleep(0.5)
+            instants.append(time.monotonic())
+            stalled.set()
+        elif number > 50:
+            await stalled.wait()
+        return await good(number, writer)
+
+    async def run() -> tuple[Outcome, Round]:
+        async with stub(behave) as (_, url):
+            return await put_load(url, steady(200.0, 1.5))
+
+    outcome, made = uvloop.run(run())
+    assert outcome.answered == outcome.requests == 299
+    begin, end = instants
+    intended, ended = np.array(made.ledger.intended), np.array(made.ledger.ended)
+    during = (intended > begin) & (intended < end)
+    assert np.all(ended[during] >= end)
+    # At 200 requests/s at least 20 were to leave in the first tenth of a second, and waited for four tenths or more.
+    assert outcome.p95_ms.value >= 350.0 and outcome.p99_ms.value >= 400.0 and outcome.max_ms >= 500.0
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("close", "connection closed"),
+        ("half", "connection closed"),
+        ("reset", "connection reset"),
+        ("garbage", "garbage"),
+    ],
+)
+def test_a_connection_that_breaks_costs_its_own_request_only(name: str, error: str) -> None:
+    async def misbehave(writer: asyncio.StreamWriter) -> bool:
+        if name == "half":
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n9")
+        elif name == "garbage":
+            writer.write(b"\x00\x01 no answer\r\n\r\n")
+        elif name == "reset":
+            transport = writer.transport
+            linger = bytes([1, 0, 0, 0, 0, 0, 0, 0])  # on, 0 s: close with RST
+            transport.get_extra_info("socket").setsockopt(1, 13, linger)
+            transport.abort()
+        return name == "garbage"
+
+    outcome, _ = measure(on(20, misbehave))
+    assert outcome.errors == {error: 1} and outcome.answered == outcome.requests - 1
+
+
+def test_error_codes_are_counted_by_type() -> None:
+    body = b'{"error":{"type":"Overloaded","message":"full"}}'
+    full = b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(full if number and number % 3 == 0 else GOOD)
+        return True
+
+    outcome, _ = measure(behave)
+    assert outcome.errors == {"429 Overloaded": 33} and outcome.answered == 66
+
+
+def test_a_slow_answer_is_given_up_with_its_connection() -> None:
+    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+        if number == 20:
+            await asyncio.sleep(30.0)
+        return await good(number, writer)
+
+    outcome, _ = measure(behave, options=HttpOptions(timeout=0.2))
+    assert outcome.timeouts == 1 and outcome.answered == outcome.requests - 1 and not outcome.errors
+    assert outcome.max_ms >= 200.0
+
+
+def test_a_bound_on_connections_holds_and_what_waits_for_one_is_our_own_lag() -> None:
+    release = asyncio.Event()
+
+    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+        if number == 50:
+            release.set()
+        if 0 < number <= 3:
+            await release.wait()
+        elif number:
+            await asyncio.sleep(0.01)
+        return await good(number, writer)
+
+    outcome, _ = measure(behave, options=HttpOptions(max_connections=4))
+    assert outcome.connections == 4 and outcome.held > 0
+    assert outcome.answered == outcome.requests
+    assert outcome.lag.max_ms > 10.0
+
+
+def test_requests_that_never_get_a_connection_are_unfinished() -> None:
+    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+        if number:
+            await asyncio.sleep(30.0)
+        return await good(number, writer)
+
+    outcome, _ = measure(behave, options=HttpOptions(max_connections=2, timeout=0.2))
+    assert outcome.unfinished > 0 and outcome.timeouts >= 2
+    assert outcome.unfinished + outcome.timeouts == outcome.requests and outcome.answered == 0
+    assert outcome.lag.max_ms >= 200.0
+
+
+def test_a_server_that_goes_away_is_an_error_of_each_request() -> None:
+    async def run() -> Outcome:
+        server = Stub()
+        listening = await asyncio.start_server(server.serve, "127.0.0.1", 0)
+        port = listening.sockets[0].getsockname()[1]
+
+        async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+            listening.close()
+            writer.write(GOOD.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
+            return False
+
+        load = make_load(steady(), 1)
+        target = HttpTarget(f"http://127.0.0.1:{port}/", "3")
+        await target.open()
+        server.behave = behave
+        made = await run_round(target, load, 0)
+        await target.close()
+        return make_outcome("it", load, [made], target.connections, 0)
+
+    outcome = uvloop.run(run())
+    assert outcome.errors["connect: Connection refused"] > 0
+    assert outcome.answered + sum(outcome.errors.values()) == outcome.requests
+
+
+def test_a_closed_loop_keeps_as_many_under_way_as_asked() -> None:
+    under_way = most = 0
+
+    async def behave(number: int, writer: asyncio.StreamWriter) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.001)
+        under_way -= 1
+        return await good(number, writer)
+
+    outcome, server = measure(behave, LoadSettings(concurrency=5, duration=0.2, warm_up=0.0))
+    assert most <= 5 and outcome.answered == outcome.requests == server.asked - 1 > 5
+    assert outcome.rate is None
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    async def run() -> Outcome:
+        async with unix_stub(tmp_path / "w.sock") as (_, url):
+            return (await put_load(url, steady()))[0]
+
+    assert uvloop.run(run()).answered == 99
+
+
+def test_https_wants_a_certificate_that_can_be_trusted_unless_told_otherwise() -> None:
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(TLS / "certificate.pem", TLS / "key.pem")
+
+    async def run(insecure: bool) -> Outcome:
+        async with stub(ssl=tls) as (_, url):
+            return (await put_load(url, steady(), HttpOptions(insecure=insecure)))[0]
+
+    assert uvloop.run(run(True)).answered == 99
+    with pytest.raises(SettingsError, match="certificate"):
+        uvloop.run(run(False))
+
+
+def test_headers_of_the_user_win() -> None:
+    headers = {"content-type": "text/plain", "X-Batch-Key": "a"}
+    _, server = measure(good, options=HttpOptions(headers=headers))
+    assert b"application/json" not in server.heads[3] and b"X-Batch-Key: a\r\n" in server.heads[3]
+
+
+def test_what_answers_nothing_is_told_in_one_line() -> None:
+    async def sleep(number: int, writer: asyncio.StreamWriter) -> bool:
+        await asyncio.sleep(30.0)
+        return False
+
+    async def hang_up(number: int, writer: asyncio.StreamWriter) -> bool:
+        return False
+
+    async def refuse(number: int, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nwhy")
+        return True
+
+    for behave, wrong in ((sleep, "no answer within 0.2 s"), (hang_up, "connection closed"), (refuse, "400: why")):
+        with pytest.raises(SettingsError, match=wrong) as caught:
+            measure(behave, options=HttpOptions(timeout=0.2))
+        assert "\n" not in str(caught.value)
+
+
+def test_where_there_is_no_server_it_is_said() -> None:
+    for url, wrong in (
+        ("http://127.0.0.1:1/x", "no server there: Connection refused"),
+        ("http://unix:/nowhere.sock:/x", "no server there: No such file"),
+        ("http://nowhere.invalid/x", "nowhere.invalid: "),
+    ):
+        with pytest.raises(SettingsError, match=wrong):
+            uvloop.run(put_load(url, steady()))
+
+
+def test_without_data_the_server_must_describe_an_example() -> None:
+    async def run() -> None:
+        async with stub() as (_, url):
+            await HttpTarget(url).open()
+
+    with pytest.raises(SettingsError, match="the server describes no example to send; say what with --data"):
+        uvloop.run(run())

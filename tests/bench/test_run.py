@@ -1,0 +1,172 @@
+import asyncio
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import uvloop
+from rich.console import Console
+from tests.bench.stubs import Echo
+
+from weir.bench import LoadSettings, Report, run_bench
+from weir.bench.batches import Batches
+from weir.bench.display import Display, state_line
+from weir.bench.drawing import draw
+from weir.bench.ledger import Ledger
+from weir.bench.report import headline, markdown, table, to_dict
+from weir.bench.run import Turn
+from weir.errors import SettingsError
+
+ANY_LAG = 1e9
+
+
+def echo(name: str = "echo", *, late: float = 0.0, **options: Any) -> Echo:
+    return Echo(name, clock=lambda: time.monotonic() + late, **options)
+
+
+def run(*targets: Echo, **settings: Any) -> Report:
+    said = {"arrivals": "constant", "rate": 1000.0, "duration": 0.2, "max_lag_ms": ANY_LAG, **settings}
+    return uvloop.run(run_bench(targets, LoadSettings(**said)))
+
+
+def test_a_run_that_was_on_time_is_a_measurement() -> None:
+    target = echo()
+    report = run(target)
+    assert report.failures == [] and report.outcome is report.outcomes["echo"]
+    assert target.opened and target.closed
+    assert report.rounds == 1 and report.outcome.requests == report.outcome.answered == 180
+    assert report.warm_up == pytest.approx(0.02) and report.duration == pytest.approx(0.2)
+
+
+def test_a_run_whose_requests_left_late_is_none() -> None:
+    report = run(echo(late=0.005), max_lag_ms=1.0)
+    (failure,) = report.failures
+    assert failure.startswith("echo: requests left late: ") and "must be at most 1 ms (max_lag_ms)" in failure
+    assert report.outcome.lag.p50_ms >= 5.0
+    assert run(echo(late=0.005)).failures == []  # what is too late is a setting
+
+
+def test_a_closed_loop_has_no_lag_to_fail_for() -> None:
+    report = run(echo(late=0.005), arrivals="poisson", rate=None, concurrency=2, duration=0.05, max_lag_ms=1.0)
+    assert report.failures == [] and report.rate is None and report.outcome.answered > 0
+
+
+def test_a_run_in_which_nothing_was_answered_is_no_measurement() -> None:
+    assert run(echo(outcome="500 ModelError")).failures == ["echo: no request was answered (500 ModelError)"]
+
+
+def test_targets_take_turns_with_the_same_schedule() -> None:
+    turns: list[Turn] = []
+    sent: dict[str, list[int]] = {"a": [], "b": []}
+
+    def watch(turn: Turn, ledger: Ledger) -> None:
+        turns.append(turn)
+        sent[turn.target].append(len(ledger.intended))
+
+    settings = LoadSettings("poisson", rate=500.0, duration=0.2, rounds=3, warm_up=0.0, max_lag_ms=ANY_LAG)
+    report = uvloop.run(run_bench([echo("a"), echo("b")], settings, watch=watch))
+    assert [turn.target for turn in turns] == ["a", "b", "b", "a", "a", "b"]
+    assert [turn.index for turn in turns] == list(range(6)) and {turn.count for turn in turns} == {6}
+    assert sent["a"] == sent["b"] and len(set(sent["a"])) > 1
+    assert list(report.outcomes) == ["a", "b"]
+    assert report.outcomes["a"].requests == report.outcomes["b"].requests == sum(sent["a"])
+
+
+def test_names_must_differ_and_something_must_be_measured() -> None:
+    with pytest.raises(SettingsError, match="targets a, a: must be one or more, of different names"):
+        run(echo("a"), echo("a"))
+    with pytest.raises(SettingsError, match="targets none"):
+        run()
+
+
+def test_what_was_opened_is_closed_when_another_cannot_be() -> None:
+    class Broken(Echo):
+        async def open(self) -> None:
+            raise SettingsError("no server there")
+
+    first = echo("a")
+    with pytest.raises(SettingsError, match="no server there"):
+        run(first, Broken("b", clock=time.monotonic), rounds=1)
+    assert first.opened and first.closed
+
+
+@pytest.fixture(scope="module")
+def report() -> Report:
+    made = run(echo("a|b"), echo("c", outcome="429 Overloaded"), rounds=2, max_lag_ms=1e-9)
+    batches = Batches(4, 2.5, {"size": 3, "idle": 1}, {"1": 1, "4": 3}, 1.0, 2.0, 3.0)
+    object.__setattr__(made.outcomes["a|b"], "batches", batches)
+    return made
+
+
+def test_the_report_as_json(report: Report) -> None:
+    read = msgspec.json.decode(msgspec.json.encode(to_dict(report)))
+    outcome = read["outcomes"]["a|b"]
+    assert outcome["requests"] == 180 and set(outcome["p50_ms"]) == {"value", "low", "high"}
+    assert outcome["batches"]["reasons"] == {"size": 3, "idle": 1}
+    assert outcome["lag"]["p99_ms"] > 0.0 and "times_ms" not in outcome
+    assert read["outcomes"]["c"]["p50_ms"] == {"value": None, "low": None, "high": None}
+    assert len(read["failures"]) == 3
+
+
+def test_the_report_as_markdown(report: Report) -> None:
+    text = markdown(report)
+    assert "|  | a\\|b | c |\n| --- | ---: | ---: |" in text
+    assert "| failed: 429 Overloaded | 0 | 180 |" in text
+    assert "| cut by size | 75.0% |  |" in text and "| mean batch size | 2.50 |  |" in text
+    assert "This run is no measurement:" in text and "- c: no request was answered (429 Overloaded)" in text
+    assert "constant, 995 requests/s, 0.2 s in 2 rounds, taking turns; of these 0.02 s to warm up" in headline(report)
+
+
+def test_the_report_as_a_table(report: Report) -> None:
+    console = Console(width=100, record=True)
+    console.print(table(report))
+    text = console.export_text()
+    assert "send lag, ms: p50 / p99 / max" in text and "timed out" not in text and "p99.9" in text
+
+
+def test_the_report_as_a_figure(report: Report, tmp_path: Path) -> None:
+    draw(report, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").read_bytes().startswith(b"\x89PNG")
+    svg = (tmp_path / "drawn.svg").read_text()
+    assert "share of requests that took longer" in svg and "a|b" in svg and "ms" in svg
+
+
+def test_a_figure_of_nothing_is_empty(tmp_path: Path) -> None:
+    draw(run(echo(outcome="500")), tmp_path / "drawn")
+    assert (tmp_path / "drawn.svg").exists()
+
+
+def test_the_line_of_the_progress_bar() -> None:
+    ledger = Ledger(np.arange(10) / 10.0)
+    ledger.begun = 4
+    for index in range(3):
+        ledger.sent[index] = index / 10.0 + 0.001
+        ledger.end(index, index / 10.0 + 0.02, "ok" if index else "500")
+    said = msgspec.json.decode(state_line(Turn("echo", 1, 4, 10.0), ledger, 2.5))
+    assert said["done"] == 12.5 and said["whole"] == 40.0
+    assert said["text"] == "4 sent, 2 ok, 1 failed, p50 20 p99 20 ms, send lag 1 ms, echo"
+    empty = msgspec.json.decode(state_line(Turn("echo", 0, 1, 10.0), Ledger(), 99.0))
+    assert empty["done"] == 10.0 and empty["text"] == "0 sent, 0 ok, 0 failed, echo"
+
+
+def test_the_bar_is_drawn_by_another_process_which_ends_with_the_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def show() -> None:
+        with Display(True) as display:
+            display.watch(Turn("echo", 0, 1, 10.0), Ledger([0.0]))
+            shown = asyncio.ensure_future(display.run())
+            await asyncio.sleep(0.3)
+            shown.cancel()
+
+    uvloop.run(show())
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_unknown_numbers_are_dashes() -> None:
+    report = run(echo(outcome="500"))
+    assert math.isnan(report.outcome.max_ms)
+    assert "| max | – |" in markdown(report)
