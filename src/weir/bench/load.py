@@ -81,7 +81,7 @@ def make_load(settings: LoadSettings, targets: int) -> Load:
 
 
 def _round_seconds(duration: float, rounds: int) -> float:
-    if duration / rounds < _SHORTEST_ROUND:
+    if rounds > 1 and duration / rounds < _SHORTEST_ROUND:
         raise SettingsError(
             f"duration={duration:g}: must be at least {_SHORTEST_ROUND * rounds:g} s for {rounds} rounds"
         )
