@@ -45,7 +45,11 @@ if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
     from weir.policy.adaptive import SolvedPolicy
+    from weir.policy.bank import Bank
+    from weir.policy.prices import Prices
+    from weir.policy.profile import Profile
     from weir.simulation.simulator import simulate
+    from weir.simulation.solving import solve
 
 __all__ = [
     # what most programs need
@@ -55,7 +59,7 @@ __all__ = [
     # several models, and a server of your own
     "Registry", "asgi",
     # policies that are solved
-    "profile", "simulate",
+    "profile", "solve", "simulate", "Profile", "Prices", "Bank",
     # policies of one's own
     "Decision", "Observation", "Policy", "Reason", "SolvedPolicy",
     # errors
@@ -67,13 +71,17 @@ __all__ = [
 
 # Loaded when first asked for: a worker process and a client need none of asyncio and the rest of the server.
 _LAZY = {
+    "Bank": "weir.policy.bank",
     "BlockingService": "weir.manager.blocking",
+    "Prices": "weir.policy.prices",
+    "Profile": "weir.policy.profile",
     "Registry": "weir.manager.registry",
     "Service": "weir.manager.service",
     "SolvedPolicy": "weir.policy.adaptive",
     "asgi": "weir.hosting",
     "profile": "weir.manager.profiling",
     "simulate": "weir.simulation.simulator",
+    "solve": "weir.simulation.solving",
 }
 
 

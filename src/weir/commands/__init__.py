@@ -7,7 +7,7 @@ from importlib import import_module
 
 import typer
 
-COMMANDS: tuple[str, ...] = ("profile", "simulate", "bench")
+COMMANDS: tuple[str, ...] = ("profile", "solve", "simulate", "bench")
 
 
 def register(cli: typer.Typer) -> None:

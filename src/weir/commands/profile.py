@@ -102,11 +102,11 @@ def check_drawing() -> None:
         raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write `text` so that whoever reads `path` sees all of it or what was there before."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` so that whoever reads `path` sees all of it or what was there before."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(text, "utf-8")
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -1,0 +1,131 @@
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weir.cli import main
+from weir.policy.bank import Bank
+from weir.policy.profile import GOOGLENET_P4, Profile
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "square.profile.toml"
+    path.write_text(GOOGLENET_P4.up_to(8).to_toml())
+    return path
+
+
+def weir(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["weir", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_it_writes_a_bank_a_figure_and_says_what_is_gained(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = profile.parent
+    weights = ["--latency-weight", 1, "--energy-weight", 1, "--reference-rate", 200]
+    files = ["-o", folder / "p.npz", "--json", folder / "p.json", "--figure", folder / "p.png"]
+    assert weir(monkeypatch, "solve", profile, *weights, *files) == 0
+    bank = Bank.from_bytes((folder / "p.npz").read_bytes())
+    assert bank.prices.reference_rate == 200.0
+    said = json.loads((folder / "p.json").read_text())
+    assert [row["rate"] for row in said["rates"]] == bank.rates.tolist()
+    assert all(row["cost"] <= min(row["greedy_cost"], row["best_limit_cost"]) * (1 + 1e-9) for row in said["rates"])
+    assert (folder / "p.png").exists()
+    assert (folder / "p.svg").exists()
+    shown = capsys.readouterr().out
+    assert "greedy" in shown
+    assert f"written: {folder / 'p.npz'}" in shown
+
+
+def test_the_file_is_named_like_the_profile(profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert weir(monkeypatch, "solve", profile, "--max-batch-size", 4) == 0
+    bank = Bank.from_bytes((profile.parent / "square.policy.npz").read_bytes())
+    assert bank.profile.max_batch_size == 4
+
+
+def test_a_promise_is_solved_for_several_workers(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = profile.with_name("small.toml")
+    small.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=5.0, max_batch_size=2).to_toml())
+    path = profile.parent / "p.npz"
+    assert weir(monkeypatch, "solve", small, "--latency-objective", "p95=40ms", "--workers", 2, "-o", path) == 0
+    bank = Bank.from_bytes(path.read_bytes())
+    assert (bank.workers, str(bank.objective)) == (2, "p95=40ms")
+    assert "p95=40ms with the least energy" in capsys.readouterr().out
+
+
+def test_both_methods_find_one_table(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = []
+    for method in ("policy-iteration", "value-iteration"):
+        assert weir(monkeypatch, "solve", profile, "--rate", 1000, "--method", method, "--json", "-") == 0
+        found.append(json.loads(capsys.readouterr().out))
+    one, other = found
+    assert one["iterations"] < 10 < other["iterations"]
+    assert one["limit"] == other["limit"]
+    assert one["cost"] == pytest.approx(other["cost"], abs=other["error_bound"])
+
+
+def test_one_rate_is_shown_with_its_values(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert weir(monkeypatch, "solve", profile, "--rate", 1000, "--values") == 0
+    shown = capsys.readouterr().out
+    assert "relative value" in shown
+    assert "control limit" in shown
+    assert weir(monkeypatch, "solve", profile, "--rate", 1000) == 0
+    shown = capsys.readouterr().out
+    assert "wait" in shown
+    assert "all" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rate", "99999"], "capacity"),
+        (["--latency-weight", "-1"], "latency_weight"),
+        (["--latency-weight", "0", "--energy-weight", "0"], "greater than 0"),
+        (["--latency-objective", "fast"], "latency_objective='fast'"),
+        (["--max-batch-size", "9"], "max_batch_size=9"),
+        (["--workers", "0"], "workers=0"),
+        (["--rate", "9", "--workers", "2"], "--workers"),
+        (["--method", "value-iteration"], "--method"),
+        (["--rate", "9", "--method", "magic"], "magic"),
+        (["-o", "nowhere/p.npz"], "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    assert weir(monkeypatch, "solve", profile, *arguments) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_a_profile_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    (tmp_path / "other.toml").write_text("a = 1")
+    for name in ("bytes.toml", "other.toml", "none.toml"):
+        assert weir(monkeypatch, "solve", tmp_path / name) == 2
+        assert name in capsys.readouterr().err
+
+
+def test_progress_is_told_for_every_rate() -> None:
+    import weir as public
+
+    told: list[tuple[int, int]] = []
+    bank = public.solve(GOOGLENET_P4.up_to(2), workers=2, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (len(bank.rates), len(bank.rates))
+    assert np.all(bank.limits() >= 1)
