@@ -3,8 +3,7 @@
 One batch is far below what any counter resolves (NVIDIA's is refreshed every 20 to 100 ms), so a size is run for seconds.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -53,11 +52,12 @@ class Reading(NamedTuple):
 
 @dataclass
 class Energy:
-    """What is known of energy: where from, its ratio to time (watts, that is millijoules per millisecond) by size, and what
-    has to be said of it."""
+    """What is known of energy: where from, millijoules of a batch at the sizes where they were read or else the `watts` of
+    a busy worker, and what has to be said of it."""
 
     source: str
-    watts: Mapping[int, float]
+    watts: float = 1.0
+    batch_mj: Mapping[int, float] = field(default_factory=dict)
     about: dict[str, object] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
@@ -65,8 +65,8 @@ class Energy:
 def modelled(power: float | None) -> Energy:
     """Return the energy of a device that draws `power` watts while it computes; one watt, a unit of time, if none is stated."""
     if power is not None:
-        return Energy("stated", {1: power}, {"energy": f"stated: {power:g} W while it computes"})
-    return Energy("time", {1: 1.0}, {"energy": "none read or stated: 1 mJ stands for 1 ms of a busy worker"})
+        return Energy("stated", power, about={"energy": f"stated: {power:g} W while it computes"})
+    return Energy("time", about={"energy": "none read or stated: 1 mJ stands for 1 ms of a busy worker"})
 
 
 def windows(sizes: Sequence[int]) -> list[int]:
@@ -76,10 +76,7 @@ def windows(sizes: Sequence[int]) -> list[int]:
     return sorted({sizes[round(place * last / max(1, count - 1))] for place in range(count)})
 
 
-async def read_energy(
-    meters: Sequence[Meter], sampler: Sampler, sizes: Sequence[int], *, window: float = WINDOW,
-    idle_window: float = IDLE_WINDOW, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-) -> list[Reading]:  # fmt: skip
+async def read_energy(meters: Sequence[Meter], sampler: Sampler, sizes: Sequence[int]) -> list[Reading]:
     """Read all `meters` while nothing runs, while batches of each size do, and while nothing runs again."""
     clock = sampler.clock
     idle: list[list[float]] = []
@@ -87,16 +84,16 @@ async def read_energy(
     batches: dict[int, tuple[int, float]] = {}
 
     async def rest() -> None:
-        await sleep(SETTLE)
+        await sampler.sleep(SETTLE)
         before, started = [meter.read_mj() for meter in meters], clock()
-        await sleep(idle_window)
+        await sampler.sleep(IDLE_WINDOW)
         after, seconds = [meter.read_mj() for meter in meters], clock() - started
         idle.append([_watts(*pair, seconds) for pair in zip(before, after, strict=True)])
 
     await rest()
     for size in sizes:
         before = [meter.read_mj() for meter in meters]
-        batches[size] = await sampler.back_to_back(size, window)
+        batches[size] = await sampler.back_to_back(size, WINDOW)
         after = [meter.read_mj() for meter in meters]
         powers[size] = [_watts(*pair, batches[size][1]) for pair in zip(before, after, strict=True)]
     await rest()
@@ -117,14 +114,14 @@ def _reading(
     return Reading(meter, idle_w, batch_mj, power_w)
 
 
-def judged(readings: Sequence[Reading], time_ms: Mapping[int, float], power: float | None, absent: str = "") -> Energy:
+def judged(readings: Sequence[Reading], power: float | None, absent: str = "") -> Energy:
     """Return what the first meter says whose power rose while batches ran; without one, what `power` says or nothing.
 
-    `time_ms` are the service times by size. `absent` says why there are no meters. What is implausible is warned of.
+    `absent` says why there are no meters. What is implausible is warned of.
     """
     for reading in readings:
         if reading.rise_w >= RISEN_W:
-            return _measured(reading, time_ms)
+            return _measured(reading)
     energy = modelled(power)
     why = absent
     if readings:
@@ -135,11 +132,10 @@ def judged(readings: Sequence[Reading], time_ms: Mapping[int, float], power: flo
     return energy
 
 
-def _measured(reading: Reading, time_ms: Mapping[int, float]) -> Energy:
+def _measured(reading: Reading) -> Energy:
     meter = reading.meter
     lowest, highest = min(reading.power_w.values()), max(reading.power_w.values())
-    watts = {size: max(0.0, energy) / time_ms[size] for size, energy in reading.batch_mj.items()}
-    energy = Energy(meter.source, watts)
+    energy = Energy(meter.source, batch_mj={size: max(0.0, used) for size, used in reading.batch_mj.items()})
     energy.about = {
         "energy": f"{meter.source}: {meter.name}, idle power subtracted",
         "idle_power_w": round(reading.idle_w, 3),

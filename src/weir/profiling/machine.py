@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,12 +24,15 @@ class Meters(NamedTuple):
     missing: str
 
 
-def find_meters(environment: Mapping[str, str], finders: Mapping[str, Callable[[], Meter]] | None = None) -> Meters:
-    """Return the counters that can be read: of the GPUs that a worker with this `environment` sees, then of the CPU."""
+def find_meters(environment: Mapping[str, str], finders: Sequence[Callable[[], Meter]] = ()) -> Meters:
+    """Return the counters that can be read: of the GPUs that a worker with this `environment` sees, then of the CPU.
+
+    Each of `finders`, if there are any instead, returns a meter or raises SettingsError.
+    """
     found: list[Meter] = []
     missing: list[str] = []
     visible = environment.get("CUDA_VISIBLE_DEVICES")
-    for find in (finders or {"nvml": lambda: find_nvml(visible), "rapl": find_rapl}).values():
+    for find in finders or (lambda: find_nvml(visible), find_rapl):
         try:
             found.append(find())
         except SettingsError as error:

@@ -4,8 +4,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from weir.errors import ModelError, RequestError, SettingsError
 from weir.policy.profile import Profile
 from weir.profiling.contention import Contention
@@ -16,7 +14,7 @@ from weir.profiling.measuring import Measuring
 from weir.profiling.sampling import Sampler
 from weir.profiling.settings import ProfilingSettings
 from weir.profiling.sizes import Point, edges, grid, suspects
-from weir.profiling.tables import Floats, linear_table, monotone_table
+from weir.profiling.tables import Floats, along, linear_table, monotone_table
 
 Progress = Callable[[float, str], None]  # share done, what is being done
 
@@ -75,14 +73,13 @@ async def _measure_energy(
     sampler: Sampler, estimates: Mapping[int, Estimate], settings: ProfilingSettings, meters: Sequence[Meter],
     no_meters: str, progress: Progress,
 ) -> Energy:  # fmt: skip
-    if settings.power is not None or not meters:
-        energy = modelled(settings.power)
-        if no_meters and settings.power is None:
-            energy.about["energy_not_read"] = no_meters
-        return energy
+    if settings.power is not None:
+        return modelled(settings.power)
+    if not meters:
+        return judged((), None, no_meters)
     progress(1.0, "reading energy")
     readings = await read_energy(meters, sampler, windows(sorted(estimates)))
-    return judged(readings, {size: 1000.0 * each.mean for size, each in estimates.items()}, settings.power)
+    return judged(readings, None)
 
 
 def _contention(measuring: Measuring, worker: int) -> Contention | None:
@@ -104,9 +101,9 @@ def _assembled(
     times = monotone_table(means, errors, max_batch_size)
     warnings = [*notes.pop("warnings"), *_falling(means, errors, times), *energy.warnings]
     notes = {**notes, **energy.about, **({"warnings": warnings} if warnings else {})}
-    watts = linear_table(energy.watts, max_batch_size)
+    energies = along(times, energy.batch_mj) if energy.batch_mj else energy.watts * times
     cv = linear_table({size: each.cv for size, each in estimates.items()}, max_batch_size)
-    return Profile(times, np.asarray(watts * times), cv, 1000.0 * offset, pipeline_depth, energy.source, notes)
+    return Profile(times, energies, cv, 1000.0 * offset, pipeline_depth, energy.source, notes)
 
 
 def _falling(means: Mapping[int, float], errors: Mapping[int, float], times: Floats) -> list[str]:
@@ -139,11 +136,12 @@ def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
         "left_out": f"{left_out} batches that the machine delayed: they would add {lost / spent:.2%} to the time",
         "waited_for_cpu": f"{waited:.2%} of the time, taken off",
         "seed": settings.seed,
-        "warnings": _crowded(waited),
+        "warnings": crowded(waited),
     }
 
 
-def _crowded(waited: float) -> list[str]:
+def crowded(waited: float) -> list[str]:
+    """Return a warning if `waited`, the share of the time that was lost to other processes, is large."""
     if waited < CROWDED:
         return []
     return [f"other processes had the CPUs for {waited:.0%} of the time: measure again on a quieter machine"]

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -34,12 +34,16 @@ class Measuring:
         profile = await measure(measuring, items, max_batch_size)
         measuring.step_aside(listener)                                  # it hears of the workers as if they had just started
 
-    `clock` returns seconds.
+    `clock` returns seconds, `sleep` lets some pass.
     """
 
-    def __init__(self, executor: Executor, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, executor: Executor, clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
         self.executor = executor
         self.clock = clock
+        self.sleep = sleep
         self.places: dict[int, int] = {}  # of each worker that is ready
         self._lost: dict[int, tuple[int, str]] = {}  # places and reason of those that are not
         self._unavailable: str | None = None

@@ -31,12 +31,12 @@ class NvmlMeter:
         return float(sum(self._library.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles))
 
 
-def find_nvml(visible: str | None = None) -> NvmlMeter:
+def find_nvml(visible: str | None = None, library: Any = None) -> NvmlMeter:
     """Return the meter of the GPUs that `visible` lists, in the form of CUDA_VISIBLE_DEVICES; None: of all.
 
-    Raises SettingsError that says why there is none.
+    `library` stands for pynvml. Raises SettingsError that says why there is none.
     """
-    library = load_library()
+    library = library or load_library()
     try:
         handles = [_handle(library, device) for device in _devices(library, visible)]
         if not handles:

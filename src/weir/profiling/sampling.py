@@ -52,6 +52,7 @@ class Sampler:
         self._worker = worker
         self._random = random.Random(settings.seed)
         self.clock = measuring.clock
+        self.sleep = measuring.sleep
         self._started = self.clock()
 
     @property

@@ -35,3 +35,13 @@ def linear_table(values: Mapping[int, float], max_batch_size: int) -> Floats:
     sizes = sorted(values)
     table: Floats = np.interp(np.arange(1, max_batch_size + 1), sizes, [values[size] for size in sizes])
     return table
+
+
+def along(times: Floats, values: Mapping[int, float]) -> Floats:
+    """Return a value for each size, on straight lines through `values`, which are by size, drawn over the service time: where
+    that makes a step, so does the table."""
+    sizes = np.array(sorted(values))
+    # Where times are level the size itself decides, by a hair.
+    over = times + 1e-9 * times[-1] * np.arange(len(times))
+    table: Floats = np.interp(over, over[sizes - 1], [values[size] for size in sizes])
+    return table

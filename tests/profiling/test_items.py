@@ -1,0 +1,111 @@
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from weir.errors import SettingsError
+from weir.messages import JSON, OBJECT
+from weir.model import Example, Measure, Model, Tensor
+from weir.profiling.items import Entry, Items, items_of
+
+
+class Plain(Model):
+    examples: ClassVar[list[Any]] = [Example(3, 9), {"text": "hello"}]
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Sized(Plain):
+    """An item is so many rows."""
+
+    @classmethod
+    def measure(cls, item: int) -> int | None:
+        return item or None
+
+
+class Keyed(Plain):
+    @classmethod
+    def measure(cls, item: str) -> Measure:
+        return Measure(key=item[0])
+
+
+class Affine(Model):
+    inputs = (Tensor("x", "FP32", (-1, 3)),)
+    outputs = (Tensor("y", "FP32", (-1, 1)),)
+    examples = ({"x": [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]},)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"][:, :1]}
+
+
+def test_the_models_examples_travel_as_callers_of_http_send_them() -> None:
+    items = items_of(Plain)
+    assert items.content_type == JSON
+    assert sorted(items.batch(2)) == [b"3", b'{"text":"hello"}']
+
+
+@pytest.mark.parametrize("item", [(1, 2), b"bytes", np.zeros(2), [np.zeros(2)], {1, 2}, object()])
+def test_what_json_cannot_carry_unchanged_travels_as_a_value(item: Any) -> None:
+    items = items_of(Plain, [item])
+    assert items.content_type == OBJECT
+    assert items.batch(1)[0] is item
+
+
+def test_each_item_is_drawn_as_often_as_any_other() -> None:
+    items = Items([Entry(value) for value in range(7)], seed=3)
+    drawn = Counter(payload for _ in range(100) for payload in items.batch(7))
+    assert set(drawn.values()) == {100}
+    assert len(items) == 7
+
+
+def test_the_seed_decides_the_order() -> None:
+    def drawn(seed: int) -> list[Any]:
+        return Items([Entry(value) for value in range(20)], seed=seed).batch(20)
+
+    assert drawn(1) == drawn(1) != drawn(2)
+
+
+def test_a_batch_has_exactly_the_rows_asked_for() -> None:
+    items = items_of(Sized, [2, 3, 7])
+    assert [rows for rows in range(1, 10) if items.can_fill(rows)] == [2, 3, 4, 5, 6, 7, 8, 9]
+    for rows in (2, 3, 7, 8, 61):
+        assert sum(map(int, items.batch(rows))) == rows
+
+
+def test_an_item_that_says_nothing_of_itself_is_one_row() -> None:
+    assert items_of(Sized, [0]).entries[0].rows == 1
+
+
+def test_only_items_of_one_key_share_a_batch() -> None:
+    items = items_of(Keyed, ["a1", "a2", "b1"])
+    batches = [items.batch(4) for _ in range(50)]
+    assert {payload[1:2] for batch in batches for payload in batch} == {b"a", b"b"}
+    assert all(len({payload[1] for payload in batch}) == 1 for batch in batches)
+
+
+def test_each_row_of_a_tensor_model_is_an_entry() -> None:
+    items = items_of(Affine)
+    assert items.content_type == OBJECT
+    assert len(items) == 2
+    rows = [payload["x"] for payload in items.batch(4)]
+    assert all(row.shape == (1, 3) and row.dtype == np.float32 for row in rows)
+
+
+def test_without_anything_to_measure_with_it_says_how_to_give_it() -> None:
+    class Bare(Model):
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return batch
+
+    with pytest.raises(SettingsError, match=r"Bare: there is nothing to measure it with: .*examples.*--items"):
+        items_of(Bare)
+    with pytest.raises(SettingsError, match="items: there are none to measure Bare with"):
+        items_of(Bare, [])
+
+
+def test_items_that_the_model_cannot_measure_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"Keyed.measure cannot measure the item 3"):
+        items_of(Keyed, [3])
+    with pytest.raises(SettingsError, match="tensor 'z': not one of 'x'"):
+        items_of(Affine, [{"z": [[1.0]]}])
