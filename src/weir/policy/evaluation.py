@@ -72,7 +72,7 @@ def evaluate(
     if max_waiting is None and not is_stable(profile, rate, table):
         return _overloaded(profile, int(table[-1]), prices)
     line = line_of(profile, rate, table, max_waiting=max_waiting)
-    return _performance(profile, line, prices, max_waiting)
+    return performance_of(profile, line, prices, max_waiting=max_waiting)
 
 
 def is_stable(profile: Profile, rate: float, table: Table) -> bool:
@@ -138,7 +138,8 @@ def _line(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> 
     return Line(law, actions, rows, counts, rate_per_ms)
 
 
-def _performance(profile: Profile, line: Line, prices: Prices, max_waiting: int | None) -> Performance:
+def performance_of(profile: Profile, line: Line, prices: Prices, *, max_waiting: int | None = None) -> Performance:
+    """Return what a table does, from the law of the line under it."""
     rate, serves = line.rate_per_ms, line.actions > 0
     times = np.where(serves, profile.service_time_ms[line.actions - 1], 1.0 / rate)
     energies = np.where(serves, profile.energy_mj[line.actions - 1], 0.0)

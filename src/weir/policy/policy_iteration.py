@@ -75,15 +75,28 @@ def _safe_cost(model: Model, start_cost: float) -> float:
     return OVERFLOW_FACTOR * start_cost * turn / float(times.min())
 
 
+def quick_law(model: Model, actions: Actions) -> Floats:
+    """Return the stationary law of the states under `actions`, right to about 1e-15: not for what is rarer than that."""
+    first = np.zeros(len(actions))
+    first[0] = 1.0
+    law = np.maximum(np.linalg.solve(_system(model, actions).T, first), 0.0)
+    return np.asarray(law / law.sum(), dtype=np.float64)
+
+
+def _system(model: Model, actions: Actions) -> Floats:
+    """Return the matrix of the equations for the cost per millisecond (in the place of state 0) and the other values."""
+    system = np.eye(len(actions)) - model.law(actions)
+    system[:, 0] = model.sojourn[actions]
+    return system
+
+
 def _values(model: Model, actions: Actions) -> tuple[Floats, Floats]:
     """Return, for the costs without overflow and for a unit cost of overflow, the cost per millisecond (in the place of
     state 0, whose relative value is 0) and the relative values of the other states under `actions`."""
-    system = np.eye(len(actions)) - model.law(actions)
-    system[:, 0] = model.sojourn[actions]
     sides = np.zeros((len(actions), 2))
     sides[:, 0] = model.chosen(model.costs_without_overflow, actions)
     sides[-1, 1] = model.sojourn[actions[-1]]
-    plain, extra = np.linalg.solve(system, sides).T
+    plain, extra = np.linalg.solve(_system(model, actions), sides).T
     return plain, extra
 
 

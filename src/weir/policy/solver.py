@@ -9,12 +9,12 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.evaluation import Performance, evaluate
-from weir.policy.policy_iteration import Solved, iterate_policies, safe_overflow_cost, start_actions
+from weir.policy.policy_iteration import Solved, iterate_policies, quick_law, safe_overflow_cost, start_actions
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, Model, check_rate, model_of
 from weir.policy.tables import Table, checked_table, extended, limit_of
-from weir.policy.truncation import MOST_STATES, cost_of, enough_states, law_of, overflow_share, served_table
+from weir.policy.truncation import MOST_STATES, cost_of, enough_states, overflow_share, served_table
 from weir.policy.value_iteration import iterate_values
 
 METHODS = ("policy-iteration", "value-iteration")
@@ -108,7 +108,7 @@ def solve(
             solved = iterate_policies(model, begin, overflow_cost=overflow_cost)
         else:
             solved = _by_values(model, overflow_cost, eta, epsilon, max_iterations)
-        law = law_of(solved.model, solved.actions)
+        law = quick_law(solved.model, solved.actions)
         tail_share = overflow_share(solved.model, solved.actions, law)
         if s_max is not None or tail_share <= tail_tolerance or size >= MOST_STATES:
             break
@@ -132,5 +132,5 @@ def _by_values(
             f"overflow_cost={model.overflow_cost:g}: too small for s_max={model.s_max} and {swept.iterations} iterations: "
             "never to serve looks cheapest; it must exceed the least cost"
         )
-    gain = cost_of(model, swept.actions, law_of(model, swept.actions))
+    gain = cost_of(model, swept.actions, quick_law(model, swept.actions))
     return Solved(model, swept.actions, swept.values, gain, swept.span, swept.iterations)

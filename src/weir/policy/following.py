@@ -1,0 +1,224 @@
+"""Follow a row from its arrival until its own batch starts: how long it waits in line, by the size of that batch.
+
+On its arrival the batch under way, if there is one, has a uniform rest; given that rest, the rows that came before and
+behind the row are Poisson. At each decision the row has a place p in a line of m, and an age. If the table waits, the
+line grows to the next length that is served, in an Erlang time; if the batch reaches the row's place, the row leaves with
+it; else it moves up.
+
+All lengths from some `steady` on are served with the same batch. A place beyond that moves up by the same, whoever comes
+behind, so the number behind stays Poisson given the row's age, and only (place, age) need be kept. With most tables that
+leaves nothing else: all rows of a shorter line leave with the next batch. Where some stay behind, leftovers.py follows
+(length, place, age).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.policy.ages import Grid, longer_services, poisson
+from weir.policy.evaluation import Line
+from weir.policy.profile import Floats, Profile
+from weir.policy.tables import Table, extended
+
+_RARE = 1e-9  # a share of the rows not worth following
+
+
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """How long rows wait until their own batch starts: shares by the batch's size and by cell of `grid`, and the shares,
+    by size, of those who do not wait at all."""
+
+    grid: Grid
+    later: Floats
+    at_once: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Service:
+    """A kind of batch that rows meet under way when they arrive: it takes `time` ms in all, and the share of rows that
+    meet it with r rows left in line is `met[r]`."""
+
+    size: int
+    time: float
+    met: Floats
+
+
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """A table as a row in line sees it."""
+
+    table: Table
+
+    @cached_property
+    def last(self) -> int:
+        """The batch from a long line."""
+        return int(self.table[-1])
+
+    @cached_property
+    def steady(self) -> int:
+        """The length from which on all lines are served with that batch."""
+        others = np.flatnonzero(self.table != self.table[-1])
+        return int(others[-1]) + 1 if len(others) else 0
+
+    @cached_property
+    def served_at(self) -> NDArray[np.int64]:
+        """For each length up to `steady`, the next length that is served."""
+        lengths = np.arange(self.steady + 1)
+        serving = np.where(extended(self.table, self.steady + 1) > 0, lengths, self.steady)
+        return np.minimum.accumulate(serving[::-1])[::-1]
+
+    @cached_property
+    def batch(self) -> NDArray[np.int64]:
+        """For each length up to `steady`, the batch that is served next."""
+        return extended(self.table, self.steady + 1)[self.served_at].astype(np.int64)
+
+
+def follow(profile: Profile, line: Line, table: Table, cells: int) -> Waits:
+    """Return how long rows wait until their own batch starts, in so many cells."""
+    rules = Rules(table)
+    services, idle = _met(profile, line)
+    grid = _grid(profile, line, rules, cells)
+    later = np.zeros((profile.max_batch_size, cells))
+    at_once = np.zeros(profile.max_batch_size)
+    by_length = _next_decision(services, grid, rules, line.rate_per_ms)
+    high = _high_places(services, grid, rules, line.rate_per_ms)
+    by_length[-1] = np.maximum(by_length[-1] - high.sum(axis=0), 0.0)
+    low = _moved_up(profile, high, grid, rules)
+    by_length += _lengths(low, grid, rules, line.rate_per_ms)
+    _leave(by_length, later, grid, rules, line.rate_per_ms)
+    _leave_idle(idle, later, at_once, grid, rules, line.rate_per_ms)
+    return Waits(grid, later, at_once)
+
+
+def _met(profile: Profile, line: Line) -> tuple[list[Service], Floats]:
+    """Return what batches rows meet under way, and the shares of rows that find the worker waiting, by the line's length
+    without them."""
+    rate, serves = line.rate_per_ms, line.actions > 0
+    spent = line.law * np.where(serves, profile.service_time_ms[line.actions - 1], 1.0 / rate)
+    shares = spent / spent.sum()
+    services = []
+    for size in np.unique(line.actions[serves & (shares > _RARE)]).tolist():
+        states = np.flatnonzero(line.actions == size)
+        left = line.rows[states] - size
+        met = np.bincount(left, weights=shares[states])
+        mean, cv = float(profile.service_time_ms[size - 1]), float(profile.cv[size - 1])
+        services += [Service(size, time, met * part) for time, part in zip(*longer_services(mean, cv), strict=True)]
+    return services, np.where(serves, 0.0, shares)
+
+
+def _grid(profile: Profile, line: Line, rules: Rules, cells: int) -> Grid:
+    """Return cells that reach as far as all but a negligible share of the rows wait, with their own batch's time."""
+    likely = line.law > _RARE
+    used = np.unique(line.actions[(line.actions > 0) & likely]) - 1
+    batches = 2.0 + int(np.flatnonzero(likely)[-1]) // rules.last
+    cv = profile.cv[used]
+    served = np.max(profile.service_time_ms[used] * (batches + 6.0 * cv * np.sqrt(batches) + 12.0 * cv**2))
+    gap = int(np.max(rules.served_at - np.arange(rules.steady + 1)))
+    waited = (gap + 7.0 * np.sqrt(gap) + 12.0) / line.rate_per_ms if gap > 1 else 0.0
+    return Grid(float(served + waited) / cells, cells)
+
+
+def _next_decision(services: list[Service], grid: Grid, rules: Rules, rate: float) -> Floats:
+    """Return the shares of rows by the line's length at the first decision after their arrival (the last entry stands for
+    `steady` and more), and their ages then, for those who met a batch. How many came is independent of when the row did."""
+    steady = rules.steady
+    times = np.array([service.time for service in services])
+    come = poisson(steady, rate * times)  # others who come during the batch
+    by_service = np.zeros((steady + 1, len(services)))
+    for index, service in enumerate(services):
+        for left in np.flatnonzero(service.met[:steady]):
+            by_service[left + 1 : steady, index] += service.met[left] * come[: steady - left - 1, index]
+        by_service[steady, index] = max(0.0, service.met.sum() - by_service[:steady, index].sum())
+    result: Floats = by_service @ grid.uniform(times)
+    return result
+
+
+def _high_places(services: list[Service], grid: Grid, rules: Rules, rate: float) -> Floats:
+    """Return the shares of rows with place steady + 1 + i at the first decision, and their ages."""
+    parts = []
+    for service in services:
+        mean = rate * service.time
+        came = int(mean + 7.0 * np.sqrt(mean) + 12.0)
+        if len(service.met) + came <= rules.steady:
+            continue
+        columns = min(grid.count, int(service.time / grid.width) + 1)
+        before = poisson(came, rate * np.maximum(service.time - grid.middles[:columns], 0.0))
+        before *= grid.uniform(np.array([service.time]))[:, :columns]
+        places = _placed(service.met, before)[rules.steady + 1 :]
+        kept = np.flatnonzero(places.sum(axis=1) > _RARE)
+        if len(kept):
+            parts.append(places[: int(kept[-1]) + 1])
+    result = np.zeros((max((len(part) for part in parts), default=0), grid.count))
+    for part in parts:
+        result[: len(part), : part.shape[1]] += part
+    return result
+
+
+def _placed(met: Floats, before: Floats) -> Floats:
+    """Return the ages by place: 1 + the rows left in line + those who came before."""
+    size = len(met) + len(before)
+    if np.count_nonzero(met) == 1:
+        result = np.zeros((size, before.shape[1]))
+        left = int(np.argmax(met))
+        result[left + 1 : left + 1 + len(before)] = met[left] * before
+        return result
+    spectrum = np.fft.rfft(before, size, axis=0) * np.fft.rfft(met, size)[:, None]
+    placed: Floats = np.fft.irfft(spectrum, size, axis=0)
+    return np.maximum(np.roll(placed, 1, axis=0), 0.0)
+
+
+def _moved_up(profile: Profile, high: Floats, grid: Grid, rules: Rules) -> Floats:
+    """Return the shares of rows with place i = 0 ... steady, once those beyond have moved up, and their ages.
+
+    Those farthest back are moved first, and on with those they then stand among.
+    """
+    steady, last = rules.steady, rules.last
+    mean, cv = float(profile.service_time_ms[last - 1]), float(profile.cv[last - 1])
+    low = np.zeros((steady + 1, grid.count))
+    moved = np.zeros((last, grid.count))
+    for start in range((len(high) - 1) // last * last, -1, -last):
+        part = high[start : start + last]
+        moved[: len(part)] += part
+        moved = grid.with_service(moved, mean, cv)
+    low[steady + 1 - last :] = moved
+    return low
+
+
+def _lengths(low: Floats, grid: Grid, rules: Rules, rate: float) -> Floats:
+    """Return the shares `low` [place, age] by the line's length: those behind are Poisson, given the age."""
+    steady = rules.steady
+    result = np.zeros((steady + 1, grid.count))
+    behind = poisson(steady, rate * grid.middles)
+    places = np.flatnonzero(low.sum(axis=1))
+    for place in places:
+        result[place:steady] += low[place] * behind[: steady - place]
+    result[steady] = np.maximum(low.sum(axis=0) - result[:steady].sum(axis=0), 0.0)
+    return result
+
+
+def _leave(by_length: Floats, later: Floats, grid: Grid, rules: Rules, rate: float) -> None:
+    """Let all rows, given by the line's length and age, leave with the next batch, which they wait for if need be."""
+    gaps = rules.served_at - np.arange(rules.steady + 1)
+    for length in np.flatnonzero(gaps == 0):
+        if length:
+            later[rules.batch[length] - 1] += by_length[length]
+    waiting = np.flatnonzero((gaps > 0) & (by_length.sum(axis=1) > _RARE))
+    if not len(waiting):
+        return
+    erlangs = grid.erlangs(int(gaps.max()), rate)
+    for target in np.unique(rules.served_at[waiting]):
+        some = waiting[rules.served_at[waiting] == target]
+        later[rules.batch[target] - 1] += grid.added(by_length[some], erlangs[gaps[some] - 1]).sum(axis=0)
+
+
+def _leave_idle(idle: Floats, later: Floats, at_once: Floats, grid: Grid, rules: Rules, rate: float) -> None:
+    """Let the rows leave that find the worker waiting: with the batch that they complete, or after more have come."""
+    for length in np.flatnonzero(idle):
+        target = int(rules.served_at[length + 1])
+        batch, gap = int(rules.batch[target]) - 1, target - int(length) - 1
+        if gap:
+            later[batch] += idle[length] * grid.erlangs(gap, rate)[-1]
+        else:
+            at_once[batch] += idle[length]
