@@ -23,6 +23,7 @@ ENV = list[dict[str, str]]
         (Any, ["control-limit:8"], "control-limit:8"),
         (list[str], ["/a", "/b"], ["/a", "/b"]),
         (list[list[int]], ["0,1", "4-6,9"], [[0, 1], [4, 5, 6, 9]]),
+        (list[int], ["1,2,4-6", "64"], [1, 2, 4, 5, 6, 64]),
         (dict[str, Any], ["n=3", "name=bert", "deep=[1, 2]", "empty=", "eq=a=b"],
          {"n": 3, "name": "bert", "deep": [1, 2], "empty": "", "eq": "a=b"}),
         (ENV, ["CUDA_VISIBLE_DEVICES=0,1"], [{"CUDA_VISIBLE_DEVICES": "0,1"}]),

@@ -18,6 +18,7 @@ from weir.profiling.measure import Progress, measure
 from weir.profiling.measuring import Measuring
 from weir.profiling.reading import read_items
 from weir.profiling.settings import ProfilingSettings
+from weir.profiling.sizes import grid
 
 Target = str | type[Model] | type[Service]
 
@@ -55,6 +56,7 @@ def profile_service(
     """Measure the first worker of `service`, which has not been started, and return its profile. See `profile`."""
     values = read_items(Path(items)) if isinstance(items, (str, Path)) else items
     chosen = items_of(service.model, values, seed=settings.seed)
+    grid(service.batching.max_batch_size, settings.sizes)  # refuses sizes before anything is started
     said = {**describe_service(service), **(about or {})}
 
     async def run() -> Profile:

@@ -1,0 +1,148 @@
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import weir
+from weir.errors import ModelError, SettingsError
+from weir.manager.profiling import describe_service, worker_environment
+from weir.model import Model
+from weir.policy.profile import Profile
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+ALPHA, TAU0 = 0.003, 0.010
+
+
+class Sleeper(Model):
+    """Takes 3·b + 10 ms, exactly, as far as the machine lets it."""
+
+    examples: ClassVar[list[int]] = [1, 2, 3]
+
+    def predict(self, batch: list[int]) -> list[int]:
+        time.sleep(ALPHA * len(batch) + TAU0)
+        return batch
+
+
+class Preparing(Sleeper):
+    """Prepares for as long as it computes, on the batch as a whole."""
+
+    def preprocess_batch(self, items: list[Any]) -> list[Any]:
+        time.sleep(0.02)
+        return items
+
+    def predict(self, batch: list[int]) -> list[int]:
+        time.sleep(0.02)
+        return batch
+
+
+class Fails(Sleeper):
+    def predict(self, batch: list[int]) -> list[int]:
+        raise ValueError("cannot do that")
+
+
+class Hooked(weir.Service):
+    """Its model gets numbers only because the hook makes them."""
+
+    model = Sleeper
+
+    async def before_batch(self, batch: list[Any]) -> list[Any]:
+        return list(map(int, batch))
+
+
+def ratio_to_truth(profile: Profile) -> Any:
+    truth = 1000.0 * (ALPHA * profile.sizes + TAU0)
+    return profile.service_time_ms / truth
+
+
+def test_a_worker_process_that_takes_a_known_time_is_measured_to_take_it() -> None:
+    profile = weir.profile(Sleeper, max_batch_size=8, sizes=[1, 4, 8], seconds=2.0, confidence=0.05)
+    assert np.all((ratio_to_truth(profile) > 0.95) & (ratio_to_truth(profile) < 1.25))
+    assert profile.best_batch_size == 8
+    about = profile.about
+    assert about["executor"] == "process" and about["content_type"] == "application/json" and about["items"] == 3
+    assert about["model"].endswith("Sleeper")
+    assert Profile.from_toml(profile.to_toml()).about["versions"] == about["versions"]
+
+
+def test_with_two_batches_in_flight_preparing_hides_behind_computing() -> None:
+    def measured(depth: int) -> Profile:
+        return weir.profile(
+            Preparing, max_batch_size=2, sizes=[1, 2], seconds=1.0, confidence=0.1, pipeline_depth=depth
+        )
+
+    one, two = measured(1), measured(2)
+    assert one.latency_offset_ms == 0.0
+    assert two.service_time_ms[0] < 0.75 * one.service_time_ms[0]
+    assert two.service_time_ms[0] + two.latency_offset_ms == pytest.approx(one.service_time_ms[0], rel=0.25)
+
+
+@pytest.mark.parametrize("executor", ["thread", "inline"])
+def test_other_executors_are_measured_as_they_are(executor: str) -> None:
+    profile = weir.profile(
+        Sleeper, executor=executor, max_batch_size=4, sizes=[1, 4], seconds=0.5, confidence=0.1, power=30.0
+    )
+    assert np.all((ratio_to_truth(profile) > 0.95) & (ratio_to_truth(profile) < 1.3))
+    assert profile.energy_source == "stated"
+    assert profile.energy_mj == pytest.approx(30.0 * profile.service_time_ms)
+
+
+def test_a_running_loop_does_not_matter() -> None:
+    async def notebook() -> Profile:
+        return weir.profile(Sleeper, executor="inline", max_batch_size=1, seconds=0.2)
+
+    assert asyncio.run(notebook()).max_batch_size == 1
+
+
+def test_a_service_is_measured_with_its_hooks() -> None:
+    profile = weir.profile(Hooked, executor="inline", max_batch_size=2, items=["1", "2"], seconds=0.3, confidence=0.2)
+    assert 0.9 < ratio_to_truth(profile)[0] < 1.5
+
+
+def test_a_target_and_a_file_of_items_will_do(tmp_path: Path) -> None:
+    items = tmp_path / "items.jsonl"
+    items.write_text("1\n2\n3\n4\n")
+    shown: list[str] = []
+    profile = weir.profile(
+        f"{EXAMPLES / 'square.py'}:Square", executor="inline", items=items, max_batch_size=4, seconds=0.5,
+        progress=lambda share, what: shown.append(what),
+    )  # fmt: skip
+    assert profile.about["items"] == 4
+    assert shown[:2] == ["loading", "warming up"]
+
+
+def test_a_tensor_model_is_measured_row_by_row(tmp_path: Path) -> None:
+    np.savez(tmp_path / "items.npz", x=np.ones((5, 3), np.float32))
+    for items in (None, tmp_path / "items.npz"):
+        profile = weir.profile(
+            f"{EXAMPLES / 'tensors.py'}:Affine", executor="inline", items=items, max_batch_size=4, seconds=0.3
+        )
+        assert profile.max_batch_size == 4
+        assert profile.about["items"] == (1 if items is None else 5)
+
+
+def test_a_model_that_fails_is_an_error_and_nothing_stays_behind() -> None:
+    with pytest.raises(ModelError, match="cannot do that"):
+        weir.profile(Fails, executor="inline", seconds=0.2)
+
+
+def test_what_cannot_be_measured_is_said_before_anything_is_started() -> None:
+    class Bare(Model):
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return batch
+
+    with pytest.raises(SettingsError, match="Bare: there is nothing to measure it with"):
+        weir.profile(Bare)
+    with pytest.raises(SettingsError, match="did you mean max_batch_size"):
+        weir.profile(Sleeper, max_batchsize=3)
+    with pytest.raises(SettingsError, match="sizes=9: must be at most max_batch_size=8"):
+        weir.profile(Sleeper, executor="inline", max_batch_size=8, sizes=[9])
+
+
+def test_the_workers_environment_decides_which_gpus_are_read() -> None:
+    service = weir.Service(Sleeper, env=[{"CUDA_VISIBLE_DEVICES": "1"}], threads=2)
+    assert worker_environment(service)["CUDA_VISIBLE_DEVICES"] == "1"
+    assert describe_service(service)["threads"] == 2
+    assert "PATH" in worker_environment(weir.Service(Sleeper))
