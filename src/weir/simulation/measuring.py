@@ -106,10 +106,15 @@ class Stretches:
 
     @property
     def is_growing(self) -> bool:
-        """Whether the line never became as short again, in the last quarter of the run, as it was at its longest in the first."""
-        seen = np.isfinite(self.least_waiting)
-        quarter = int(seen.sum()) // 4
+        """Whether the line never became as short again, in the last quarter of the run, as it was at its longest in the first.
+
+        Or whether most were not even begun when the last one arrived.
+        """
+        seen = np.flatnonzero(np.isfinite(self.least_waiting))
+        if len(seen) and seen[-1] < self.count // 4:
+            return True
+        quarter = len(seen) // 4
         if not quarter:
             return False
-        shortest, longest = self.least_waiting[seen][-quarter:].min(), self.most_waiting[seen][:quarter].max()
+        shortest, longest = self.least_waiting[seen[-quarter:]].min(), self.most_waiting[seen[:quarter]].max()
         return bool(shortest > longest + self._profile.max_batch_size)

@@ -1,5 +1,8 @@
 """How long each simulated batch takes."""
 
+from collections.abc import Callable
+from typing import cast
+
 import numpy as np
 
 from weir.policy.profile import Profile
@@ -21,16 +24,17 @@ class Services:
         self._mean: list[float] = [0.0, *(profile.service_time_ms / 1000.0).tolist()]
         self._shape: list[float] = [0.0, *(float(1.0 / cv**2) if cv > EXACT else 0.0 for cv in profile.cv)]
         self._luck: dict[int, list[float]] = {}
-        self.is_random = any(self._shape)
+        if any(self._shape):
+            from scipy.special import gammaincinv  # only where times are random
+
+            self._gamma = cast(Callable[[float, float], float], gammaincinv)
 
     def time(self, rows: int, index: int) -> float:
         """Return how long a batch of `rows` takes whose first request has that index."""
         shape = self._shape[rows]
         if not shape:
             return self._mean[rows]
-        from scipy.special import gammaincinv  # only where times are random
-
-        return self._mean[rows] * float(gammaincinv(shape, self._share(index))) / shape
+        return self._mean[rows] * float(self._gamma(shape, self._share(index))) / shape
 
     def _share(self, index: int) -> float:
         """Return the luck of a request, uniform between 0 and 1."""

@@ -17,7 +17,7 @@ from weir.simulation.book import Book
 from weir.simulation.engine import Engine
 from weir.simulation.measuring import Stretches
 from weir.simulation.outcome import Comparison, Outcome, outcome_of
-from weir.simulation.policies import fresh, policy_for, settings_for
+from weir.simulation.policies import policy_for, settings_for
 from weir.simulation.runs import Run, Whole
 from weir.simulation.services import Services
 from weir.simulation.stability import capacity_of, is_bounded
@@ -64,10 +64,12 @@ def simulate(
 
     Raises SettingsError naming the key, the value and the rule.
     """
+    if workers < 1:
+        raise SettingsError(f"workers={workers}: must be 1 or more")
     process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
     prices = prices or Prices()
     trial = _Trial(
-        profile, process, _count(process, requests, warm_up, workers), warm_up, workers, seed, prices,
+        profile, process, _count(process, requests, warm_up), warm_up, workers, seed, prices,
         settings_for(profile, settings), deadline, deadline if late_after is None else late_after,
     )  # fmt: skip
     named = policies if isinstance(policies, Mapping) else _named(policies)
@@ -96,8 +98,7 @@ class _Trial(NamedTuple):
     def outcome(self, name: str, policy: str | Policy, progress: Callable[[int, int], None] | None) -> Outcome:
         """Simulate one policy."""
         profile, workers, settings = self.profile, self.workers, self.settings
-        given = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
-        used = fresh(given)
+        used = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
         limit = inf if self.late_after is None else self.late_after
         seen = Stretches(profile, round(self.warm_up * self.requests), self.requests, limit)
         engine = Engine(
@@ -105,7 +106,7 @@ class _Trial(NamedTuple):
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
         )  # fmt: skip
         self._feed(engine, seen, progress)
-        stable = self.deadline is not None or is_bounded(used, settings) or self._keeps_up(given, seen)
+        stable = self._keeps_up(engine, seen)
         return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
 
     def _feed(self, engine: Engine, seen: Stretches, progress: Callable[[int, int], None] | None) -> None:
@@ -120,18 +121,21 @@ class _Trial(NamedTuple):
                 progress(done, self.requests)
         engine.finish()
 
-    def _keeps_up(self, policy: Policy, seen: Stretches) -> bool:
+    def _keeps_up(self, engine: Engine, seen: Stretches) -> bool:
         """Tell whether the line stays finite. A trace ends, so only what was seen counts there."""
+        batcher = engine.batcher
+        if self.deadline is not None or is_bounded(batcher.policy, self.settings):
+            return True
         if self.arrivals.length is None:
-            capacity = capacity_of(policy, self.profile, self.settings, self.workers)
+            capacity = capacity_of(
+                batcher.policy, self.profile, self.settings, self.workers, now=engine.now, arrivals=batcher.arrivals
+            )
             if capacity is not None and self.arrivals.rate >= capacity:
                 return False
         return not seen.is_growing
 
 
-def _count(arrivals: Arrivals, requests: int | None, warm_up: float, workers: int) -> int:
-    if workers < 1:
-        raise SettingsError(f"workers={workers}: must be 1 or more")
+def _count(arrivals: Arrivals, requests: int | None, warm_up: float) -> int:
     if not 0.0 <= warm_up < 1.0:
         raise SettingsError(f"warm_up={warm_up!r}: must be a share, from 0 to below 1")
     count = arrivals.length or REQUESTS if requests is None else requests

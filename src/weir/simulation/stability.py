@@ -10,15 +10,17 @@ from weir.policy.profile import Profile
 MANY = 1_000_000  # rows that wait when a policy is asked what it does with more than enough
 
 
-def capacity_of(policy: Policy, profile: Profile, settings: BatchingSettings, workers: int = 1) -> float | None:
+def capacity_of(
+    policy: Policy, profile: Profile, settings: BatchingSettings, workers: int = 1, *, now: float = 0.0,
+    arrivals: int = 0,
+) -> float | None:  # fmt: skip
     """Return the rows per second that all workers serve once the line is long; None where the policy does not say.
 
-    A long line is served in the batches that `policy` cuts from it: at this rate or above, it only grows. `policy` is
-    asked once, so give one that is not used for anything else.
+    A long line is served in the batches that `policy` cuts from it: at this rate or above, it only grows. One that learns
+    is asked when it has: at the end of a run, which was at `now` and after `arrivals` rows.
     """
-    now = float(MANY)
     seen = Observation(
-        now, MANY, 0.0, inf, MANY, now, 1, workers, settings.max_batch_size, settings.max_queue_delay, False
+        now, MANY, now, inf, arrivals, now, 1, workers, settings.max_batch_size, settings.max_queue_delay, False
     )
     try:
         rows = min(policy.decide(seen).rows, settings.max_batch_size)

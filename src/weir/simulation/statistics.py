@@ -14,7 +14,7 @@ from weir.simulation.traces import Floats
 LEVEL = 0.95
 STRETCHES = 64  # of a run
 FEWEST = 8  # stretches that are not joined any further
-ALIKE = 1.645  # a correlation of neighbours above this many of its standard deviations is taken for one
+ALIKE = 0.5  # a correlation of neighbours above this many of its standard deviations is taken for one: rather too often
 STRONGEST = 0.8  # the largest correlation that is believed of so few observations
 
 

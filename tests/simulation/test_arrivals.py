@@ -1,0 +1,203 @@
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from weir.errors import SettingsError
+from weir.simulation.arrivals import (
+    Arrivals,
+    GammaRenewal,
+    MarkovModulated,
+    OnOff,
+    Poisson,
+    Ramp,
+    Sine,
+    Trace,
+    parse_arrivals,
+)
+from weir.simulation.processes import BLOCK
+from weir.simulation.traces import Floats
+
+CAPACITY = 1000.0
+TEXTS = [
+    "poisson:0.7", "poisson:rate=200", "gamma:0.7,cv=2", "gamma:rate=50,cv=0.5", "mmpp:0.7", "mmpp:0.5,burst=inf,share=0.1",
+    "mmpp:0.7,burst=3,share=0.5,period=200ms", "on-off:0.5,on=100ms,off=300ms", "sine:0.5,depth=0.8,period=1s",
+    "ramp:0.1,to=0.9,period=2s", "ramp:0.9,to=0.1,period=2s", "constant:0.7", "poisson:0.6,rows=4",
+]  # fmt: skip
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def times_of(text: str, count: int) -> Floats:
+    return parse_arrivals(text, capacity=CAPACITY).times(rng(), count)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_mean_rate_is_the_one_asked_for(text: str) -> None:
+    arrivals = parse_arrivals(text, capacity=CAPACITY)
+    times = arrivals.times(rng(), 200_000)
+    assert len(times) == 200_000
+    assert times[0] > 0.0
+    assert np.all(np.diff(times) >= 0.0)
+    rows = arrivals.sizes(0, len(times)).sum()
+    assert rows / times[-1] == pytest.approx(arrivals.rate, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("poisson:0.7", 700.0), ("poisson:rate=200", 200.0), ("ramp:0.1,to=0.9", 500.0), ("ramp:rate=100,to=300", 200.0)],
+)
+def test_a_bare_number_is_a_load_and_a_rate_a_rate(text: str, rate: float) -> None:
+    assert parse_arrivals(text, capacity=CAPACITY).rate == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_first_ones_do_not_depend_on_how_many_are_asked_for(text: str) -> None:
+    few, many = times_of(text, 100), times_of(text, 3 * BLOCK)
+    assert np.array_equal(few, many[:100])
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_blocks_are_what_times_gives_in_parts(text: str) -> None:
+    arrivals = parse_arrivals(text, capacity=CAPACITY)
+    count = 2 * BLOCK + 7
+    blocks = list(arrivals.blocks(rng(), count))
+    assert max(map(len, blocks)) <= BLOCK
+    assert np.array_equal(np.concatenate(blocks), arrivals.times(rng(), count))
+
+
+def test_another_seed_gives_other_arrivals() -> None:
+    arrivals = Poisson(100.0)
+    assert not np.array_equal(arrivals.times(rng(1), 10), arrivals.times(rng(2), 10))
+
+
+def test_gaps_of_poisson_and_gamma_have_their_coefficient_of_variation() -> None:
+    for arrivals, cv in ((Poisson(100.0), 1.0), (GammaRenewal(100.0, 2.0), 2.0), (GammaRenewal(100.0, 0.25), 0.25)):
+        gaps = np.diff(arrivals.times(rng(), 200_000))
+        assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.02)
+
+
+def test_the_phases_of_a_modulated_process_have_their_rates_and_shares() -> None:
+    arrivals = MarkovModulated(1000.0, burst=9.0, share=0.25, period=40.0)
+    times = arrivals.times(rng(), 1_000_000)
+    counts = np.histogram(times, bins=np.arange(0.0, times[-1], 0.25))[0] / 0.25
+    busy = counts > 1500.0  # the rates are 1000 / 3 and 3000
+    assert counts[busy].mean() == pytest.approx(3000.0, rel=0.03)
+    assert counts[~busy].mean() == pytest.approx(1000.0 / 3.0, rel=0.03)
+    assert busy.mean() == pytest.approx(0.25, abs=0.1)
+
+
+def test_off_is_silence() -> None:
+    arrivals = OnOff(500.0, on=0.1, off=0.3)
+    phase = np.mod(arrivals.times(rng(), 100_000), 0.4)
+    assert phase.max() <= 0.1 + 1e-9
+    assert np.histogram(phase, bins=4, range=(0.0, 0.1))[0] == pytest.approx([25_000] * 4, rel=0.05)
+
+
+MIDDLES = np.arange(0.05, 1.0, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "shape"),
+    [
+        (Sine(1000.0, depth=0.8, period=1.0), 1.0 + 0.8 * np.sin(2.0 * np.pi * MIDDLES)),
+        (Ramp(1000.0, climb=3.0, period=1.0), 0.5 + MIDDLES),
+    ],
+    ids=["sine", "ramp"],
+)
+def test_a_rate_that_varies_is_followed(arrivals: Arrivals, shape: Floats) -> None:
+    phase = np.mod(arrivals.times(rng(), 400_000), 1.0)
+    assert np.histogram(phase, bins=10, range=(0.0, 1.0))[0] / 40_000 == pytest.approx(shape, abs=0.05)
+
+
+def test_constant_gaps_are_equal_to_the_last_bit_of_the_time() -> None:
+    times = times_of("constant:0.5", 100_000)
+    assert times[-1] == 100_000 / 500.0
+    assert times[0] == 1 / 500.0
+
+
+def test_a_trace_plays_what_was_recorded() -> None:
+    trace = Trace(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
+    assert trace.times(rng(1), 100).tolist() == trace.times(rng(2), 100).tolist() == [0.0, 1.0, 1.0, 3.0]
+    assert trace.times(rng(), 2).tolist() == [0.0, 1.0]
+    assert trace.sizes(1, 3).tolist() == [2, 3]
+    assert trace.length == 4
+    assert trace.rate == pytest.approx(8 / 4.0)  # 3 gaps of 1 s on average, and one more after the last
+    assert trace.request_rate == pytest.approx(1.0)
+    assert trace != Trace(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
+
+
+def test_a_long_trace_comes_in_blocks() -> None:
+    times = np.arange(2.5 * BLOCK)
+    blocks = list(Trace(times).blocks(rng(), len(times)))
+    assert len(blocks) == 3
+    assert np.array_equal(np.concatenate(blocks), times)
+
+
+def test_a_trace_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "it.csv"
+    path.write_text("arrival_s,rows\n0,1\n2,3\n")
+    arrivals = parse_arrivals(f"trace:{path}")
+    assert arrivals.times(rng(), 10).tolist() == [0.0, 2.0]
+    assert arrivals.sizes(0, 2).tolist() == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pareto:0.5", "'pareto:0.5': must be one of poisson, gamma, mmpp, on-off, sine, ramp, constant, trace"),
+        ("poisson", "must state the load or the rate, one of them"),
+        ("poisson:", "load='': must be a number"),
+        ("poisson:0.7,rate=200", "must state the load or the rate, one of them"),
+        ("poisson:much", "load='much': must be a number"),
+        ("poisson:-1", "load=-1: must be greater than 0"),
+        ("poisson:rate=inf", "rate=inf: must be greater than 0, and finite"),
+        ("poisson:0.7,cv=2", "no setting 'cv=2'; it has rate, rows"),
+        ("poisson:0.7,5", "no setting '5'"),
+        ("poisson:0.7,rows=0", "rows=0: must be 1 or more"),
+        ("poisson:0.7,rows=1.5", "rows='1.5': must be a whole number"),
+        ("gamma:0.7,cv=0", "cv=0.0: must be greater than 0, and finite"),
+        ("gamma:0.7,cv=1,cv=2", "cv=2: cv is said twice"),
+        ("mmpp:0.7,share=1", "share=1.0: must lie between 0 and 1"),
+        ("mmpp:0.7,burst=0.5", "burst=0.5: must be 1 or more"),
+        ("on-off:0.7,on=soon", "on='soon': must be a duration such as 1s"),
+        ("on-off:0.7,off=0", "off=0.0: must be greater than 0"),
+        ("sine:0.7,depth=1.5", "depth=1.5: must be from 0 to 1"),
+        ("ramp:0.7", "to: must be given"),
+        ("ramp:0.7,to=-1", "to=-1: must be 0 or more"),
+        ("trace:", "the file must be given"),
+        ("trace:nowhere.csv", "'nowhere.csv' cannot be read"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(text: str, message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        parse_arrivals(text, capacity=CAPACITY)
+    assert message in caught.value.message
+
+
+def test_a_load_needs_a_capacity() -> None:
+    with pytest.raises(SettingsError, match="a load needs a profile"):
+        parse_arrivals("poisson:0.7")
+    assert parse_arrivals("poisson:rate=5").rate == 5.0
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_process_checks_its_rate(rate: float) -> None:
+    with pytest.raises(SettingsError, match="rate="):
+        Poisson(rate)
+
+
+@pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.0], [2.0, 1.0]])
+def test_a_trace_checks_its_times(times: list[float]) -> None:
+    with pytest.raises(SettingsError, match="at least two arrivals, ascending"):
+        Trace(np.array(times))
+
+
+def test_processes_are_values() -> None:
+    assert Poisson(5.0) == Poisson(5.0)
+    assert Poisson(5.0) != Poisson(6.0)
+    kinds: list[Arrivals] = [Poisson(5.0), Sine(5.0), OnOff(5.0)]
+    assert all(one != other for one, other in pairwise(kinds))

@@ -1,0 +1,201 @@
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.simulation.naive import Naive
+
+from weir.batching.settings import BatchingSettings
+from weir.messages import Reason
+from weir.policy.decision import Decision, Observation
+from weir.policy.profile import Profile
+from weir.policy.rules import ControlLimit, FullBatches
+from weir.simulation.arrivals import parse_arrivals
+from weir.simulation.policies import policy_for, settings_for
+from weir.simulation.runs import Run
+from weir.simulation.simulator import run
+from weir.simulation.traces import Floats
+
+# A batch of b takes 2 + b ms and costs 10 + b mJ.
+PLAIN = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, beta_mj=1.0, zeta0_mj=10.0, max_batch_size=8)
+RANDOM = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=8, cv=0.5)
+POLICIES = ["greedy", "full:4", "control-limit:3", "size-or-delay:size=6,delay=4ms"]
+
+
+def settings(**changed: Any) -> BatchingSettings:
+    return replace(settings_for(PLAIN), **changed)
+
+
+def arrivals(text: str, count: int, profile: Profile = PLAIN) -> Floats:
+    return parse_arrivals(text, capacity=profile.max_rate).times(np.random.default_rng(7), count)
+
+
+def at_ms(*times: float) -> Floats:
+    return np.array(times) / 1000.0
+
+
+def starts_ms(seen: Run) -> list[float]:
+    return [round(float(1000.0 * start), 6) for start in seen.batches.start]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("text", ["poisson:0.4", "poisson:0.9", "on-off:0.4,on=50ms,off=50ms", "constant:0.5"])
+@pytest.mark.parametrize(
+    ("profile", "workers", "timeout", "changed"),
+    [
+        (PLAIN, 1, inf, {}), (RANDOM, 3, inf, {}), (RANDOM, 1, inf, {"max_queue_delay": 0.01}),
+        (PLAIN, 1, 0.015, {}), (RANDOM, 2, 0.02, {"max_queue_size": 12}),
+    ],
+)  # fmt: skip
+def test_the_batches_are_those_of_a_driver_that_leaves_nothing_out(
+    policy: str, text: str, profile: Profile, workers: int, timeout: float, changed: dict[str, Any]
+) -> None:
+    bounds = settings(**changed)
+    times = arrivals(text, 600, profile) / workers
+    naive = Naive(profile, policy_for(policy, profile), bounds, workers=workers, timeout=timeout)
+    naive.run(times)
+    deadline = None if timeout == inf else timeout
+    seen = run(profile, policy, times, workers=workers, settings=bounds, deadline=deadline)
+    assert seen.batches.at.tolist() == [cut.at for cut in naive.cuts]
+    assert seen.batches.end.tolist() == [cut.end for cut in naive.cuts]
+    assert seen.batches.worker.tolist() == [cut.worker for cut in naive.cuts]
+    assert seen.batches.reason.tolist() == [cut.reason for cut in naive.cuts]
+    ends = {member: cut.end for cut in naive.cuts for member in cut.members}
+    assert [seen.end[member] for member in ends] == list(ends.values())
+    assert np.flatnonzero(seen.refused).tolist() == naive.refused
+    assert np.flatnonzero(seen.expired).tolist() == sorted(naive.expired)
+    assert len(ends) + len(naive.refused) + len(naive.expired) == len(times)
+
+
+def test_who_arrives_as_a_worker_becomes_free_joins_its_batch() -> None:
+    seen = run(PLAIN, "greedy", at_ms(1.0, 2.0, 4.0, 4.0))  # the first batch ends at 4 ms
+    assert starts_ms(seen) == [1.0, 4.0]
+    assert seen.batches.rows.tolist() == [1, 3]
+
+
+def test_who_arrive_at_once_share_a_batch() -> None:
+    seen = run(PLAIN, "greedy", at_ms(1.0, 1.0, 1.0))
+    assert seen.batches.rows.tolist() == [3]
+    assert (1000.0 * seen.end).tolist() == pytest.approx([6.0] * 3)
+
+
+def test_a_delay_ends_at_its_instant() -> None:
+    seen = run(PLAIN, "size-or-delay:size=8,delay=5ms", at_ms(1.0, 3.0, 9.0))
+    assert starts_ms(seen) == [6.0, 14.0]
+    assert seen.batches.reason.tolist() == [Reason.DELAY, Reason.DELAY]
+    assert seen.batches.waiting.tolist() == [2, 1]
+
+
+def test_what_would_wait_for_ever_is_drained_when_nothing_else_happens() -> None:
+    seen = run(PLAIN, FullBatches(4), at_ms(1.0, 2.0, 3.0, 4.0, 5.0, 6.0))
+    assert seen.batches.rows.tolist() == [4, 2]
+    assert starts_ms(seen) == [4.0, 10.0]
+    assert seen.batches.reason.tolist() == [Reason.SIZE, Reason.DRAIN]
+    assert np.isfinite(seen.end).all()
+
+
+def test_a_guard_serves_before_the_drain() -> None:
+    seen = run(PLAIN, FullBatches(4), at_ms(1.0, 2.0), settings=settings(max_queue_delay=0.02))
+    assert starts_ms(seen) == [21.0]
+    assert seen.batches.reason.tolist() == [Reason.DELAY]
+
+
+def test_with_two_in_flight_a_worker_computes_one_after_another() -> None:
+    deep = Profile(PLAIN.service_time_ms, PLAIN.energy_mj, PLAIN.cv, latency_offset_ms=0.5, pipeline_depth=2)
+    seen = run(deep, "greedy", at_ms(1.0, 2.0, 3.0, 4.0, 5.0))
+    # The second batch is cut while the first is computed; the third when the first is done, with what came meanwhile.
+    assert (1000.0 * seen.batches.at).tolist() == pytest.approx([1.0, 2.0, 4.0, 7.0])
+    assert starts_ms(seen) == [1.0, 4.0, 7.0, 11.0]
+    assert seen.batches.rows.tolist() == [1, 1, 2, 1]
+    assert (1000.0 * seen.end).tolist() == pytest.approx([4.5, 7.5, 11.5, 11.5, 14.5])
+    assert (seen.batches.start[1:] >= seen.batches.end[:-1]).all()
+
+
+def test_late_refused_and_expired_are_told_apart() -> None:
+    slow = Profile.linear(alpha_ms=1.0, tau0_ms=100.0, max_batch_size=1)
+    seen = run(
+        slow, "greedy", at_ms(0.0, 1.0, 2.0, 3.0), settings=settings(max_batch_size=1, max_queue_size=2), deadline=0.05
+    )
+    assert seen.refused.tolist() == [False, False, False, True]
+    assert seen.expired.tolist() == [False, True, True, False]
+    assert seen.end[0] == pytest.approx(0.101)  # it was running: its answer comes, after its deadline
+    assert np.isnan(seen.end[1:]).all()
+
+
+def test_a_large_request_is_divided_and_ends_with_its_last_piece() -> None:
+    seen = run(PLAIN, "greedy", at_ms(0.0, 0.0, 1.0), rows=np.array([3, 20, 1]))
+    assert seen.batches.rows.sum() == 24
+    assert seen.batches.rows.max() == 8
+    last = float(seen.batches.end[-1])
+    assert seen.end[1] == last
+    assert np.isfinite(seen.end).all()
+
+
+def test_pieces_on_several_workers_end_with_the_latest() -> None:
+    seen = run(PLAIN, "greedy", at_ms(0.0), rows=np.array([9]), workers=2)
+    assert seen.batches.rows.tolist() == [8, 1]
+    assert (1000.0 * seen.batches.end).tolist() == pytest.approx([10.0, 3.0])
+    assert 1000.0 * seen.end[0] == pytest.approx(10.0)
+
+
+def test_a_divided_request_that_expires_has_no_end() -> None:
+    # Eight of its rows run for 10 ms, of the rest nothing is left to run when it has had its end.
+    seen = run(PLAIN, "greedy", at_ms(0.0), rows=np.array([40]), deadline=0.015)
+    assert seen.expired.tolist() == [True]
+    assert np.isnan(seen.end).all()
+    assert 8 <= seen.batches.rows.sum() < 40
+
+
+class Odd:
+    """Raises, always."""
+
+    def decide(self, seen: Observation) -> Decision:
+        """Raise."""
+        raise RuntimeError("no idea")
+
+
+def test_a_policy_that_raises_is_greedy() -> None:
+    times = arrivals("poisson:0.5", 200)
+    assert run(PLAIN, Odd(), times).end.tolist() == run(PLAIN, "greedy", times).end.tolist()
+
+
+def test_littles_law_holds_exactly() -> None:
+    for policy in POLICIES:
+        seen = run(RANDOM, policy, arrivals("poisson:0.6", 5_000, RANDOM), workers=2)
+        instants = np.sort(np.concatenate([seen.arrival, seen.end]))
+        inside = np.searchsorted(np.sort(seen.arrival), instants[:-1], side="right")
+        inside = inside - np.searchsorted(np.sort(seen.end), instants[:-1], side="right")
+        area = float((inside * np.diff(instants)).sum())
+        assert area == pytest.approx(float((seen.end - seen.arrival).sum()))
+
+
+def test_every_request_is_served_once_and_in_order() -> None:
+    times = arrivals("gamma:0.8,cv=2", 3_000)
+    seen = run(PLAIN, ControlLimit(3), times)
+    assert seen.batches.requests.sum() == len(times)
+    assert (np.diff(seen.start) >= 0.0).all()
+    assert (seen.batches.start[1:] >= seen.batches.end[:-1]).all()
+
+
+def test_in_overload_no_worker_rests() -> None:
+    for policy in POLICIES:
+        seen = run(PLAIN, policy, arrivals("poisson:1.5", 4_000), workers=1)
+        began = seen.batches.start[seen.batches.start < seen.arrival[-1]]
+        ended = seen.batches.end[: len(began)]
+        later = slice(len(began) // 10, None)
+        assert np.array_equal(began[1:][later], ended[:-1][later])
+
+
+def test_facts_of_a_run() -> None:
+    seen = run(PLAIN, "greedy", at_ms(0.0, 1.0, 2.0))
+    assert seen.seconds == pytest.approx(0.007)  # 3 ms for the first, 4 for the two others
+    assert seen.busy_share == pytest.approx(1.0)
+    assert seen.power_w == pytest.approx((11.0 + 12.0) / 7.0)
+    assert seen.response_time_ms.tolist() == pytest.approx([3.0, 6.0, 5.0])
+
+
+def test_an_empty_run() -> None:
+    seen = run(PLAIN, "greedy", np.empty(0))
+    assert len(seen.end) == len(seen.batches.rows) == 0
+    assert seen.seconds == 0.0

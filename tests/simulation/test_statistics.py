@@ -1,0 +1,82 @@
+from math import inf, isinf, isnan
+
+import numpy as np
+import pytest
+
+from weir.simulation.statistics import Estimate, correlation, estimate, half_width, stretch_length
+from weir.simulation.traces import Floats
+
+
+def mm1(load: float, count: int, rng: np.random.Generator) -> Floats:
+    """Return the response times of an M/M/1 queue, unit arrival rate, by Lindley's recursion."""
+    service, gap = rng.exponential(load, count), rng.exponential(1.0, count)
+    walk = np.concatenate([[0.0], np.cumsum(service[:-1] - gap[1:])])
+    response: Floats = walk - np.minimum.accumulate(walk) + service
+    return response
+
+
+def stretches_of(values: Floats) -> Floats:
+    length = stretch_length(len(values))
+    whole = values[len(values) % length :]
+    return whole.reshape(-1, length)
+
+
+def test_of_independent_observations_it_is_students_interval() -> None:
+    seen = estimate(np.array([1.0, 3.0, 2.0, 4.0, 5.0, 0.0, 2.0, 3.0]))
+    assert seen.value == 2.5
+    assert seen.high - seen.value == pytest.approx(2.364624 * np.sqrt(18.0 / 7.0 / 8.0))  # t of 7 degrees, 97.5 %
+    assert seen.low == pytest.approx(5.0 - seen.high)
+    assert seen.half_width == pytest.approx(seen.high - 2.5)
+
+
+def test_95_of_100_intervals_hold_what_is_true_of_independent_values() -> None:
+    rng = np.random.default_rng(1)
+    held = [0.0 in estimate(rng.normal(size=64)) for _ in range(1000)]
+    assert 0.93 <= np.mean(held) <= 0.98
+
+
+@pytest.mark.parametrize(("load", "least"), [(0.3, 0.92), (0.5, 0.92), (0.8, 0.9), (0.9, 0.85)])
+def test_intervals_of_a_queue_hold_its_mean_although_neighbours_are_alike(load: float, least: float) -> None:
+    rng = np.random.default_rng(2)
+    true = load / (1.0 - load)
+    held = [true in estimate(stretches_of(mm1(load, 50_000, rng)[5_000:]).mean(axis=1)) for _ in range(200)]
+    assert least <= np.mean(held) < 1.0
+
+
+def test_stretches_that_are_alike_are_joined() -> None:
+    rng = np.random.default_rng(3)
+    shocks = rng.normal(size=256)
+    alike = np.convolve(shocks, np.ones(8), "valid")
+    assert half_width(alike) > 1.8 * 1.96 * alike.std() / np.sqrt(len(alike))
+
+
+def test_what_stays_alike_widens_the_interval() -> None:
+    wave = np.sin(np.linspace(0.0, 2.0 * np.pi, 15))
+    assert correlation(wave) > 0.7
+    assert half_width(wave) > 1.5 * 2.145 * wave.std(ddof=1) / np.sqrt(15)
+
+
+def test_what_does_not_vary_has_no_width() -> None:
+    assert estimate(np.full(64, 3.0)) == Estimate(3.0, 3.0, 3.0)
+    assert correlation(np.full(64, 3.0)) == 0.0
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    assert estimate(np.array([np.nan, 1.0, np.nan, 1.0])) == Estimate(1.0, 1.0, 1.0)
+    assert all(map(isnan, estimate(np.array([np.nan]))))
+    assert all(map(isnan, estimate(np.array([]))))
+    assert estimate(np.array([2.0])) == Estimate(2.0, -inf, inf)
+    assert isinf(half_width(np.array([1.0])))
+
+
+def test_an_interval_contains_numbers() -> None:
+    assert 2.0 in Estimate(2.0, 1.0, 3.0)
+    assert 1 in Estimate(2.0, 1.0, 3.0)
+    assert 3.5 not in Estimate(2.0, 1.0, 3.0)
+    said: object = "2"
+    assert said not in Estimate(2.0, 1.0, 3.0)
+
+
+@pytest.mark.parametrize(("requests", "length"), [(1, 1), (64, 1), (65, 2), (90_000, 1407), (10**8, 1_562_500)])
+def test_there_are_at_most_64_stretches(requests: int, length: int) -> None:
+    assert stretch_length(requests) == length
