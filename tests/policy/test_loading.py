@@ -6,9 +6,11 @@ from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
+from tests.policy.banks import bank
 
 from weir.errors import SettingsError
 from weir.policy import loading
+from weir.policy.adaptive import SolvedPolicy
 from weir.policy.decision import Policy
 from weir.policy.loading import load_policy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
@@ -169,3 +171,58 @@ def test_entry_points(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         SettingsError, match=r"must be one of greedy, size-or-delay, full, control-limit, auto, FILE\.npz, gone, mine"
     ):
         load_policy("minne")
+
+
+# Banks.
+
+
+def test_a_bank_file_is_a_solved_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("square.policy.npz").write_bytes(bank().to_bytes())
+    policy = load_policy("square.policy.npz", max_batch_size=8, max_queue_delay=0.1)
+    assert isinstance(policy, SolvedPolicy)
+    assert policy.bank is not None
+    assert policy.bank.rates.tolist() == bank().rates.tolist()
+    assert isinstance(load_policy(str(tmp_path / "square.policy.npz"), max_batch_size=5), SolvedPolicy)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"policy='no.npz': '/.*/no.npz' cannot be read: No such file or directory"),
+        (b"", "policy='no.npz': must be a bank made by `weir solve`"),
+        (b"PK\x03\x04 and so on", "policy='no.npz': must be a bank made by `weir solve`"),
+        (bank().to_bytes()[:-100], "policy='no.npz': must be a bank made by `weir solve`"),
+    ],
+)
+def test_a_file_that_is_no_bank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path("no.npz").write_bytes(content)
+    with pytest.raises(SettingsError, match=message) as caught:
+        load_policy("no.npz")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_bank(tmp_path: Path) -> None:
+    (tmp_path / "folder.npz").mkdir()
+    with pytest.raises(SettingsError, match="cannot be read: Is a directory"):
+        load_policy(f"{tmp_path}/folder.npz")
+
+
+def test_a_bank_must_know_every_batch_that_it_may_be_asked_for() -> None:
+    policy = SolvedPolicy(bank())
+    load_policy(policy, max_batch_size=8)
+    load_policy(policy)
+    with pytest.raises(SettingsError, match=r"solved for batches of up to 8 rows, and max_batch_size=9; lower max_bat"):
+        load_policy(policy, max_batch_size=9)
+
+
+def test_a_policy_that_remembers_is_never_shared() -> None:
+    policy = SolvedPolicy(bank())
+    first, second = load_policy(policy), load_policy(policy)
+    assert isinstance(first, SolvedPolicy)
+    assert len({id(each) for each in (policy, first, second)}) == 3
+    assert first.bank is policy.bank

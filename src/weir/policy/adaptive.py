@@ -62,15 +62,16 @@ class SolvedPolicy:
             stage = self._move(rate)
             if stage is None:
                 return GREEDY.decide(seen)
-        answers = stage.second if self._mixing.second else stage.first
+        second = self._mixing.second
+        answers = stage.second if second else stage.first
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
-            until = guard(stage, rate, seen)
+            limit, until = stage.limits[second], guard(stage, rate, seen)
             if seen.now < until and waiting < largest and waiting < stage.largest:
-                return Decision(0, Reason.POLICY, until, stage.limit)
-            answer = Decision(min(waiting, largest, stage.largest), Reason.POLICY, None, min(stage.limit, largest))
+                return Decision(0, Reason.POLICY, until, limit)
+            answer = Decision(min(waiting, largest, stage.largest), Reason.POLICY, None, min(limit, largest))
         elif answer.rows > largest:
-            answer = Decision(largest, Reason.POLICY, None, min(stage.limit, largest))
+            answer = Decision(largest, Reason.POLICY, None, min(stage.limits[second], largest))
         if stage.latest is not None and (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
             answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
         if stage.share:

@@ -53,7 +53,7 @@ def _table(bank: Bank, stage: Stage) -> dict[str, Any]:
     return {
         "index": stage.entry,
         "rate": float(bank.rates[stage.entry]),
-        "limit": stage.limit,
+        "limit": stage.limits[0],
         "share_of_second": stage.share,
     }
 

@@ -6,6 +6,7 @@ decision is an index into a tuple.
 
 from bisect import bisect
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf, log, sqrt
 
 import numpy as np
@@ -19,6 +20,7 @@ UNLIKELY = 1e-3  # a silence that the rate makes less likely than this is taken 
 SILENCE = log(1.0 / UNLIKELY)
 HYSTERESIS = 0.05  # how far, relative to a boundary, the rate must be beyond it
 
+Guards = tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]
 Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait, and the last entry holds beyond the end
 
 
@@ -27,7 +29,7 @@ class Stage:
     """What is done at a range of rates.
 
     `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
-    `share` of the batches, `first` the others. `filling`, divided by the rate, is how long the oldest row may wait for
+    `share` of the batches, `first` the others; `limits` are those of both. `filling`, divided by the rate, is how long the oldest row may wait for
     the line to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
     `latest[n]` how old it may be when they start (see Objective). `entry` is the index in the bank of what comes nearest, `largest` the largest batch that was measured.
     """
@@ -39,7 +41,7 @@ class Stage:
     first: Answers
     second: Answers
     share: float
-    limit: int
+    limits: tuple[int, int]
     filling: float
     allowance: tuple[float, ...] | None
     latest: tuple[float, ...] | None
@@ -75,37 +77,42 @@ def prepare(bank: Bank) -> Stages:
     overload is work-conserving whatever the tables say.
     """
     low, high = greedy_table(bank.profile.max_batch_size), full_batch_table(bank.profile)
-    firsts, seconds = [low, *bank.tables, high], [low, *bank.second_tables, high]
+    pairs = zip([low, *bank.tables, high], [low, *bank.second_tables, high], strict=True)
     shares = [0.0, *bank.shares.tolist(), 0.0]
-    entries = [0, *range(len(bank.rates)), len(bank.rates) - 1]
     boundaries = boundaries_of(bank)
-    edges = [0.0, *boundaries, inf]
-    allowance, latest = promised(bank)
-    stages = []
-    for number, (first, second, share, entry) in enumerate(zip(firsts, seconds, shares, entries, strict=True)):
-        limit = limit_of(first)
-        answers = answers_of(first, limit)
-        stages.append(
-            Stage(
-                number=number,
-                entry=entry,
-                falls=edges[number] * (1.0 - HYSTERESIS),
-                rises=edges[number + 1] * (1.0 + HYSTERESIS),
-                first=answers,
-                second=answers if np.array_equal(first, second) else answers_of(second, limit_of(second)),
-                share=share,
-                limit=limit,
-                filling=max(filling_of(first), filling_of(second)),
-                allowance=allowance,
-                latest=latest,
-                largest=bank.profile.max_batch_size,
-                max_waiting=int(bank.max_waiting[entry]) or None,
-            )
-        )
+    edges = pairwise([0.0, *boundaries, inf])
+    guards = promised(bank)
+    stages = [
+        _stage(bank, number, *facts, guards) for number, facts in enumerate(zip(edges, pairs, shares, strict=True))
+    ]
     return Stages(bank, boundaries, tuple(stages))
 
 
-def promised(bank: Bank) -> tuple[tuple[float, ...], tuple[float, ...]] | tuple[None, None]:
+def _stage(
+    bank: Bank, number: int, edges: tuple[float, float], tables: tuple[Table, Table], share: float, guards: Guards
+) -> Stage:
+    entry = min(max(number - 1, 0), len(bank.rates) - 1)
+    first, second = tables if share else (tables[0], tables[0])
+    limits = limit_of(first), limit_of(second)
+    answers = answers_of(first, limits[0])
+    return Stage(
+        number=number,
+        entry=entry,
+        falls=edges[0] * (1.0 - HYSTERESIS),
+        rises=edges[1] * (1.0 + HYSTERESIS),
+        first=answers,
+        second=answers_of(second, limits[1]) if share else answers,
+        share=share,
+        limits=limits,
+        filling=max(filling_of(first), filling_of(second)),
+        allowance=guards[0],
+        latest=guards[1],
+        largest=bank.profile.max_batch_size,
+        max_waiting=int(bank.max_waiting[entry]) or None,
+    )
+
+
+def promised(bank: Bank) -> Guards:
     """Return what the bank's objective allows, if it has one: waits, and starts."""
     if bank.objective is None:
         return None, None
