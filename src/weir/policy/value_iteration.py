@@ -61,6 +61,12 @@ def iterate_values(
     return Swept(actions, eta * (values - values[0]), span, done)
 
 
+def _without_rounding(arrivals: Floats) -> Floats:
+    """Return the law of the arrivals without the columns that a sum of floats would lose."""
+    kept = int(np.flatnonzero(arrivals.max(axis=0) > 1e-18)[-1]) + 1
+    return arrivals[:, :kept]
+
+
 class _Sweep:
     """One application of equation 21, all that stays the same made once.
 
@@ -68,12 +74,13 @@ class _Sweep:
     """
 
     def __init__(self, model: Model, eta: float) -> None:
-        width, kept, batches = model.s_max + 1, model.arrivals.shape[1], len(model.arrivals)
+        arrivals = _without_rounding(model.arrivals)
+        width, kept, batches = model.s_max + 1, arrivals.shape[1], len(arrivals)
         moved = eta / model.sojourn
         self._costs = model.costs / model.sojourn[:, None]
         self._stays = (1.0 - moved)[:, None]
         self._waits = float(moved[0])
-        self._arrivals = model.arrivals * moved[1:, None]
+        self._arrivals = arrivals * moved[1:, None]
         self._padded = np.zeros(width + kept)
         self._seen = as_strided(self._padded, (kept, width), (8, 8))
         self._packed = np.empty((kept, width))
