@@ -28,25 +28,42 @@ class Stub:
     def __init__(self, behave: Behaviour = good) -> None:
         self.behave = behave
         self.asked = 0
+        self.stopped = False
         self.bodies: list[bytes] = []
         self.heads: list[bytes] = []
-        self.connections = 0
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
         try:
             while await self._one(reader, writer):
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
-            writer.close()
+            self._serving.discard(task)
+            writer.transport.abort() if self.stopped else writer.close()
+
+    async def stop(self) -> None:
+        """End all connections."""
+        self.stopped = True
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving)
+        await asyncio.sleep(0)  # so that the sockets are closed
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = await reader.readuntil(b"\r\n\r\n")
         if head.startswith(b"GET"):
             writer.write(NOT_FOUND)
             return True
+        return await self.answer(head, reader, writer)
+
+    async def answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        """Answer a POST; False ends the connection."""
         length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
         self.bodies.append(await reader.readexactly(length))
         self.heads.append(head)
@@ -55,22 +72,26 @@ class Stub:
 
 
 @asynccontextmanager
-async def stub(behave: Behaviour = good, **options: Any) -> AsyncIterator[tuple[Stub, str]]:
+async def stub(
+    behave: Behaviour = good, *, server: Stub | None = None, **options: Any
+) -> AsyncIterator[tuple[Stub, str]]:
     """Serve on a free port, and give the stub and its URL."""
-    made = Stub(behave)
-    async with await asyncio.start_server(made.serve, "127.0.0.1", 0, **options) as server:
+    made = server or Stub(behave)
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0, **options) as listening:
         scheme = "https" if "ssl" in options else "http"
-        yield made, f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/infer/square"
-        server.close()
+        yield made, f"{scheme}://127.0.0.1:{listening.sockets[0].getsockname()[1]}/infer/square"
+        listening.close()
+        await made.stop()
 
 
 @asynccontextmanager
 async def unix_stub(path: Path, behave: Behaviour = good) -> AsyncIterator[tuple[Stub, str]]:
     """Serve on a Unix socket."""
     made = Stub(behave)
-    async with await asyncio.start_unix_server(made.serve, path) as server:
+    async with await asyncio.start_unix_server(made.serve, path) as listening:
         yield made, f"http://unix:{path}:/infer/square"
-        server.close()
+        listening.close()
+        await made.stop()
 
 
 class FakeWaker:

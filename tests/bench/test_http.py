@@ -91,7 +91,7 @@ def test_a_server_that_stalls_shows_in_the_percentiles() -> None:
     during = (intended > begin) & (intended < end)
     assert np.all(ended[during] >= end)
     # At 200 requests/s at least 20 were to leave in the first tenth of a second, and waited for four tenths or more.
-    assert outcome.p95_ms.value >= 350.0 and outcome.p99_ms.value >= 400.0 and outcome.max_ms >= 500.0
+    assert outcome.p95_ms.value >= 350.0 and outcome.p99_ms.value >= 400.0 and outcome.max_ms >= 450.0
 
 
 @pytest.mark.parametrize(
@@ -256,6 +256,39 @@ def test_what_answers_nothing_is_told_in_one_line() -> None:
         with pytest.raises(SettingsError, match=wrong) as caught:
             measure(behave, options=HttpOptions(timeout=0.2))
         assert "\n" not in str(caught.value)
+
+
+def test_an_answer_before_the_end_of_a_large_request_ends_its_connection() -> None:
+    """The rest of the request is still to be sent: nothing may follow it."""
+    large = "[" + "1," * 4_000_000 + "1]"
+
+    class Hasty(Stub):
+        async def answer(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+            assert head.startswith(b"POST")
+            self.asked += 1
+            if self.asked == 1:
+                await reader.readexactly(len(large))
+            writer.write(GOOD)
+            if self.asked > 1:
+                await asyncio.sleep(30.0)  # and reads nothing
+            return True
+
+    async def run() -> tuple[Outcome, int]:
+        async with stub(server=Hasty()) as (server, url):
+            load = make_load(steady(20.0, 0.3), 1)
+            target = HttpTarget(url, large)
+            await target.open()
+            made = await run_round(target, load, 0)
+            await target.close()
+            return make_outcome("it", load, [made], target.connections, 0), server.asked
+
+    outcome, asked = uvloop.run(run())
+    assert outcome.answered == outcome.requests == asked - 1 == 5 and not outcome.errors
+
+
+def test_more_connections_than_files_are_refused() -> None:
+    with pytest.raises(SettingsError, match=r"max_connections=\d+: must be at most \d+, for this process may open"):
+        uvloop.run(put_load("http://127.0.0.1:1/", steady(), HttpOptions(max_connections=10**9)))
 
 
 def test_where_there_is_no_server_it_is_said() -> None:

@@ -8,6 +8,7 @@ from tests.served import MODELS, Served, serving
 
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SettingsError
 from weir.messages import Request
+from weir.simulation.traces import read_trace
 from weir.telemetry.recording import WRITTEN_AT_ONCE, Recorder, recorders
 from weir.testing import FakeClock, FakeRequest
 
@@ -99,9 +100,9 @@ def test_a_server_records_until_its_end(tmp_path: Path) -> None:
         assert client.post("/infer/circle", content=b"3").status_code == 404
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
-    times, rows = zip(*recorded(tmp_path / "a.csv"), strict=True)
-    assert rows == (1, 1, 1, 4, 1)  # what is not JSON is found out by the worker, so it was in the line too
-    assert times[0] == 0.0 and list(times) == sorted(times)
+    times, rows = (values.tolist() for values in read_trace(tmp_path / "a.csv"))
+    assert rows == [1, 1, 1, 4, 1]  # what is not JSON is found out by the worker, so it was in the line too
+    assert times[0] == 0.0 and times == sorted(times)
 
 
 def test_a_server_of_two_models_records_each(tmp_path: Path) -> None:

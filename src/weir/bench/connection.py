@@ -53,6 +53,11 @@ class Connection(asyncio.Protocol):
         if sent < len(data) and self._transport is not None:
             self._transport.write(data[sent:])
 
+    @property
+    def unsent(self) -> bool:
+        """Whether some of the last request is still to be sent, though it was answered: nothing may follow it then."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+
     def data_received(self, data: bytes) -> None:
         """Read some of an answer."""
         if self.gone:

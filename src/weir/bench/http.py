@@ -1,5 +1,6 @@
 """A server under test, over HTTP."""
 
+import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 
 _SPARE = 16  # connections that are open ahead of need
+_OTHER_FILES = 100  # that this process may have open beside its connections
 _PASSING = (408, 429, 503)  # codes of a server that is there, and has too much to do
 
 
@@ -68,6 +70,7 @@ class HttpTarget:
 
     async def open(self) -> None:
         """Find the server, see that it answers, and open the first connections."""
+        _allow_files(self._options.max_connections)
         await self._dialler.find()
         if self._bodies is None:
             self._bodies = [await self._example()]
@@ -138,6 +141,17 @@ class HttpTarget:
         except (KeyError, TypeError):
             return None
         return names[0] if len(names) == 1 else None
+
+
+def _allow_files(connections: int) -> None:
+    """Let this process have so many connections open. Raises SettingsError if it may not."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + _OTHER_FILES
+    if hard != resource.RLIM_INFINITY and wanted > hard:
+        rule = f"must be at most {hard - _OTHER_FILES}, for this process may open {hard} files (ulimit -Hn)"
+        raise SettingsError(f"max_connections={connections}: {rule}")
+    if soft != resource.RLIM_INFINITY and wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _paths(document: Any) -> list[str]:

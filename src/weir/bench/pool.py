@@ -91,7 +91,7 @@ class Pool:
         """Note an answer, and use the connection again."""
         self._busy.discard(connection)
         self._books.ended(index, outcome_of(answer))
-        if answer.keeps:
+        if answer.keeps and not connection.unsent:
             self._free(connection)
         else:
             connection.close()
