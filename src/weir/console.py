@@ -93,9 +93,20 @@ def _served(app: App) -> Table:
     for name, service in app.registry.services.items():
         routes = [f"/infer/{name}", *(path for path, routed in app.registry.routes.items() if routed is service)]
         workers = f"{service.workers.workers} {service.workers.executor}"
-        policy, size = str(service.batching.policy), str(service.batching.max_batch_size)
-        table.add_row(name, workers, policy, size, " ".join(routes), app.server.address)
+        size = str(service.batching.max_batch_size)
+        table.add_row(name, workers, _policy_of(service), size, " ".join(routes), app.server.address)
     return table
+
+
+def _policy_of(service: Service) -> str:
+    """Return what the policy is, and of a solved one the limits that it goes by."""
+    explained, text = service.explain_policy(), str(service.batching.policy)
+    if explained["solved"] is None:
+        return text
+    limits = explained["solved"]["limits"]
+    if limits is None:
+        return f"{text} (greedy, learning)"
+    return f"{text} (limits {min(limits)}-{max(limits)})"
 
 
 def _curl_lines(app: App) -> list[str]:

@@ -120,12 +120,13 @@ class Dispatch:
     `slices` is None when every request is in it whole; else, for each request, the half-open range of its rows
     (TENSORS) or items (ITEMS) that is in this batch, or None for the whole. `plain` says that every request is one
     ITEM, so that the batch's entries are the requests. `oldest_age` and `waiting` (rows of the group) are as they were
-    when the decision was made; `limit` is the number of rows that the policy waited for, if it had one.
+    when the decision was made; `limit` is the number of rows that the policy waited for, if it had one. `seconds` is how long
+    it has occupied its worker, once it is back.
     """
 
     __slots__ = (
         "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "oldest_age", "plain", "reason", "requests",
-        "rows", "slices", "waiting", "wakeup", "worker",
+        "rows", "seconds", "slices", "waiting", "wakeup", "worker",
     )  # fmt: skip
 
     def __init__(
@@ -147,6 +148,7 @@ class Dispatch:
         self.at = at
         self.attempt = attempt  # how many times a worker has died with these requests
         self.plain = plain
+        self.seconds = 0.0
         self.entries: list[tuple[Request, int, int]] | None = None  # collate.py's memory of the batch's entries
         self.begun: set[int] | None = None  # entries that have received a part
 

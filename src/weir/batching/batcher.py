@@ -156,7 +156,8 @@ class Batcher:
         dispatch = self._running.pop(batch_id)
         alone_since = self._places.take_back(dispatch.worker, batch_id, now)
         self._suspects.ended(batch_id)
-        self.service.learn(dispatch.rows, now - max(dispatch.at, alone_since), now)
+        dispatch.seconds = now - max(dispatch.at, alone_since)
+        self.service.learn(dispatch.rows, dispatch.seconds, now)
         if self._tight < inf and batch_id % SIGHT_BATCHES == 0:
             self._tight = self._outlook.time_in_sight()
         self._freed = True

@@ -135,6 +135,10 @@ class BlockingService:
 
         return self._running().run(explain_policy())
 
+    def set_prices(self, /, **said: Any) -> dict[str, Any]:
+        """Solve the policy for other prices; return its explanation once it goes by them. See Service.set_prices."""
+        return self._running().run(self.service.set_prices(**said))
+
     def deep_health(self) -> dict[str, Any]:
         """Run the model's examples and return what came of them. See Service.deep_health."""
         return self._running().run(self.service.deep_health())

@@ -68,7 +68,9 @@ class Driver:
             self.not_ready_reason = str(error) or type(error).__name__
             await self.executor.stop()  # when the start was cancelled, workers may be half-way
             raise
-        if self.phase is Phase.RUNNING:  # and not stopped meanwhile
+        if (
+            self.phase is Phase.RUNNING and self.not_ready_reason == "loading"
+        ):  # not stopped, nor all workers lost, meanwhile
             self.not_ready_reason = ""
 
     async def stop(self, drain_timeout: float) -> None:
@@ -170,6 +172,11 @@ class Driver:
                 self.executor.cancel(worker, batch_id, indices)
         self._delivery.cancelled(request, Cancelled("the caller left"), now)
         self._note_if_emptied()
+
+    def policy_changed(self) -> None:
+        """The policy decides otherwise than before: ask it anew about all that waits."""
+        self.batcher.reconsider()
+        self._poll(Wakeup.TIMER)
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""

@@ -1,19 +1,26 @@
 """What a service's policy does, beside what it was predicted to do: one document for every kind of policy."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weir.batching.batcher import Batcher
-from weir.manager.measured import Measured
+from weir.manager.measured import Measured, Reading
+
+if TYPE_CHECKING:
+    from weir.manager.resolving import Resolver
+    from weir.policy.profile import Profile
 
 
-def explain_policy(model: str, policy: Any, batcher: Batcher, measured: Measured) -> dict[str, Any]:
-    """Return the document about a policy that was not solved, as a JSON-able dict: what it knows nothing of is None.
+def explain_policy(
+    model: str, policy: Any, batcher: Batcher, measured: Measured, resolver: "Resolver | None" = None
+) -> dict[str, Any]:
+    """Return the document about a policy, as a JSON-able dict: what it knows nothing of is None.
 
-    `policy` is the setting. Rates are rows per second; `measured` covers its `seconds`.
+    `policy` is the setting; `resolver` is there if it is a solved one. Rates are rows per second; `measured` covers its
+    `seconds`, and its power is that of batches which take the energy that the profile states.
     """
     reading = measured.read()
     recent = batcher.recent
-    return {
+    document = {
         "model": model,
         "policy": policy if isinstance(policy, str) else repr(policy),
         "rate": reading.rate,
@@ -23,19 +30,67 @@ def explain_policy(model: str, policy: Any, batcher: Batcher, measured: Measured
         "objective": None,
         "workers": batcher.workers,
         "predicted": {"response_time_ms": None, "p99_ms": None, "power_w": None, "cost": None},
-        "measured": {
-            "response_time_ms": reading.response_time_ms,
-            "p99_ms": reading.p99_ms,
-            "power_w": None,
-            "cost": None,
-            "rate": reading.rate,
-            "seconds": reading.seconds,
-            "requests": reading.requests,
-            "rows": reading.rows,
-            "batches": reading.batches,
-        },
+        "measured": _measured(reading),
         "profile": None,
         "drift": None,
         "solved": None,
         "learning": False,
+    }
+    if resolver is not None:
+        document |= _solved(resolver, reading, batcher.workers)
+    return document
+
+
+def _measured(reading: Reading) -> dict[str, Any]:
+    return {
+        "response_time_ms": reading.response_time_ms,
+        "p99_ms": reading.p99_ms,
+        "power_w": None,
+        "cost": None,
+        "rate": reading.rate,
+        "seconds": reading.seconds,
+        "requests": reading.requests,
+        "rows": reading.rows,
+        "batches": reading.batches,
+    }
+
+
+def _solved(resolver: "Resolver", reading: Reading, workers: int) -> dict[str, Any]:
+    """Return what there is to say of a solved policy, while it is still greedy too."""
+    prices, objective, profile, bank = resolver.prices, resolver.objective, resolver.profile, resolver.policy.bank
+    said = resolver.policy.explain() | {
+        "workers": workers,
+        "prices": {name: getattr(prices, name) for name in ("latency_weight", "energy_weight", "reference_rate")},
+        "objective": None if objective is None else {"text": str(objective)} | objective._asdict(),
+        "measured": _measured(reading),
+        "solved": {
+            "count": sum(resolver.counts.values()),
+            "reasons": dict(resolver.counts),
+            "reason": resolver.reason,
+            "seconds": resolver.seconds,
+            "workers": None if bank is None else bank.workers,
+            "rates": None if bank is None else bank.rates.tolist(),
+            "limits": None if bank is None else bank.limits().tolist(),
+            "solving": resolver.solving,
+            "failures": resolver.failures,
+            "error": resolver.error or None,
+        },
+    }
+    if profile is not None:
+        said["measured"] |= {"power_w": reading.power_w(profile), "cost": reading.cost(profile, prices)}
+        said["profile"] = _profile(profile)
+        said["drift"] = {"factor": resolver.drift}
+    return said
+
+
+def _profile(profile: "Profile") -> dict[str, Any]:
+    return {
+        "max_batch_size": profile.max_batch_size,
+        "best_batch_size": profile.best_batch_size,
+        "max_rate": profile.max_rate,
+        "service_time_ms": profile.service_time_ms.tolist(),
+        "energy_mj": profile.energy_mj.tolist(),
+        "energy_source": profile.energy_source,
+        "pipeline_depth": profile.pipeline_depth,
+        "latency_offset_ms": profile.latency_offset_ms,
     }

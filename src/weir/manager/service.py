@@ -4,10 +4,11 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
+from functools import partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, InvalidRequest, SettingsError, WeirError
@@ -28,6 +29,9 @@ from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
 from weir.workers.executor import Block, Executor
+
+if TYPE_CHECKING:
+    from weir.manager.resolving import Resolver
 
 C = TypeVar("C", bound=Call)
 
@@ -68,6 +72,7 @@ class Service:
             max_batch_size=self.batching.max_batch_size,
             max_queue_delay=self.batching.max_queue_delay,
         )
+        self._resolver = self._new_resolver()
         self.observers = tuple(observers)
         self.needs_measure = overrides(self.model, "measure")
         self._executor = executor
@@ -97,12 +102,16 @@ class Service:
         self._thread = get_ident()
         await self._driver.start()
         self._measured.forget()
+        if self._resolver is not None:
+            self._resolver.open()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Take no more, finish what was accepted, end the workers.
 
         What is unfinished after `drain_timeout` seconds (None: the setting) fails with Draining. Idempotent.
         """
+        if self._resolver is not None:
+            await self._resolver.close()
         await self._driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
@@ -247,7 +256,23 @@ class Service:
 
     def explain_policy(self) -> dict[str, Any]:
         """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
-        return explain_policy(self.name, self.batching.policy, self._driver.batcher, self._measured)
+        return explain_policy(self.name, self.batching.policy, self._driver.batcher, self._measured, self._resolver)
+
+    async def set_prices(self, /, **said: Any) -> dict[str, Any]:
+        """Solve the policy for other prices and return its explanation once it goes by them: what `PUT
+        /models/{model}/policy` does. Those who ask at the same time are served one after the other.
+
+        `said` is some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"); None for
+        one of the last two takes it away, and what is not said stays. Raises Conflict for a policy that is not solved,
+        InvalidRequest for what is none of these, SettingsError with the reason when no policy can do that,
+        DeadlineExceeded, and ModelNotReady or Draining unless the service runs. Nothing has changed then.
+        """
+        if self._resolver is None:
+            raise Conflict(
+                f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved one has prices"
+            )
+        await self._resolver.change(said)
+        return self.explain_policy()
 
     async def deep_health(self) -> dict[str, Any]:
         """Run the model's examples through the service and return what came of each; see health.py."""
@@ -293,20 +318,39 @@ class Service:
         if not self._plain and call.kind is Kind.ITEM:
             describe(self.model, call)
 
+    def _new_resolver(self) -> "Resolver | None":
+        if not hasattr(self.policy, "adopt"):
+            return None
+        from weir.manager.solved import make_resolver  # numpy is for those who need it
+
+        return make_resolver(self.name, self.policy, self.batching.max_batch_size)
+
     def _new_driver(self) -> Driver:
         executor = self._executor or make_executor(
             self.model, self.params, self.workers, name=self.name, max_batch_size=self.batching.max_batch_size
         )
-        batcher = Batcher(self.batching, self.policy)
+        batcher, resolver = Batcher(self.batching, self.policy), self._resolver
+        if resolver is not None:
+            from weir.manager.solved import with_profile
+
+            executor = with_profile(executor, resolver, self.model, self.workers, self.batching.max_batch_size)
         self._measured = Measured(self._clock, lambda: batcher.arrivals, self.batching.max_batch_size)
-        driver = Driver(batcher, executor, Delivery(self.name, (*self.observers, self._measured)), self._clock)
+        observers = (*self.observers, self._measured, *([] if resolver is None else [resolver]))
+        driver = Driver(batcher, executor, Delivery(self.name, observers), self._clock)
         kind = type(self)
         before = self.before_batch if kind.before_batch is not Service.before_batch else None
         after = self.after_batch if kind.after_batch is not Service.after_batch else None
+        if resolver is not None:
+            resolver.attach(partial(_swapped, driver, self._measured), watch=not (before or after))
         if before or after:
             driver.executor = HookedExecutor(executor, before, after, driver.handed)
             driver.handed_later = True
         return driver
+
+
+def _swapped(driver: Driver, measured: Measured) -> None:
+    measured.forget()  # what was measured belongs to the tables before
+    driver.policy_changed()
 
 
 def check_name(name: str) -> str:

@@ -27,6 +27,24 @@ def snapshot(service: "Service", driver: "Driver") -> dict[str, Any]:
         "workers": [worker_line(state) for state in driver.executor.states()],
         "gauges": driver.executor.gauges(),
         "recent": list(batcher.recent),
+        "policy": brief(service.explain_policy()),
+    }
+
+
+def brief(explained: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a policy's explanation, without tables and settings."""
+    predicted, measured, solved = explained["predicted"], explained["measured"], explained["solved"]
+    return {
+        "rate": explained["rate"],
+        "limit": explained["table"]["limit"],
+        "predicted_response_time_ms": predicted["response_time_ms"],
+        "measured_response_time_ms": measured["response_time_ms"],
+        "predicted_power_w": predicted["power_w"],
+        "measured_power_w": measured["power_w"],
+        "learning": explained["learning"],
+        "resolves": {} if solved is None else solved["reasons"],
+        "failed_resolves": 0 if solved is None else solved["failures"],
+        "drift": None if explained["drift"] is None else explained["drift"]["factor"],
     }
 
 

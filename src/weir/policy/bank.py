@@ -97,24 +97,27 @@ class Bank:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, data: bytes, source: str = "bank") -> "Bank":
-        """Return the bank that `to_bytes` wrote. Raises SettingsError naming `source` and what is wrong."""
+    def from_bytes(cls, data: bytes, source: str = "bank", *, profile: Profile | None = None) -> "Bank":
+        """Return the bank that `to_bytes` wrote; whoever has its profile already saves the time to read it.
+
+        Raises SettingsError naming `source` and what is wrong.
+        """
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))
-                return cls._of(about, {name: arrays[name] for name in (*_FLOATS, "max_waiting", *_TABLES)})
+                return cls._of(about, profile, {name: arrays[name] for name in (*_FLOATS, "max_waiting", *_TABLES)})
         except SettingsError as error:
             raise SettingsError(f"{source}: {error.message}") from None
         except _UNREADABLE as error:
             raise SettingsError(f"{source}: must be a bank made by `weir solve`: {error}") from error
 
     @classmethod
-    def _of(cls, about: dict[str, Any], arrays: dict[str, Any]) -> "Bank":
+    def _of(cls, about: dict[str, Any], profile: Profile | None, arrays: dict[str, Any]) -> "Bank":
         if about.get("weir_bank") != FORMAT:
             raise SettingsError(f"weir_bank={about.get('weir_bank')!r}: must be {FORMAT}")
         objective = about["objective"]
         return cls(
-            profile=Profile.from_toml(about["profile"]),
+            profile=profile or Profile.from_toml(about["profile"]),
             prices=Prices(*about["prices"]),
             workers=about["workers"],
             objective=None if objective is None else Objective(*objective).checked(),

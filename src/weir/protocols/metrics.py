@@ -39,4 +39,5 @@ def levels_of(service: "Service") -> Levels:
         restarts=gauges.get("restarts", 0),
         arena_bytes=gauges.get("arena_bytes", 0),
         arena_free_bytes=gauges.get("arena_free_bytes", 0),
+        policy=state["policy"],
     )

@@ -28,6 +28,8 @@ _PARAMETERS = {
     "X-Request-Id": ("sent back with the answer", {"type": "string", "maxLength": 256}),
 }
 
+_MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+
 _ERROR: Schema = {
     "type": "object",
     "properties": {
@@ -38,6 +40,28 @@ _ERROR: Schema = {
     },
     "required": ["type", "message", "model", "details"],
 }
+
+
+_POLICY_CHANGE: Schema = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "latency_weight": {"type": "number", "minimum": 0, "description": "price of a millisecond of mean response time"},
+        "energy_weight": {"type": "number", "minimum": 0, "description": "price of a watt of mean power"},
+        "reference_rate": {
+            "type": ["number", "null"], "exclusiveMinimum": 0,
+            "description": "rows per second at which a row's millisecond has that price; null: at every rate",
+        },
+        "latency_objective": {
+            "type": ["string", "null"], "description": "a promise: a percentile and a duration; null: none",
+        },
+    },
+    "examples": [{"latency_weight": 1.0, "energy_weight": 0.5}, {"latency_objective": "p99=20ms"}],
+}  # fmt: skip
+_POLICY_ERRORS = (
+    errors.InvalidRequest, errors.ModelNotFound, errors.DeadlineExceeded, errors.Conflict, errors.TooLarge,
+    errors.ValidationFailed, errors.ModelError, errors.ModelNotReady, errors.Draining,
+)  # fmt: skip
 
 
 def openapi(registry: "Registry", pages: Mapping[str, str], root: str = "") -> dict[str, Any]:
@@ -53,7 +77,7 @@ def openapi(registry: "Registry", pages: Mapping[str, str], root: str = "") -> d
         for path in paths_of(registry, service):
             paths[path] = {"post": _operation(service, described, path, batch=path.endswith("/batch"))}
     for path, text in pages.items():
-        paths[path] = {"get": _page(path, text)}
+        paths[path] = {"get": _page(path, text), **CHANGES.get(path, {})}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
@@ -91,7 +115,7 @@ def _operation(service: "Service", described: Described, path: str, *, batch: bo
                 "description": "The answer" + (", with an output or an error for each item" if batch else ""),
                 "content": {each: _body(each, answer, _answers(described, batch)) for each in types},
             },
-            **_error_responses(),
+            **_error_responses(_INFERENCE_ERRORS),
         },
     }
 
@@ -128,9 +152,9 @@ def _parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
 
 
-def _error_responses() -> dict[str, Any]:
+def _error_responses(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
     kinds: dict[str, list[type[errors.WeirError]]] = {}
-    for kind in _INFERENCE_ERRORS:
+    for kind in possible:
         kinds.setdefault(str(http_code(kind())), []).append(kind)
     return {code: _error_response(found) for code, found in sorted(kinds.items())}
 
@@ -159,5 +183,23 @@ def _page(path: str, text: str) -> dict[str, Any]:
         "responses": {"200": {"description": "As said"}, "default": {"description": "What is wrong, as JSON"}},
     }
     if "{model}" in path:
-        page["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}]
+        page["parameters"] = [_MODEL]
     return page
+
+
+def _policy_change() -> dict[str, Any]:
+    return {
+        "operationId": "put_models_model_policy",
+        "tags": ["server"],
+        "summary": "Solve the policy for other prices; what is not said stays",
+        "parameters": [_MODEL],
+        "requestBody": {"required": True, "content": {JSON: {"schema": _POLICY_CHANGE}}},
+        "responses": {
+            "200": {"description": "The policy goes by them now: its explanation, as with GET"},
+            **_error_responses(_POLICY_ERRORS),
+        },
+    }
+
+
+# What can be changed with PUT, by path of the page that shows it.
+CHANGES: Mapping[str, Mapping[str, Any]] = {"/models/{model}/policy": {"put": _policy_change()}}

@@ -1,4 +1,4 @@
-"""Everything that is read with GET: what there is, health, the state of models, metrics, documentation."""
+"""Everything that is not inference: what there is, health, the state of models and their policies, metrics, documentation."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,11 +10,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weir._version import __version__
+from weir.errors import InvalidRequest, SettingsError, ValidationFailed
+from weir.messages import JSON
 from weir.protocols.answers import Answer, Headers, compressed, encode_safely
+from weir.protocols.bodies import Body
 from weir.protocols.codings import accepted_coding
-from weir.protocols.openapi import openapi, paths_of
+from weir.protocols.openapi import CHANGES, openapi, paths_of
 from weir.protocols.sending import as_response
 from weir.protocols.settings import HttpSettings
+from weir.wire.values import decode
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -30,6 +34,9 @@ _DOCS_POLICY = (
 )
 
 
+_LARGEST_CHANGE = 65536  # bytes of a body that changes something
+
+
 class Pages:
     """The pages about the models of `registry`."""
 
@@ -41,7 +48,10 @@ class Pages:
 
     def routes(self) -> list[Route]:
         """Return Starlette's routes to the pages."""
-        return [Route(path, self._endpoint(page), methods=["GET"]) for path, page in self._pages().items()]
+        return [
+            Route(path, self._endpoint(page), methods=["GET", "PUT"] if path in CHANGES else ["GET"])
+            for path, page in self._pages().items()
+        ]
 
     def _pages(self) -> dict[str, Page]:
         pages: dict[str, Page] = {
@@ -91,7 +101,21 @@ class Pages:
 
     async def policy(self, request: Request) -> Answer:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
-        return _json(self._registry.get(request.path_params["model"]).explain_policy())
+        service = self._registry.get(request.path_params["model"])
+        if request.method == "PUT":
+            return _json(await self._change(service, request))
+        return _json(service.explain_policy())
+
+    async def _change(self, service: "Service", request: Request) -> dict[str, Any]:
+        settings = self._settings
+        body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
+        said = decode(body or b"", JSON)
+        if not isinstance(said, dict):
+            raise InvalidRequest(f"body: must be a JSON object, is {said!r:.100}")
+        try:
+            return await service.set_prices(**said)
+        except SettingsError as error:  # well said, but there is no such policy
+            raise ValidationFailed(error.message) from error
 
     async def openapi(self, request: Request) -> Answer:
         """Describe all routes as OpenAPI."""

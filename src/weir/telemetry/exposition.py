@@ -1,7 +1,8 @@
 """Shows what metrics.py has counted, in Prometheus' text format."""
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -15,7 +16,8 @@ from weir.telemetry.metrics import Metrics, ModelRecord, Outcome
 
 
 class Levels(NamedTuple):
-    """What can be read of a running model at any moment. `workers` counts them by state."""
+    """What can be read of a running model at any moment. `workers` counts them by state, `policy` is what its policy says of
+    itself in brief."""
 
     waiting_rows: int
     waiting_requests: int
@@ -24,6 +26,7 @@ class Levels(NamedTuple):
     restarts: int
     arena_bytes: int
     arena_free_bytes: int
+    policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
 
 
 CodeOf = Callable[[str, type[WeirError] | None], str]
@@ -44,6 +47,22 @@ _LEVELS: tuple[tuple[str, str, Callable[[Levels], int]], ...] = (
     ("weir_arena_bytes", "Shared memory for large payloads and results.", lambda levels: levels.arena_bytes),
     ("weir_arena_free_bytes", "Shared memory that is free.", lambda levels: levels.arena_free_bytes),
 )
+# Name, help, key and factor.
+_POLICY: tuple[tuple[str, str, str, float], ...] = (
+    ("weir_policy_rate", "Arrival rate as the policy estimates it, rows per second.", "rate", 1.0),
+    ("weir_policy_limit", "Rows from which on the policy cuts a batch at this rate.", "limit", 1.0),
+    (
+        "weir_policy_predicted_response_time_seconds", "Mean response time predicted at this rate.",
+        "predicted_response_time_ms", 0.001,
+    ),
+    (
+        "weir_policy_measured_response_time_seconds", "Mean response time over the last half to whole minute.",
+        "measured_response_time_ms", 0.001,
+    ),
+    ("weir_policy_predicted_power_watts", "Mean power predicted at this rate.", "predicted_power_w", 1.0),
+    ("weir_policy_measured_power_watts", "Power of the batches served, by the profile.", "measured_power_w", 1.0),
+    ("weir_policy_drift", "Service times now, as a multiple of those that were measured.", "drift", 1.0),
+)  # fmt: skip
 
 
 class Exposition(Collector):
@@ -137,6 +156,26 @@ class Exposition(Collector):
                 workers.add_metric((model, state), count)
         yield workers
         yield restarts
+        yield from _policies({model: levels.policy for model, levels in present.items()})
+
+
+def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
+    for name, text, key, factor in _POLICY:
+        gauge = GaugeMetricFamily(name, text, labels=["model"])
+        for model, policy in policies.items():
+            if policy.get(key) is not None:
+                gauge.add_metric((model,), factor * policy[key])
+        yield gauge
+    resolves = CounterMetricFamily(
+        "weir_policy_resolves", "Tables that were solved and swapped in.", labels=["model", "reason"]
+    )
+    failed = CounterMetricFamily("weir_policy_failed_resolves", "Tries to solve tables that failed.", labels=["model"])
+    for model, policy in policies.items():
+        for reason, count in policy.get("resolves", {}).items():
+            resolves.add_metric((model, reason), count)
+        failed.add_metric((model,), policy.get("failed_resolves", 0))
+    yield resolves
+    yield failed
 
 
 def _of_kind(ended: Mapping[Outcome, int], kind: type[WeirError], name: str, text: str) -> Metric:

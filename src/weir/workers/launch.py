@@ -55,7 +55,7 @@ class Launch:
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the process's environment: `inherited`, then the thread limits, then the worker's own settings."""
-        environment = {**MALLOC, **inherited, "PYTHONPATH": _python_path(inherited.get("PYTHONPATH", ""))}
+        environment = {**MALLOC, **inherited, "PYTHONPATH": python_path(inherited.get("PYTHONPATH", ""))}
         if not environment["PYTHONPATH"]:
             del environment["PYTHONPATH"]
         if self.settings.threads is not None:
@@ -81,7 +81,7 @@ class Launch:
         )
 
 
-def _python_path(inherited: str) -> str:
+def python_path(inherited: str) -> str:
     """Return a PYTHONPATH on which the new process finds this very weir, also one that is not installed."""
     root = str(Path(weir.__file__).parents[1])
     known = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *inherited.split(os.pathsep))

@@ -1,0 +1,103 @@
+"""The policy `auto` at the start of a service: measure the model on its own workers, solve, and only then be ready.
+
+Whatever goes wrong in that is a warning, and the policy is greedy; a start fails only where it would have failed anyway.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from weir.errors import ModelNotReady, WeirError
+from weir.manager.delivery import logger
+from weir.manager.resolving import Resolver
+from weir.model import Model
+from weir.policy.auto import AutoPolicy
+from weir.workers.executor import Executor, Listener
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.policy.profile import Profile
+    from weir.profiling.measuring import Measuring
+
+# Two to each doubling: between them the profile interpolates, and a start has no time to look for every edge.
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+MOST = (
+    10.0  # times the seconds that were asked for: a model so slow that its sizes are not measured by then is left alone
+)
+
+
+class ProfiledExecutor:
+    """An executor that is measured while it starts, before its listener hears of the workers. Afterwards it is `inner`."""
+
+    def __init__(
+        self, inner: Executor, resolver: Resolver, policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
+        max_batch_size: int,
+    ) -> None:  # fmt: skip
+        self._inner = inner
+        self._resolver = resolver
+        self._policy = policy
+        self._model = model
+        self._settings = settings
+        self._max_batch_size = max_batch_size
+        self._preparing: asyncio.Task[None] | None = None
+        # Nothing stands between a service and its workers.
+        self.run = inner.run
+        self.cancel = inner.cancel
+        self.reserve = inner.reserve
+        self.states = inner.states
+        self.gauges = inner.gauges
+
+    async def start(self, listener: Listener) -> None:
+        """Start the workers, measure the first of them and have the tables solved; return when all that is done."""
+        if self._resolver.profile is not None:  # a file's, or from an earlier start
+            await self._inner.start(listener)
+            await self._prepared(self._resolver.begin(self._resolver.profile, self._settings.workers))
+            return
+        from weir.profiling.measuring import Measuring
+
+        measuring = Measuring(self._inner)
+        await self._inner.start(measuring)
+        await self._prepared(self._profile_and_begin(measuring))
+        measuring.step_aside(listener)
+
+    async def stop(self) -> None:
+        """End the measurement, if it is not over, and the workers."""
+        if self._preparing is not None and not self._preparing.done():
+            self._preparing.cancel()
+        await self._inner.stop()
+
+    async def _prepared(self, preparing: Coroutine[Any, Any, None]) -> None:
+        self._preparing = asyncio.ensure_future(preparing)
+        try:
+            await self._preparing
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ModelNotReady("stopped before it was ready") from None
+
+    async def _profile_and_begin(self, measuring: "Measuring") -> None:
+        policy, name = self._policy, self._model.__name__
+        logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
+        try:
+            async with asyncio.timeout(MOST * policy.seconds):
+                profile = await self._profile(measuring)
+        except Exception as error:
+            late = f"its batch sizes take longer than {MOST:g} times {policy.seconds:g} s"
+            trace = None if isinstance(error, WeirError | TimeoutError) else error
+            logger.warning(
+                "%s could not be measured, its policy is greedy at first: %s", name, str(error) or late, exc_info=trace
+            )
+            return
+        await self._resolver.begin(profile, self._settings.workers)
+
+    async def _profile(self, measuring: "Measuring") -> "Profile":
+        from weir.profiling.items import items_of
+        from weir.profiling.measure import measure
+        from weir.profiling.settings import ProfilingSettings
+
+        largest = self._max_batch_size
+        sizes = [size for size in SIZES if size < largest] + [largest]
+        settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
+        depth = self._settings.pipeline_depth
+        return await measure(measuring, items_of(self._model), largest, settings, pipeline_depth=depth)

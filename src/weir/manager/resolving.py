@@ -1,0 +1,269 @@
+"""Keeps the tables of a solved policy fit for what is: the workers there are, the prices, the service times.
+
+Whatever changes only changes the wish. One task at a time has the newest wish fulfilled, in another process, and swaps
+the tables when they are there; until then, and whenever that fails, the old ones go on.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from weir.errors import DeadlineExceeded, Draining, ModelNotReady, SettingsError, WeirError
+from weir.manager.delivery import logger
+from weir.manager.learned import Learned
+from weir.manager.pricing import changed_prices
+from weir.manager.solver_process import solve_outside
+from weir.manager.solving import Wish
+from weir.messages import Dispatch, Timing
+from weir.policy.adaptive import SolvedPolicy
+from weir.policy.bank import Bank
+from weir.policy.drift import DriftDetector
+from weir.policy.objective import Objective
+from weir.policy.prices import Prices
+from weir.policy.profile import Profile
+from weir.telemetry.silent import SilentObserver
+
+# Seconds. A bank for one worker takes half of one; a promise about latency is found by simulation, which takes many.
+LONGEST_START = 60.0  # that a start waits for its tables
+LONGEST_CHANGE = 120.0  # that somebody waits who changes the prices
+LONGEST_SOLVE = 600.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next try
+REST = 10.0  # times as long as solving took: where service times never settle, no more than so much is spent on them
+REMEMBERED = 8  # banks: a worker that comes back finds the tables that were there before it died
+
+Solve = Callable[[Wish, float], Coroutine[Any, Any, Bank]]
+
+
+class Resolver(SilentObserver):
+    """Belongs to one service, as an Observer of its workers and batches; works between `open` and `close`.
+
+    Facts to read: `policy`; the `profile`, `prices` and `objective` that the tables are to be for; `drift`, the factor by
+    which service times have changed since they were measured; `counts` of swaps by reason, `reason` and `seconds` (of
+    solving) of the last one; `failures`, and the `error` of the last try, "" if it succeeded. `learned` learns a profile
+    from batches where there is none. `solve` makes a bank or raises within so many seconds; `pause` sleeps.
+    """
+
+    def __init__(
+        self, model: str, policy: SolvedPolicy, prices: Prices, objective: Objective | None, *,
+        learned: Learned | None = None, solve: Solve = solve_outside, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        self.policy = policy
+        self.profile: Profile | None = None
+        self.drift = 1.0
+        self.prices = prices
+        self.objective = objective
+        self.counts: dict[str, int] = {}
+        self.reason: str | None = None
+        self.seconds: float | None = None
+        self.failures = 0
+        self.error = ""
+        self._model = model
+        self._learned = learned
+        self._detector: DriftDetector | None = None
+        self._watch = True
+        self._solve = solve
+        self._pause = pause
+        self._swapped: Callable[[], None] = lambda: None
+        self._banks: OrderedDict[Wish, Bank] = OrderedDict()
+        self._ready: set[int] = set()
+        self._fulfilled: Wish | None = None
+        self._refused: Wish | None = None  # by the solver: it would refuse it again
+        self._why = "workers"
+        self._keeping: asyncio.Task[None] | None = None
+        self._solving: asyncio.Task[Bank] | None = None
+        self._opened = False
+        self._rested = 0.0  # the instant until which drift alone is no reason
+        if policy.bank is not None:
+            bank = policy.bank
+            self.measured(bank.profile)
+            self._fulfilled = Wish(bank.profile, prices, bank.workers, objective)
+            self._remember(self._fulfilled, bank)
+
+    # The life of a service.
+
+    def attach(self, swapped: Callable[[], None], *, watch: bool) -> None:
+        """`swapped` is called after each swap of the tables. `watch`: the time that a batch occupies its worker is the
+        worker's alone, so that it can be held against the profile."""
+        self._swapped = swapped
+        self._watch = watch
+
+    def measured(self, profile: Profile) -> None:
+        """Service times are those of `profile`: the tables are to be for it."""
+        self.profile, self.drift = profile, 1.0
+        self._detector = DriftDetector(profile)
+
+    async def begin(self, profile: Profile, workers: int) -> None:
+        """Solve for a profile before the service is ready. That it cannot be is logged, and the policy stays as it is."""
+        self.measured(profile)
+        self._learned = None
+        wish = Wish(profile, self.prices, workers, self.objective)
+        try:
+            bank, seconds = await self._bank_for(wish, LONGEST_START)
+        except (WeirError, TimeoutError) as error:
+            self._failed(wish, error)
+        else:
+            self._swap(wish, bank, "start", seconds)
+
+    def open(self) -> None:
+        """The service is ready: look after its tables from now on."""
+        self._changing = asyncio.Lock()
+        self._opened = True
+        self._look("start")
+
+    async def close(self) -> None:
+        """Look after them no more; no process is left when it returns. Idempotent."""
+        self._opened = False
+        await _ended(self._keeping, self._solving)
+        self._ready.clear()
+
+    # What happens.
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        """Count the workers that are ready: the tables are to be for as many."""
+        if state == "ready":
+            self._ready.add(worker)
+        else:
+            self._ready.discard(worker)
+        self._look("workers")
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """Hold the time of a batch against the profile."""
+        if not self._watch:
+            return
+        if self._detector is not None:
+            drift = self._detector.observe(dispatch.rows, dispatch.seconds)
+            if drift is not None:
+                self._drifted(drift.factor)
+        if self._learned is not None:
+            profile = self._learned.observe(dispatch.rows, dispatch.seconds)
+            if profile is not None:
+                self.measured(profile)
+                self._look("learned")
+
+    def _drifted(self, factor: float) -> None:
+        assert self.profile is not None  # it is what the detector compares with
+        derived = self.profile.energy_source in ("time", "stated")  # from times: then it has changed with them
+        self.profile = self.profile.scaled(time=factor, energy=factor if derived else 1.0)
+        self.drift *= factor
+        self._detector = DriftDetector(self.profile)
+        logger.info("model %r: batches take %.2f times as long as before", self._model, factor)
+        self._look("drift")
+
+    async def change(self, said: Any) -> None:
+        """Solve for other prices and swap the tables; return once they are in force. One after the other, if several ask.
+
+        `said` is put over what is in force: see pricing.py. Nothing has changed when it raises: InvalidRequest or
+        SettingsError with the reason, DeadlineExceeded, ModelNotReady or Draining if the service does not run (any more).
+        """
+        if not self._opened:
+            raise ModelNotReady(f"model {self._model!r} is not ready: its policy cannot be changed")
+        try:
+            async with self._changing:
+                prices, objective = changed_prices(self.prices, self.objective, said)
+                if (prices, objective) != (self.prices, self.objective):
+                    await _ended(self._keeping)
+                    await self._change(prices, objective)
+        finally:
+            self._look(self._why)
+
+    async def _change(self, prices: Prices, objective: Objective | None) -> None:
+        if self.profile is not None:
+            workers = len(self._ready) or (self._fulfilled.workers if self._fulfilled else 1)
+            wish = Wish(self.profile, prices, workers, objective)
+            try:
+                bank, seconds = await self._bank_for(wish, LONGEST_CHANGE)
+            except asyncio.CancelledError:
+                if self._opened:
+                    raise
+                raise Draining(f"model {self._model!r} was stopped before the new tables were there") from None
+            except TimeoutError:
+                raise DeadlineExceeded(f"no new tables within {LONGEST_CHANGE:g} s; the old ones go on") from None
+            self._swap(wish, bank, "prices", seconds)
+        self.prices, self.objective = prices, objective
+
+    # How it is done.
+
+    @property
+    def solving(self) -> bool:
+        """Whether tables are being solved at this moment."""
+        return self._solving is not None and not self._solving.done()
+
+    def _wish(self) -> Wish | None:
+        """Return what the tables are to be for; None if nothing can be said."""
+        if self.profile is None or not self._ready:
+            return None
+        return Wish(self.profile, self.prices, len(self._ready), self.objective)
+
+    def _look(self, why: str) -> None:
+        """See whether there is anything to do, because of `why`."""
+        self._why = why
+        if not self._opened or self._changing.locked() or (self._keeping is not None and not self._keeping.done()):
+            return
+        if self._wish() not in (None, self._fulfilled, self._refused):
+            self._keeping = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        """Fulfil the newest wish until there is no other."""
+        pause = FIRST_PAUSE
+        while self._wish() not in (None, self._fulfilled, self._refused):
+            rest = self._rested - time.monotonic()
+            if self._why == "drift" and rest > 0.0:
+                await self._pause(rest)
+            wish, why = self._wish(), self._why
+            if wish is None:
+                return
+            try:
+                bank, seconds = await self._bank_for(wish, LONGEST_SOLVE)
+            except (WeirError, TimeoutError) as error:
+                self._failed(wish, error)
+                if wish != self._refused:
+                    await self._pause(pause)
+                    pause = min(2.0 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            self._rested = time.monotonic() + min(REST * seconds, LONGEST_PAUSE)
+            if self._wish() != self._fulfilled:  # it has not changed back meanwhile
+                self._swap(wish, bank, why, seconds)
+
+    async def _bank_for(self, wish: Wish, limit: float) -> tuple[Bank, float]:
+        if wish in self._banks:
+            self._banks.move_to_end(wish)
+            return self._banks[wish], 0.0
+        started = time.monotonic()
+        self._solving = asyncio.create_task(self._solve(wish, limit))
+        bank = await self._solving
+        self._remember(wish, bank)
+        return bank, time.monotonic() - started
+
+    def _remember(self, wish: Wish, bank: Bank) -> None:
+        self._banks[wish] = bank
+        if len(self._banks) > REMEMBERED:
+            self._banks.popitem(last=False)
+
+    def _swap(self, wish: Wish, bank: Bank, reason: str, seconds: float) -> None:
+        self.policy.adopt(bank)
+        self._fulfilled, self._refused = wish, None
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.reason, self.seconds, self.error = reason, seconds, ""
+        self._swapped()
+        logger.info(
+            "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, wish.workers, seconds
+        )
+
+    def _failed(self, wish: Wish, error: Exception) -> None:
+        self.failures += 1
+        self.error = str(error) or "not solved in time"
+        if isinstance(error, SettingsError):
+            self._refused = wish
+        logger.warning("model %r: no new tables, the policy goes on as it is: %s", self._model, self.error)
+
+
+async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancel those that are not done and wait until they are."""
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)

@@ -1,0 +1,88 @@
+"""The process that solves a bank of tables beside a server: `python -m weir.manager.solving PARENT`.
+
+It reads a wish as JSON from its standard input and writes the bank to its standard output: the bytes of a bank file, or,
+with the exit code 2, the reason why there is none. It ends with the thread that started it, and gives way to the server
+and its workers.
+"""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weir.errors import SettingsError
+from weir.workers.process import die_with
+
+if TYPE_CHECKING:
+    from weir.policy.objective import Objective
+    from weir.policy.prices import Prices
+    from weir.policy.profile import Profile
+
+NICENESS = 10
+REFUSED = 2  # exit code: the wish cannot be fulfilled, and the answer says why
+
+
+class Wish(NamedTuple):
+    """What a bank is to be solved for."""
+
+    profile: "Profile"
+    prices: "Prices"
+    workers: int
+    objective: "Objective | None"
+
+    def to_json(self) -> bytes:
+        """Return the request for a solving process."""
+        profile, prices = self.profile, self.prices
+        tables = {name: getattr(profile, name).tolist() for name in ("service_time_ms", "energy_mj", "cv")}
+        scalars = {name: getattr(profile, name) for name in ("latency_offset_ms", "pipeline_depth", "energy_source")}
+        document = {
+            "profile": {**tables, **scalars, "about": dict(profile.about)},
+            "prices": [prices.latency_weight, prices.energy_weight, prices.reference_rate],
+            "workers": self.workers,
+            "objective": self.objective,
+        }
+        return json.dumps(document, default=str).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "Wish":
+        """Return the wish that `to_json` wrote. Raises SettingsError for values that cannot be."""
+        from weir.policy.objective import Objective
+        from weir.policy.prices import Prices
+        from weir.policy.profile import Profile
+
+        document: dict[str, Any] = json.loads(text)
+        objective = document["objective"]
+        return cls(
+            Profile(**document["profile"]),
+            Prices(*document["prices"]),
+            document["workers"],
+            None if objective is None else Objective(*objective).checked(),
+        )
+
+
+def main(parent: int) -> int:
+    """Be the solving process of the process `parent`, to its end. Returns the exit code."""
+    os.nice(NICENESS)
+    die_with(parent)
+    answer = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints is no part of the answer
+    code, text = fulfil(sys.stdin.buffer.read())
+    with answer:
+        answer.write(text)
+    return code
+
+
+def fulfil(request: bytes) -> tuple[int, bytes]:
+    """Return the exit code and the answer to `request`."""
+    from weir.simulation.banks import make_bank
+
+    try:
+        wish = Wish.from_json(request)
+        bank = make_bank(wish.profile, wish.prices, workers=wish.workers, objective=wish.objective)
+    except SettingsError as error:
+        return REFUSED, error.message.encode()
+    return 0, bank.to_bytes()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

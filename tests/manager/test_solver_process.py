@@ -1,0 +1,107 @@
+"""The real solving process."""
+
+import asyncio
+import os
+import subprocess
+import sys
+
+import numpy as np
+import psutil
+import pytest
+from tests.leaks import processes
+
+from weir.errors import ModelError, SettingsError
+from weir.manager import solver_process
+from weir.manager.solver_process import solve_outside
+from weir.manager.solving import Wish
+from weir.policy.bank import solve_bank
+from weir.policy.objective import Objective
+from weir.policy.prices import Prices
+from weir.policy.profile import Profile
+
+SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
+LONG = Wish(SMALL, Prices(), 4, Objective(0.05, 0.01))  # takes many seconds
+WISH = Wish(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
+
+
+def test_a_wish_survives_its_way() -> None:
+    wish = WISH._replace(workers=3, objective=Objective(0.02, 0.01, 0.001))
+    read = Wish.from_json(wish.to_json())
+    assert read[1:] == wish[1:]
+    assert read.profile.to_toml() == SMALL.to_toml()
+
+
+def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
+    bank = asyncio.run(solve_outside(WISH, 60.0))
+    expected = solve_bank(SMALL, WISH.prices)
+    assert bank.profile is SMALL
+    assert np.array_equal(bank.tables, expected.tables)
+    assert (bank.prices, bank.workers, bank.objective) == (WISH.prices, 1, None)
+
+
+def test_a_refusal_comes_with_its_reason() -> None:
+    wish = WISH._replace(objective=Objective(0.002, 0.01))
+    with pytest.raises(SettingsError, match="p99=2ms"):
+        asyncio.run(solve_outside(wish, 60.0))
+
+
+def test_a_process_that_fails_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
+    monkeypatch.setattr(solver_process, "PROGRAM", "weir.no_such_module")
+    with pytest.raises(ModelError, match=r"the solving process ended with 1: .*No module named weir.no_such_module"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_what_is_no_bank_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solver_process, "PROGRAM", "this")  # prints a poem
+    with pytest.raises(ModelError, match="the solving process's answer: must be a bank"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_a_process_that_cannot_be_started_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ModelError, match=r"no process could be started to solve in: .*No such file"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_it_does_not_outlast_its_time(nothing_is_left: None) -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(solve_outside(WISH, 0.0))
+
+
+def test_cancelling_ends_it(nothing_is_left: None) -> None:
+    async def leave() -> None:
+        task = asyncio.create_task(solve_outside(WISH, 60.0))
+        await asyncio.sleep(0)
+        assert processes()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(leave())
+
+
+SERVER = """
+import asyncio
+from pathlib import Path
+from tests.manager.test_solver_process import LONG
+from weir.manager.solver_process import solve_outside
+
+async def main():
+    solving = asyncio.create_task(solve_outside(LONG, 60.0))
+    await asyncio.sleep(0)
+    print(Path("/proc/thread-self/children").read_text(), flush=True)
+    await solving
+
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_the_server_however_that_ends() -> None:
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    ) as server:
+        assert server.stdout is not None
+        child = psutil.Process(int(server.stdout.readline()))
+        server.kill()
+    child.wait(10)
