@@ -7,8 +7,9 @@ from typing import Any
 
 from weir import errors
 from weir.messages import Reason
+from weir.profiling.settings import ProfilingSettings
 from weir.protocols.status import TABLE, codes_of_type
-from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_settings
+from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.metrics import Metrics
 
@@ -23,6 +24,8 @@ PARTS = {
     "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
 }
+
+MEASUREMENT = "Of `weir profile`, and keyword arguments of `weir.profile`: they are in no file and no variable, as they concern no server."
 
 SETTINGS = f"""# Settings
 
@@ -68,6 +71,8 @@ def settings_page() -> str:
     for part in (*MODEL_PARTS, *SERVER_PARTS):
         rows = [_setting_row(each) for each in declared if each.part == part]
         sections.append(f"## {part}\n\n{PARTS[part]}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
+    rows = [_setting_row(each) for each in declared_by(ProfilingSettings, "Measurement")]
+    sections.append(f"## Measurement\n\n{MEASUREMENT}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
     return "\n".join(sections)
 
 
