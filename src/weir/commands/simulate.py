@@ -1,7 +1,6 @@
 """`weir simulate`: policies against each other, in virtual time."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +9,6 @@ import typer
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from weir.policy.profile import Profile
     from weir.simulation.outcome import Comparison
 
 _POLICIES = (
@@ -58,8 +56,9 @@ def simulate(
     from weir.simulation.bars import Bars
     from weir.simulation.policies import settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
+    from weir.simulation.solving import read_profile
 
-    measured = _read(profile)
+    measured = read_profile(profile)
     named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
     settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
     settings = settings if delay is None else replace(settings, max_queue_delay=delay)
@@ -71,17 +70,6 @@ def simulate(
             deadline=_seconds("deadline", deadline), progress=bars,
         )  # fmt: skip
     _show(compared, json, figure)
-
-
-def _read(path: Path) -> "Profile":
-    from weir.policy.profile import Profile
-
-    try:
-        return Profile.from_toml(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: must be a profile made by `weir profile`: {error}") from error
 
 
 def _seconds(key: str, text: str | None) -> float | None:
@@ -100,17 +88,20 @@ def _seconds(key: str, text: str | None) -> float | None:
 
 def _check_files(json: Path | None, figure: Path | None) -> None:
     """Refuse before the run what could not be written after it."""
+    from weir.commands.profile import check_drawing, check_writable
+
+    if figure is not None:
+        check_drawing()
     for path in (json, figure):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise SettingsError(f"{path}: cannot be written: there is no folder {path.parent}")
-    if figure is not None and find_spec("matplotlib") is None:
-        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
+        if path is not None and path != _STDOUT:
+            check_writable(path)
 
 
 def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
+    from weir.commands.profile import write_atomically
     from weir.simulation.report import draw, heading, table
 
     text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"
@@ -123,7 +114,4 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
     console.print(heading(compared), markup=False, soft_wrap=True)
     console.print(table(compared))
     if json is not None:
-        try:
-            json.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise SettingsError(f"{json}: cannot be written: {error.strerror}") from error
+        write_atomically(json, text)

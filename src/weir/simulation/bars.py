@@ -3,7 +3,7 @@
 from typing import Self
 
 from rich.console import Console
-from rich.progress import Progress, TaskID
+from rich.progress import Progress, Task, TaskID
 
 
 class Bars:
@@ -12,7 +12,7 @@ class Bars:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
-        self._tasks: dict[str, TaskID] = {}
+        self._ids: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -21,9 +21,14 @@ class Bars:
     def __exit__(self, *raised: object) -> None:
         self._progress.stop()
 
+    @property
+    def tasks(self) -> list[Task]:
+        """The bars."""
+        return self._progress.tasks
+
     def __call__(self, policy: str, done: int, total: int) -> None:
         """So many requests of that policy are done."""
-        task = self._tasks.get(policy)
+        task = self._ids.get(policy)
         if task is None:
-            task = self._tasks[policy] = self._progress.add_task(policy, total=total)
+            task = self._ids[policy] = self._progress.add_task(policy, total=total)
         self._progress.update(task, completed=done)

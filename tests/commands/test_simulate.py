@@ -1,0 +1,125 @@
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from weir.cli import main
+from weir.policy.profile import GOOGLENET_P4
+from weir.simulation.bars import Bars
+from weir.simulation.traces import write_trace
+
+ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    path = tmp_path / "square.profile.toml"
+    path.write_text(GOOGLENET_P4.up_to(8).to_toml())
+    return path
+
+
+def weir(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["weir", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_it_compares_the_policies_and_writes_what_is_asked_for(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    folder = profile.parent
+    files = ["--json", folder / "it.json", "--figure", folder / "it.png"]
+    assert weir(monkeypatch, "simulate", profile, "--policy", ISSUED, "--requests", 3_000, *files) == 0
+    shown = capsys.readouterr()
+    assert "poisson:0.7: 1,603 rows/s" in shown.out
+    assert "size-or-delay:size=8,delay=5ms" in shown.out
+    assert shown.err == ""  # no bars: it is no terminal
+    document = json.loads((folder / "it.json").read_text())
+    assert list(document["outcomes"]) == ["smdp", "greedy", "size-or-delay:size=8,delay=5ms", "full:4"]
+    assert document["best"] == "smdp"
+    assert (folder / "it.svg").exists()
+
+
+def test_options_reach_the_simulation(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [
+        "--policy",
+        "greedy",
+        "--policy",
+        "full:4",
+        "--arrivals",
+        "gamma:rate=900,cv=2",
+        "--workers",
+        2,
+        "--seed",
+        7,
+    ]
+    more = ["--requests", 2_000, "--latency-weight", 2, "--energy-weight", 0, "--reference-rate", 300, "--warm-up", 0.2]
+    limits = ["--max-queue-delay", "3ms", "--deadline", "50ms"]
+    assert weir(monkeypatch, "simulate", profile, *options, *more, *limits, "--json", "-") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["workers"], document["seed"], document["rate"]) == (2, 7, 900.0)
+    assert document["prices"] == {"latency_weight": 2.0, "energy_weight": 0.0, "reference_rate": 300.0}
+    assert document["outcomes"]["full:4"]["reasons"]["delay"] > 0.0
+    assert document["outcomes"]["greedy"]["requests"] <= 1_600
+
+
+def test_a_recorded_trace_is_played(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = profile.parent / "arrivals.csv"
+    write_trace(trace, [0.001 * number for number in range(500)])
+    assert weir(monkeypatch, "simulate", profile, "--policy", "greedy", "--arrivals", f"trace:{trace}") == 0
+    assert "1,000 rows/s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "greedyy"], "policy='greedyy': must be one of"),
+        (["--policy", "greedy,size=3"], "'size=3' is a setting"),
+        (["--arrivals", "poisson:0"], "load=0: must be greater than 0"),
+        (["--deadline", "soon"], "--deadline=soon: must be a duration greater than 0, such as 20ms"),
+        (["--max-queue-delay", "0"], "--max-queue-delay=0: must be a duration greater than 0"),
+        (["--latency-weight", "-1"], "latency_weight=-1.0: must be a number, 0 or more"),
+        (["--workers", "0"], "workers=0: must be 1 or more"),
+        (["--json", "nowhere/it.json"], "nowhere"),
+        (["--figure", "nowhere/it.png"], "nowhere"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    profile: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(profile.parent)
+    assert weir(monkeypatch, "simulate", profile, *arguments) == 2
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+
+
+def test_a_profile_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert weir(monkeypatch, "simulate", tmp_path / "nowhere.toml") == 2
+    (tmp_path / "it.toml").write_text("x = 1")
+    assert weir(monkeypatch, "simulate", tmp_path / "it.toml") == 2
+    shown = capsys.readouterr().err
+    assert "nowhere.toml" in shown
+    assert "it.toml" in shown
+
+
+def test_bars_count_requests() -> None:
+    with Bars() as bars:
+        for done in (10, 20):
+            bars("greedy", done, 20)
+        bars("full", 5, 20)
+        assert [(each.description, each.completed) for each in bars.tasks] == [("greedy", 20), ("full", 5)]

@@ -1,0 +1,82 @@
+from math import inf, nan
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from weir.policy.prices import Prices
+from weir.policy.profile import GOOGLENET_P4
+from weir.simulation.outcome import Comparison
+from weir.simulation.report import draw, heading, table
+from weir.simulation.simulator import simulate
+from weir.simulation.statistics import Estimate
+
+POLICIES = ["greedy", "control-limit:8", "full:1"]
+
+
+@pytest.fixture(scope="module")
+def compared() -> Comparison:
+    return simulate(GOOGLENET_P4, POLICIES, "poisson:0.7", requests=3_000, prices=Prices(1.0, 1.0, 2000.0))
+
+
+def shown(compared: Comparison, width: int = 100) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(table(compared))
+    return captured.get().splitlines()
+
+
+def test_the_heading_says_what_was_simulated(compared: Comparison) -> None:
+    assert heading(compared) == (
+        "poisson:0.7: 2,071 rows/s, load 0.7 on 1 worker; cost = 1/ms, 1/W at 2000 rows/s; 2,666 requests counted, seed 1"
+    )
+
+
+def test_the_best_is_first_and_the_others_say_how_far_they_are_from_it(compared: Comparison) -> None:
+    title, *rows = shown(compared)
+    assert " ".join(title.split()) == "policy response ms p99 ms power W batch busy cost above best"
+    assert [row.split()[0] for row in rows] == ["control-limit:8", "greedy", "full:1"]
+    assert rows[0].rstrip().endswith("best")
+    assert " +" in rows[1]
+    assert rows[1].count("±") == 3
+    assert rows[2].split()[1] == "unstable"
+    assert "±" not in rows[2]
+
+
+def test_nothing_is_cut_off_in_a_narrow_terminal(compared: Comparison) -> None:
+    assert not any("…" in row for row in shown(compared, 80))
+
+
+def test_what_is_lost_has_a_column_where_something_is() -> None:
+    compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.7", requests=3_000, deadline=0.004)
+    title, *rows = shown(compared)
+    assert "lost" in title
+    assert all("%" in row for row in rows)
+
+
+def test_without_a_stable_policy_none_is_best() -> None:
+    compared = simulate(GOOGLENET_P4, ["full:1"], "poisson:0.7", requests=1_000)
+    assert "unstable" in shown(compared)[1]
+    assert compared.best is None
+
+
+def test_a_figure_is_written_twice(compared: Comparison, tmp_path: Path) -> None:
+    draw(compared, tmp_path / "it.png")
+    assert (tmp_path / "it.png").stat().st_size > 10_000
+    drawing = (tmp_path / "it.svg").read_text()
+    for text in ("response time (ms)", "mean power (W)", "batch size (rows)", "control-limit:8", "not drawn: full:1"):
+        assert text in drawing
+
+
+def test_a_comparison_is_json_able(compared: Comparison) -> None:
+    document = compared.to_dict()
+    assert document["best"] == "control-limit:8"
+    assert document["prices"] == {"latency_weight": 1.0, "energy_weight": 1.0, "reference_rate": 2000.0}
+    greedy, unstable = document["outcomes"]["greedy"], document["outcomes"]["full:1"]
+    assert greedy["response_time_ms"].keys() == {"value", "low", "high"}
+    assert sum(greedy["batch_sizes"].values()) == pytest.approx(1.0)
+    assert sum(greedy["reasons"].values()) == pytest.approx(1.0)
+    assert 0.5 < greedy["fairness"] <= 1.0
+    assert unstable["cost"] == {"value": None, "low": None, "high": None}
+    assert "observations" not in greedy
+    assert Estimate(nan, -inf, inf).half_width == inf
