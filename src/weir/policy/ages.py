@@ -53,6 +53,15 @@ class Grid:
         below[:, -1] = 1.0
         return np.maximum(np.diff(below, axis=1), 0.0)
 
+    def service(self, mean: float, cv: float) -> Floats:
+        """Return the masses of a batch's time."""
+        if cv > 0.0:
+            return self.gamma(mean, cv)
+        first = np.zeros(self.count)
+        first[0] = 1.0
+        # The first cell's middle stands for 0 here, so that the mean comes out right.
+        return self.shifted(first, max(0.0, mean - self.width / 2.0))
+
     def with_service(self, masses: Floats, mean: float, cv: float) -> Floats:
         """Return the masses of times with that of a batch added, which is Gamma distributed, or fixed if cv is 0."""
         return self.shifted(masses, mean) if cv == 0.0 else self.added(masses, self.gamma(mean, cv))

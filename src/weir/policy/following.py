@@ -12,15 +12,15 @@ leaves nothing else: all rows of a shorter line leave with the next batch. Where
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from weir.policy.ages import Grid, longer_services, poisson
 from weir.policy.evaluation import Line
+from weir.policy.leftovers import Leftovers
 from weir.policy.profile import Floats, Profile
-from weir.policy.tables import Table, extended
+from weir.policy.rules_in_line import Rules
+from weir.policy.tables import Table
 
 _RARE = 1e-9  # a share of the rows not worth following
 
@@ -45,51 +45,41 @@ class Service:
     met: Floats
 
 
-@dataclass(frozen=True, eq=False)
-class Rules:
-    """A table as a row in line sees it."""
-
-    table: Table
-
-    @cached_property
-    def last(self) -> int:
-        """The batch from a long line."""
-        return int(self.table[-1])
-
-    @cached_property
-    def steady(self) -> int:
-        """The length from which on all lines are served with that batch."""
-        others = np.flatnonzero(self.table != self.table[-1])
-        return int(others[-1]) + 1 if len(others) else 0
-
-    @cached_property
-    def served_at(self) -> NDArray[np.int64]:
-        """For each length up to `steady`, the next length that is served."""
-        lengths = np.arange(self.steady + 1)
-        serving = np.where(extended(self.table, self.steady + 1) > 0, lengths, self.steady)
-        return np.minimum.accumulate(serving[::-1])[::-1]
-
-    @cached_property
-    def batch(self) -> NDArray[np.int64]:
-        """For each length up to `steady`, the batch that is served next."""
-        return extended(self.table, self.steady + 1)[self.served_at].astype(np.int64)
-
-
 def follow(profile: Profile, line: Line, table: Table, cells: int) -> Waits:
     """Return how long rows wait until their own batch starts, in so many cells."""
     rules = Rules(table)
     services, idle = _met(profile, line)
     grid = _grid(profile, line, rules, cells)
-    later = np.zeros((profile.max_batch_size, cells))
-    at_once = np.zeros(profile.max_batch_size)
-    by_length = _next_decision(services, grid, rules, line.rate_per_ms)
-    high = _high_places(services, grid, rules, line.rate_per_ms)
-    by_length[-1] = np.maximum(by_length[-1] - high.sum(axis=0), 0.0)
-    low = _moved_up(profile, high, grid, rules)
-    by_length += _lengths(low, grid, rules, line.rate_per_ms)
-    _leave(by_length, later, grid, rules, line.rate_per_ms)
-    _leave_idle(idle, later, at_once, grid, rules, line.rate_per_ms)
-    return Waits(grid, later, at_once)
+    waits = Waits(grid, np.zeros((profile.max_batch_size, cells)), np.zeros(profile.max_batch_size))
+    if rules.leaves_none:
+        by_length = _next_decision(services, grid, rules, line.rate_per_ms)
+        high = _places(services, grid, rules.steady + 1, line.rate_per_ms)
+        by_length[-1] = np.maximum(by_length[-1] - high.sum(axis=0), 0.0)
+        by_length += _lengths(_moved_up(profile, high, grid, rules), grid, rules, line.rate_per_ms)
+    else:
+        by_length = _with_leftovers(profile, line, services, idle, grid, rules)
+    _leave(by_length, waits, rules, line.rate_per_ms)
+    _leave_idle(idle, waits, rules, line.rate_per_ms)
+    return waits
+
+
+def _with_leftovers(
+    profile: Profile, line: Line, services: list[Service], idle: Floats, grid: Grid, rules: Rules
+) -> Floats:
+    """Return what `_next_decision` and those who move up come to, where batches leave some rows behind."""
+    longest = int(np.flatnonzero(line.law > _RARE)[-1]) + profile.max_batch_size
+    rest = Leftovers(profile, line.arrivals, grid, rules, max(longest, rules.steady + 1), line.rate_per_ms)
+    places = _places(services, grid, 0, line.rate_per_ms)
+    low = _moved_up(profile, places[rules.steady + 1 :], grid, rules)
+    near = places[: rules.steady + 1]
+    low[: len(near)] += near
+    for place in range(1, rules.steady + 1):
+        rest.add(place, low[place])
+    for length in np.flatnonzero(idle).tolist():
+        if length + 1 > rules.batch[length + 1]:
+            rest.add_idle(float(idle[length]), length + 1)
+    rest.run()
+    return rest.taken
 
 
 def _met(profile: Profile, line: Line) -> tuple[list[Service], Floats]:
@@ -135,18 +125,18 @@ def _next_decision(services: list[Service], grid: Grid, rules: Rules, rate: floa
     return result
 
 
-def _high_places(services: list[Service], grid: Grid, rules: Rules, rate: float) -> Floats:
-    """Return the shares of rows with place steady + 1 + i at the first decision, and their ages."""
+def _places(services: list[Service], grid: Grid, first: int, rate: float) -> Floats:
+    """Return the shares of rows with place `first` + i at the first decision, and their ages, if they met a batch."""
     parts = []
     for service in services:
         mean = rate * service.time
         came = int(mean + 7.0 * np.sqrt(mean) + 12.0)
-        if len(service.met) + came <= rules.steady:
+        if len(service.met) + came < first:
             continue
         columns = min(grid.count, int(service.time / grid.width) + 1)
         before = poisson(came, rate * np.maximum(service.time - grid.middles[:columns], 0.0))
         before *= grid.uniform(np.array([service.time]))[:, :columns]
-        places = _placed(service.met, before)[rules.steady + 1 :]
+        places = _placed(service.met, before)[first:]
         kept = np.flatnonzero(places.sum(axis=1) > _RARE)
         if len(kept):
             parts.append(places[: int(kept[-1]) + 1])
@@ -198,27 +188,31 @@ def _lengths(low: Floats, grid: Grid, rules: Rules, rate: float) -> Floats:
     return result
 
 
-def _leave(by_length: Floats, later: Floats, grid: Grid, rules: Rules, rate: float) -> None:
+def _leave(by_length: Floats, waits: Waits, rules: Rules, rate: float) -> None:
     """Let all rows, given by the line's length and age, leave with the next batch, which they wait for if need be."""
     gaps = rules.served_at - np.arange(rules.steady + 1)
-    for length in np.flatnonzero(gaps == 0):
-        if length:
-            later[rules.batch[length] - 1] += by_length[length]
+    for length in range(1, rules.steady + 1):
+        if not gaps[length]:
+            waits.later[rules.batch[length] - 1] += by_length[length]
     waiting = np.flatnonzero((gaps > 0) & (by_length.sum(axis=1) > _RARE))
     if not len(waiting):
         return
-    erlangs = grid.erlangs(int(gaps.max()), rate)
+    erlangs = waits.grid.erlangs(int(gaps.max()), rate)
     for target in np.unique(rules.served_at[waiting]):
         some = waiting[rules.served_at[waiting] == target]
-        later[rules.batch[target] - 1] += grid.added(by_length[some], erlangs[gaps[some] - 1]).sum(axis=0)
+        added = waits.grid.added(by_length[some], erlangs[gaps[some] - 1])
+        waits.later[rules.batch[target] - 1] += added.sum(axis=0)
 
 
-def _leave_idle(idle: Floats, later: Floats, at_once: Floats, grid: Grid, rules: Rules, rate: float) -> None:
+def _leave_idle(idle: Floats, waits: Waits, rules: Rules, rate: float) -> None:
     """Let the rows leave that find the worker waiting: with the batch that they complete, or after more have come."""
-    for length in np.flatnonzero(idle):
+    for length in np.flatnonzero(idle).tolist():
         target = int(rules.served_at[length + 1])
-        batch, gap = int(rules.batch[target]) - 1, target - int(length) - 1
+        size = int(rules.batch[length + 1])
+        gap = target - length - 1
+        if length + 1 > size:
+            continue  # it stays behind: see leftovers.py
         if gap:
-            later[batch] += idle[length] * grid.erlangs(gap, rate)[-1]
+            waits.later[size - 1] += idle[length] * waits.grid.erlangs(gap, rate)[-1]
         else:
-            at_once[batch] += idle[length]
+            waits.at_once[size - 1] += idle[length]
