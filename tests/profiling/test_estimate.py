@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.profiling.estimate import estimate
+from weir.profiling.estimate import estimate, steadied
 
 
 def test_one_duration_says_its_mean_and_nothing_of_how_sure_it_is() -> None:
@@ -32,6 +32,22 @@ def test_what_happens_often_belongs_to_the_model() -> None:
     said = estimate([0.010] * 90 + [0.110] * 10)
     assert said.mean == pytest.approx(0.020)
     assert (said.counted, said.left_out) == (100, 0)
+
+
+def test_of_a_small_sample_one_pause_is_left_out_and_of_a_tiny_one_none() -> None:
+    assert estimate([0.010] * 4 + [0.110]).mean == pytest.approx(0.010)
+    assert estimate([0.010] * 3 + [0.110] * 2).mean == pytest.approx(0.050)
+    assert estimate([0.010] * 2 + [0.110]).mean == pytest.approx(0.130 / 3)
+
+
+def test_few_durations_that_agree_are_as_uncertain_as_those_of_other_sizes() -> None:
+    chance = np.random.default_rng(3)
+    known = {size: estimate(list(chance.normal(1.0, 0.1, 500))) for size in (1, 2, 3)}
+    few = steadied({**known, 4: estimate([2.0, 2.0, 2.0])})
+    assert few[4].mean == 2.0
+    assert few[4].cv == pytest.approx(0.1 * np.sqrt(5 / 8), rel=0.1)
+    for size, each in known.items():
+        assert few[size].cv == pytest.approx(each.cv, rel=0.02)
 
 
 def test_an_exponential_time_is_hardly_cut() -> None:

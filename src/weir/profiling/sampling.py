@@ -9,7 +9,7 @@ from itertools import cycle, islice, pairwise
 import numpy as np
 
 from weir.profiling.contention import QUICK, Contention
-from weir.profiling.estimate import Estimate, estimate
+from weir.profiling.estimate import Estimate, estimate, steadied
 from weir.profiling.items import Items
 from weir.profiling.measuring import Finished, Measuring
 from weir.profiling.settings import ProfilingSettings
@@ -90,7 +90,7 @@ class Sampler:
 
     def estimates(self) -> dict[int, Estimate]:
         """Return what is known of each size."""
-        return {size: estimate(durations) for size, durations in sorted(self.durations.items())}
+        return steadied({size: estimate(durations) for size, durations in sorted(self.durations.items())})
 
     def offset(self) -> float:
         """Return by how much a batch that is alone takes longer, dispatch to end, than its share of a busy worker's time:
