@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
+from weir.simulation.asking import Asking
 from weir.simulation.traces import read_trace, write_trace
+from weir.telemetry.recording import Recorder
 
 
 def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
@@ -58,3 +60,12 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         read_trace(path)
     with pytest.raises(SettingsError, match="cannot be read"):
         read_trace(tmp_path / "nowhere.csv")
+
+
+def test_what_a_server_records_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "it.csv"
+    with Recorder(path) as recorder:
+        recorder.answered("square", [Asking(0, 7.5), Asking(1, 7.75, rows=3)], None, 8.0)
+    times, rows = read_trace(path)
+    assert times.tolist() == [0.0, 0.25]
+    assert rows.tolist() == [1, 3]
