@@ -1,7 +1,5 @@
 """Several workers: one line for all, with one limit, against random splitting and against the best hand-tuned rules."""
 
-from functools import partial
-
 import numpy as np
 
 from benchmarks.policies.lines import (
@@ -55,8 +53,9 @@ def split(workers: int, rate: float) -> Player:
 
 
 def _together(parts: list[Figures]) -> Figures:
-    mean = partial(np.mean, axis=0)
-    middle = Figures(*mean([list(part) for part in parts]).tolist())
+    """Return the means over the lines; power is their sum."""
+    columns = np.mean(np.array(parts, dtype=np.float64), axis=0).tolist()
+    middle = Figures(*columns)
     return middle._replace(power_w=middle.power_w * len(parts), excess_w=middle.excess_w * len(parts))
 
 

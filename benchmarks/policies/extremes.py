@@ -3,9 +3,9 @@
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, show, tuned_delay, tuned_limit
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import solve_bank
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
+from weir.simulation.banks import make_bank
 from weir.simulation.processes import Poisson
 
 LOADS = (0.1, 0.5, 0.9)
@@ -16,7 +16,7 @@ def compare(effort: Effort) -> Compared:
     """Play both at each load."""
     profile = GOOGLENET_P4
     made = Compared(["load", "policy", "mean response, ms", "p99, ms", "power beyond the unavoidable, W"])
-    fastest, frugal = (SolvedPolicy(solve_bank(profile, prices)) for prices in (LATENCY, ENERGY))
+    fastest, frugal = (SolvedPolicy(make_bank(profile, prices)) for prices in (LATENCY, ENERGY))
     for load in LOADS:
         players: dict[str, Player] = {
             "latency only, solved": real(profile, fastest),

@@ -1,5 +1,10 @@
 """A table at a rate that it was not made for, with and without the full-batch rule. Exact: nothing is simulated."""
 
+from math import inf
+
+import numpy as np
+from numpy.typing import ArrayLike
+
 from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.bank import solve_bank
@@ -8,7 +13,6 @@ from weir.policy.objective import unavoidable_power_w
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
 from weir.policy.solver import solve
-from weir.policy.tables import Table
 
 MADE_FOR = (0.05, 0.1, 0.3, 0.5)
 USED_AT = (0.5, 0.7, 0.9)
@@ -33,13 +37,16 @@ def _losses(weight: float, low: float, high: float) -> list[str]:
     profile, prices = GOOGLENET_P4, Prices(1.0, weight)
     rate = high * profile.max_rate
 
-    def excess(table: Table) -> float:
-        return evaluate(profile, rate, table, prices).cost - weight * unavoidable_power_w(profile, rate)
+    def excess(table: ArrayLike) -> float:
+        return evaluate(profile, rate, np.asarray(table, dtype=np.uint16), prices).cost - weight * unavoidable_power_w(
+            profile, rate
+        )
 
     best = excess(solve(profile, rate, prices).table)
-    raw = solve(profile, low * profile.max_rate, prices).table
+    raw = solve(profile, low * profile.max_rate, prices).actions  # the last is that of the overflow state
     filled = solve_bank(profile, prices, rates=[low * profile.max_rate]).tables[0]
-    return [f"{100.0 * (excess(table) / best - 1.0):.1f} %" for table in (raw, filled)]
+    losses = [excess(table) / best - 1.0 for table in (raw, filled)]
+    return [f"{100.0 * loss:.1f} %" if loss < inf else "the line grows for ever" for loss in losses]
 
 
 COMPARISON = Comparison(

@@ -45,6 +45,8 @@ def stored_results() -> dict[str, Any]:
 
 def write_page() -> None:
     """Put every stored table between its marks in the page."""
+    if not PAGE.exists():
+        return
     text = PAGE.read_text()
     for name, stored in stored_results().items():
         begin, end = marks(name)

@@ -1,7 +1,8 @@
 """Makes the bank that a server runs, for any crew and with or without a latency objective: the one entry for all.
 
-One worker without an objective is solved exactly (policy/). No exact solution is known for the other cases; there one
-control limit for each rate is found by simulation, all candidates on the same arrivals.
+One worker without an objective is solved exactly (policy/), unless only energy counts: then waiting for the best batch
+is optimal at any rate, and a model in which waiting is free is beyond the precision of floats. No exact solution is known for
+the other cases; there one control limit for each rate is found by simulation, all candidates on the same arrivals.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,7 +57,7 @@ def make_bank(
     told = progress or (lambda done, total: None)
     if objective is not None:
         return _promised(profile, prices, workers, objective, seed, told)
-    if workers > 1:
+    if workers > 1 or not prices.latency_weight:
         return _crew(profile, prices, workers, seed, told)
     return solve_bank(profile, prices)
 

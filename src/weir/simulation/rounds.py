@@ -141,7 +141,7 @@ def _wait(
 
 
 def figures(rounds: Rounds, profile: Profile, deadline: float = inf, warm_up: float = 0.02) -> Figures:
-    """Return the means of `rounds`, without the batches of the first `warm_up` of the time."""
+    """Return the means of `rounds`, two or more, without the batches of the first `warm_up` of the time."""
     first = int(np.searchsorted(rounds.starts, rounds.starts[-1] * warm_up))
     sizes = rounds.sizes[first:]
     responses = rounds.responses[int(rounds.sizes[:first].sum()) :] + profile.latency_offset_ms / 1000.0

@@ -73,8 +73,8 @@ def _best(
     best, least = None, inf
     for done, (text, rule) in enumerate(rules.items(), 1):
         rounds = play(coming, rule, services, profile.max_batch_size, workers)
-        if not len(rounds.starts):
-            continue  # it waits for more rows than there are
+        if len(rounds.starts) < 2:
+            continue  # it waits for more rows than there are: nothing is known of it
         seen = figures(rounds, profile, inf if objective is None else objective.deadline)
         worth = seen.excess_cost(*weights) if objective is None else seen.excess_w
         if worth < least and (objective is None or seen.late_share <= objective.late_share):
