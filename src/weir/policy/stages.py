@@ -14,6 +14,7 @@ import numpy as np
 from weir.messages import Reason
 from weir.policy.bank import Bank
 from weir.policy.decision import Decision
+from weir.policy.objective import ROUNDING
 from weir.policy.tables import Table, full_batch_table, greedy_table, limit_of
 
 UNLIKELY = 1e-3  # a silence that the rate makes less likely than this is taken for the end of the traffic
@@ -113,11 +114,13 @@ def _stage(
 
 
 def promised(bank: Bank) -> Guards:
-    """Return what the bank's objective allows, if it has one: waits, and starts."""
+    """Return what the bank's objective allows, if it has one: waits, and starts. A wait ends sooner by what rounding may
+    add, so that an answer due at the deadline is not late by the last digit."""
     if bank.objective is None:
         return None, None
     objective, profile = bank.objective, bank.profile
-    return tuple(objective.allowance(profile).tolist()), tuple(objective.latest_starts(profile).tolist())
+    waits, starts = objective.allowance(profile) - ROUNDING, objective.latest_starts(profile)
+    return tuple(waits.tolist()), tuple(starts.tolist())
 
 
 def boundaries_of(bank: Bank) -> tuple[float, ...]:
