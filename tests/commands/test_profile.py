@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from tests.served import MODELS, weir
 
-from weir.commands.profile import command_line, write_atomically
+from weir.commands.profile import command_line
 from weir.policy.profile import Profile
 
 ROOT = Path(__file__).parents[2]
@@ -97,12 +97,3 @@ def test_a_model_that_fails_shows_its_traceback(tmp_path: Path) -> None:
 def test_secrets_stay_out_of_the_command_that_is_noted() -> None:
     arguments = ["profile", "m:M", "--param", "api_token=ab=cd", "--param=password=x", "--param", "n=3", "-o", "a b"]
     assert command_line(arguments) == ("weir profile m:M --param 'api_token=***' '--param=***' --param n=3 -o 'a b'")
-
-
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "profile.toml"
-    write_atomically(path, "first")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "second \ud800")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path]

@@ -123,6 +123,12 @@ def test_a_tensor_model_is_measured_row_by_row(tmp_path: Path) -> None:
         assert profile.about["items"] == (1 if items is None else 5)
 
 
+def test_bodies_in_a_folder_are_decoded_by_the_worker(tmp_path: Path) -> None:
+    (tmp_path / "white.pgm").write_bytes(b"P5 2 1 255\n\xff\xff")
+    profile = weir.profile(f"{EXAMPLES / 'brightness.py'}:Brightness", items=tmp_path, max_batch_size=2, seconds=0.3)
+    assert profile.about["content_type"] == "image/x-portable-graymap"
+
+
 def test_a_model_that_fails_is_an_error_and_nothing_stays_behind() -> None:
     with pytest.raises(ModelError, match="cannot do that"):
         weir.profile(Fails, executor="inline", seconds=0.2)

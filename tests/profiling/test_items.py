@@ -7,7 +7,7 @@ import pytest
 from weir.errors import SettingsError
 from weir.messages import JSON, OBJECT
 from weir.model import Example, Measure, Model, Tensor
-from weir.profiling.items import Entry, Items, items_of
+from weir.profiling.items import Body, Entry, Items, items_of
 
 
 class Plain(Model):
@@ -109,3 +109,23 @@ def test_items_that_the_model_cannot_measure_are_refused() -> None:
         items_of(Keyed, [3])
     with pytest.raises(SettingsError, match="tensor 'z': not one of 'x'"):
         items_of(Affine, [{"z": [[1.0]]}])
+
+
+class Picture(Plain):
+    content_types: ClassVar[list[str]] = ["Image/X"]
+
+    def decode(self, body: bytes, content_type: str) -> Any:
+        return body
+
+
+class Copied(Picture):
+    def encode(self, value: Any, content_type: str) -> bytes:
+        return bytes(value)
+
+
+def test_bodies_travel_in_the_models_own_content_type() -> None:
+    items = items_of(Picture, [Body(b"abc")])
+    assert (items.content_type, items.accept, items.batch(2)) == ("image/x", JSON, [b"abc", b"abc"])
+    assert items_of(Copied, [Body(b"abc")]).accept == "image/x"
+    with pytest.raises(SettingsError, match="Plain reads no content types of its own"):
+        items_of(Plain, [Body(b"abc")])

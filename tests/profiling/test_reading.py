@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
+from weir.profiling.items import Body
 from weir.profiling.reading import read_items
 
 
@@ -57,3 +58,12 @@ def test_arrays_without_any_are_none(tmp_path: Path) -> None:
     np.savez(tmp_path / "none.npz")
     with pytest.raises(SettingsError, match="there are none in it"):
         read_items(tmp_path / "none.npz")
+
+
+def test_the_files_of_a_folder_are_bodies(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    for name in ("b", "a"):
+        (tmp_path / name).write_bytes(name.encode())
+    assert read_items(tmp_path) == [Body(b"a"), Body(b"b")]
+    with pytest.raises(SettingsError, match="there are none in it"):
+        read_items(tmp_path / "folder")

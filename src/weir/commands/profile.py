@@ -1,6 +1,5 @@
 """`weir profile`: measures a model and writes its profile."""
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weir.commands.files import check_drawing, check_writable, write_atomically
 from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
 from weir.errors import SettingsError
 from weir.profiling.settings import ProfilingSettings
@@ -55,7 +55,7 @@ profile = with_signature(
     [
         parameter("target", str, typer.Argument(..., metavar="TARGET", help="What to measure.")),
         parameter("output", Path, typer.Option(None, "--output", "-o", metavar="PATH", help="File to write (default: NAME.profile.toml).")),
-        parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, or .npz for a tensor model (default: the model's examples).")),
+        parameter("items", Path, typer.Option(None, "--items", metavar="FILE", help="Items to measure with: .jsonl, .json, .npz for a tensor model, or a folder of bodies (default: the model's examples).")),
         parameter("figure", Path, typer.Option(None, "--figure", metavar="PATH", help="Picture to write, as .png and .svg (default: beside the file).")),
         *[parameter(name, list[str], option(each)) for name, each in OWN.items()],
         *settings_parameters(OF_MODEL),
@@ -85,31 +85,6 @@ def command_line(arguments: list[str]) -> str:
         return f"{keys[0]}=***" if secret else argument
 
     return shlex.join(["weir", *map(shown, arguments)])
-
-
-def check_writable(path: Path) -> None:
-    """Raise SettingsError, before anything takes time, if `path` cannot be written."""
-    folder = path.absolute().parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise SettingsError(f"{path}: cannot be written: {folder} must be a folder that you may write to")
-
-
-def check_drawing() -> None:
-    """Raise SettingsError, before anything takes time, if nothing can be drawn."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None:
-        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
-
-
-def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` so that whoever reads `path` sees all of it or what was there before."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def _seconds(key: str, text: str | None) -> float | None:
 
 def _check_files(json: Path | None, figure: Path | None) -> None:
     """Refuse before the run what could not be written after it."""
-    from weir.commands.profile import check_drawing, check_writable
+    from weir.commands.files import check_drawing, check_writable
 
     if figure is not None:
         check_drawing()
@@ -101,7 +101,7 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
     import msgspec
     from rich.console import Console
 
-    from weir.commands.profile import write_atomically
+    from weir.commands.files import write_atomically
     from weir.simulation.report import draw, heading, table
 
     text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"

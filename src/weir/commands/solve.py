@@ -58,7 +58,7 @@ def solve(
     The cost is latency weight x mean response time (ms) + energy weight x mean power (W). One table is solved for each of
     some rates; the server estimates the rate and looks its table up.
     """
-    from weir.commands.profile import check_drawing, check_writable
+    from weir.commands.files import check_drawing, check_writable
     from weir.policy.prices import Prices
     from weir.simulation.solving import read_profile
 
@@ -115,7 +115,7 @@ def _solve_bank(
 ) -> None:
     from time import perf_counter
 
-    from weir.commands.profile import write_atomically
+    from weir.commands.files import write_atomically
     from weir.commands.solutions import about_bank, show_bank
     from weir.simulation.solving import beside
     from weir.simulation.solving import solve as solve_rates
@@ -153,7 +153,7 @@ def _write_json(document: dict[str, Any], path: Path | None) -> None:
         return
     import msgspec
 
-    from weir.commands.profile import write_atomically
+    from weir.commands.files import write_atomically
 
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
     if path == Path("-"):

@@ -11,7 +11,7 @@ from weir.profiling.sampling import Sampler
 
 WINDOW = 3.0  # seconds of one size; at least a hundred times the refresh interval of most counters
 IDLE_WINDOW = 2.0
-SETTLE = 0.5  # seconds for the power to fall before idle power is read
+SETTLE = 0.5  # seconds for the power to rise or fall before it is read
 MOST_SIZES = 5
 RISEN_W = 1.0  # a device whose power rises by less while batches run is not the one that runs them
 TOLERANCE = 1.05  # of the limit: gains of such sensors are off by some per cent
@@ -92,6 +92,7 @@ async def read_energy(meters: Sequence[Meter], sampler: Sampler, sizes: Sequence
 
     await rest()
     for size in sizes:
+        await sampler.back_to_back(size, SETTLE)  # the power rises
         before = [meter.read_mj() for meter in meters]
         batches[size] = await sampler.back_to_back(size, WINDOW)
         after = [meter.read_mj() for meter in meters]

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import SettingsError, WeirError
 from weir.messages import JSON, OBJECT
-from weir.model import Example, Measure, Model, is_tensor_model
+from weir.model import Example, Measure, Model, is_tensor_model, overrides
 from weir.wire.values import UNWRITABLE, decode, encode
 
 
@@ -18,15 +18,25 @@ class Entry(NamedTuple):
     key: Hashable = None
 
 
+class Body(NamedTuple):
+    """An item as a caller of HTTP sends it, in the model's own content type."""
+
+    content: bytes
+
+
 class Items:
     """Items of which batches are made: drawn at random, each as often as any other.
 
-    `content_type` says how they are encoded: JSON, as HTTP brings them, where they can be, else as Python values.
+    `content_type` says how they are encoded: JSON, as HTTP brings them, where they can be, else as Python values; or the
+    model's own. `accept` is how answers are wanted (None: in the same).
     """
 
-    def __init__(self, entries: Sequence[Entry], content_type: str = OBJECT, seed: int = 1) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], content_type: str = OBJECT, seed: int = 1, accept: str | None = None
+    ) -> None:
         self.entries = list(entries)
         self.content_type = content_type
+        self.accept = content_type if accept is None else accept
         self._random = random.Random(seed)
         groups: dict[Hashable, list[Entry]] = {}
         for entry in self.entries:
@@ -88,6 +98,8 @@ def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: in
         raise SettingsError(
             _none(model) if items is None else f"items: there are none to measure {model.__name__} with"
         )
+    if all(isinstance(value, Body) for value in values):
+        return _bodies(model, [value.content for value in values], seed)
     if is_tensor_model(model):
         return Items(list(_rows_of(model, values)), OBJECT, seed)
     measured = [_measured(model, value) for value in values]
@@ -95,6 +107,16 @@ def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: in
     if not all(map(_is_plain_json, values)):
         return Items(entries, OBJECT, seed)
     return Items([entry._replace(payload=encode(entry.payload, JSON)) for entry in entries], JSON, seed)
+
+
+def _bodies(model: type[Model], contents: list[bytes], seed: int) -> Items:
+    if not model.content_types:
+        raise SettingsError(
+            f"items: {model.__name__} reads no content types of its own, so its items are in a .jsonl, .json or .npz file"
+        )
+    content_type = model.content_types[0].lower()
+    accept = content_type if overrides(model, "encode") else JSON  # as HTTP answers those who have no wish
+    return Items([Entry(content) for content in contents], content_type, seed, accept)
 
 
 def _none(model: type[Model]) -> str:

@@ -1,4 +1,4 @@
-"""Reads the items to measure with from a file."""
+"""Reads the items to measure with from a file or a folder."""
 
 from contextlib import suppress
 from pathlib import Path
@@ -7,22 +7,30 @@ from zipfile import BadZipFile
 
 from weir.errors import SettingsError, WeirError
 from weir.messages import JSON
+from weir.profiling.items import Body
 from weir.wire.values import decode
 
 
 def read_items(path: Path) -> list[Any]:
-    """Return the items in a file, at least one.
+    """Return the items in a file, or those that the files in a folder are; at least one.
 
+    In a folder every file is a body in the model's own content type (pictures, say). In a file:
     `.npz`: named arrays of equal length, for a tensor model; their rows are the items. `.jsonl`: one item in JSON on each
     line. Anything else is either that or one JSON list. Raises SettingsError naming the file and, in lines, the line.
     """
     try:
-        items = _rows(path) if path.suffix == ".npz" else _values(path.read_text("utf-8"), path)
+        items = _items(path)
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"items={path}: cannot be read: {error}") from error
     if not items:
         raise SettingsError(f"items={path}: there are none in it")
     return items
+
+
+def _items(path: Path) -> list[Any]:
+    if path.is_dir():
+        return [Body(file.read_bytes()) for file in sorted(path.iterdir()) if file.is_file()]
+    return _rows(path) if path.suffix == ".npz" else _values(path.read_text("utf-8"), path)
 
 
 def _values(text: str, path: Path) -> list[Any]:

@@ -170,9 +170,8 @@ class Sampler:
 
     def _begin(self, size: int) -> asyncio.Future[Finished]:
         payloads = self._items.batch(size)
-        content_type = self._items.content_type
         self.batches += 1
-        return self._measuring.run(self._worker, payloads, content_type, content_type)
+        return self._measuring.run(self._worker, payloads, self._items.content_type, self._items.accept)
 
 
 def _is_steady(durations: list[float]) -> bool:

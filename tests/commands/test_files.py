@@ -1,0 +1,38 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from weir.commands.files import check_drawing, check_writable, write_atomically
+from weir.errors import SettingsError
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "profile.toml"
+    write_atomically(path, "first")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "second \ud800")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_bytes_are_written_too(tmp_path: Path) -> None:
+    write_atomically(tmp_path / "bank.npz", b"\x00\x01")
+    assert (tmp_path / "bank.npz").read_bytes() == b"\x00\x01"
+
+
+def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    check_writable(tmp_path / "profile.toml")
+    with pytest.raises(SettingsError, match="must be a folder that you may write to"):
+        check_writable(tmp_path / "missing" / "profile.toml")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_one_may_not_write_to_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(SettingsError, match="must be a folder that you may write to"):
+        check_writable(tmp_path / "profile.toml")
+
+
+def test_with_matplotlib_there_is_something_to_draw_with() -> None:
+    check_drawing()
