@@ -48,10 +48,14 @@ def test_nothing_is_cut_off_in_a_narrow_terminal(compared: Comparison) -> None:
 
 
 def test_what_is_lost_has_a_column_where_something_is() -> None:
-    compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.7", requests=3_000, deadline=0.004)
+    compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.7", requests=3_000, deadline=0.008)
     title, *rows = shown(compared)
     assert "lost" in title
     assert all("%" in row for row in rows)
+    assert [row.split()[0] for row in rows] == ["control-limit:8", "greedy", "full:1"]
+    assert rows[2].rstrip().endswith("loses more")
+    assert compared.best == "control-limit:8"
+    assert compared.outcomes["full:1"].cost.value < compared.outcomes["control-limit:8"].cost.value
 
 
 def test_without_a_stable_policy_none_is_best() -> None:

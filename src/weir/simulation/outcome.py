@@ -17,6 +17,7 @@ from weir.simulation.traces import Floats
 
 COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share")
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+TOLERATED = 0.01  # share of requests by which policies may differ in what they lose and yet be compared by cost
 UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the line only grows
 
 
@@ -52,6 +53,11 @@ class Outcome:
     responses_ms: Spread = field(repr=False)
     observations: Mapping[str, Floats] = field(repr=False)  # per stretch, for paired differences
 
+    @property
+    def lost_share(self) -> float:
+        """The share of requests that were refused, or late."""
+        return self.refused_share + self.late_share.value
+
     def quantile_ms(self, share: float) -> float:
         """Return the response time below which that share of the answers lies."""
         return self.responses_ms.quantile(share) if self.stable else inf
@@ -80,9 +86,18 @@ class Comparison:
 
     @property
     def best(self) -> str | None:
-        """The stable policy of least cost; None if there is none."""
-        stable = [name for name, outcome in self.outcomes.items() if outcome.stable]
-        return min(stable, key=lambda name: self.outcomes[name].cost.value, default=None)
+        """The policy of least cost among those that are eligible; None if there is none."""
+        names = [name for name in self.outcomes if self.is_eligible(name)]
+        return min(names, key=lambda name: self.outcomes[name].cost.value, default=None)
+
+    def is_eligible(self, name: str) -> bool:
+        """Tell whether a policy may be the best: it is stable, and it loses hardly more requests than another does.
+
+        Costs are of what was answered; a policy that answers less is not cheaper for it.
+        """
+        least = min((each.lost_share for each in self.outcomes.values() if each.stable), default=0.0)
+        outcome = self.outcomes[name]
+        return outcome.stable and outcome.lost_share <= least + TOLERATED
 
     def difference(self, one: str, other: str, what: str = "cost") -> Estimate:
         """Return by how much `what` of policy `one` exceeds that of `other`, stretch by stretch over the same arrivals.

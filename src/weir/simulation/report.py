@@ -36,14 +36,14 @@ def table(compared: Comparison) -> Table:
     from the best on the same arrivals."""
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("policy", overflow="fold", min_width=11)
-    lossy = any(each.refused_share or each.late_share.value for each in compared.outcomes.values())
+    lossy = any(each.lost_share for each in compared.outcomes.values())
     columns = ["response ms", "p99 ms", "power W", "batch", "busy", *(["lost"] if lossy else []), "cost", "above best"]
     for column in columns:
         shown.add_column(column, justify="right", no_wrap=True)
-    best = compared.best
-    order = sorted(compared.outcomes.values(), key=lambda each: each.cost.value)
-    for outcome in order:
-        shown.add_row(*_row(compared, outcome, best, lossy=lossy))
+    best, outcomes = compared.best, compared.outcomes
+    order = sorted(compared.outcomes, key=lambda name: (not compared.is_eligible(name), outcomes[name].cost.value))
+    for name in order:
+        shown.add_row(*_row(compared, outcomes[name], best, lossy=lossy))
     return shown
 
 
@@ -52,15 +52,16 @@ def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: boo
         unstable = Text("unstable", style="red")
         measured = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
         return [outcome.policy, unstable, "", *measured, *([""] if lossy else []), "", ""]
-    lost = outcome.refused_share + outcome.late_share.value
-    if outcome.policy == best or best is None:
+    if outcome.policy == best:
         above = Text("best", style="bold green")
+    elif best is None or not compared.is_eligible(outcome.policy):
+        above = Text("loses more", style="red")
     else:
         above = Text(f"+{_text(compared.difference(outcome.policy, best))}")
     return [
         outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), _short(outcome.power_w.value),
         f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
-        *([f"{lost:.2%}"] if lossy else []), _text(outcome.cost), above,
+        *([f"{outcome.lost_share:.2%}"] if lossy else []), _text(outcome.cost), above,
     ]  # fmt: skip
 
 
