@@ -15,7 +15,7 @@ from weir.policy.bank import Bank, solve_bank
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats
-from weir.policy.stages import SILENCE, Stage, prepare
+from weir.policy.stages import SILENCE, Stage, Stages
 from weir.simulation.outcome import Comparison
 from weir.simulation.processes import Trace
 from weir.simulation.simulator import run, simulate
@@ -29,7 +29,7 @@ class Knowing:
     """An oracle: looks up as the solved policy does, but is told the rate of each instant."""
 
     def __init__(self, bank: Bank, law: Law, start: float) -> None:
-        self._stages = prepare(bank)
+        self._stages = Stages(bank)
         self._edges, self._rates = (law[0] - start).tolist(), law[1].tolist()
 
     def decide(self, seen: Observation) -> Decision:

@@ -8,7 +8,7 @@ from scipy.stats import gamma
 from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
 
 from weir.policy.bank import Bank
-from weir.policy.stages import SILENCE, UNLIKELY, boundaries_of, filling_of, prepare
+from weir.policy.stages import SILENCE, UNLIKELY, Stage, Stages, boundaries_of, filling_of
 from weir.policy.tables import full_batch_table, limit_table
 
 
@@ -20,26 +20,31 @@ def alone(rate: float) -> Bank:
     )
 
 
+def every(made: Bank) -> list[Stage]:
+    """Return all stages of a bank."""
+    stages = Stages(made)
+    return [stages[number] for number in range(len(stages))]
+
+
 def test_the_boundaries_are_halfway_by_ratio_and_as_far_beyond_the_ends() -> None:
     assert boundaries_of(bank()) == pytest.approx((100 / sqrt(2), 100 * sqrt(2), 200 * sqrt(2), 400 * sqrt(2)))
     assert boundaries_of(alone(100.0)) == (50.0, 200.0)
 
 
 def test_there_is_a_stage_below_and_one_above() -> None:
-    stages = prepare(bank(max_waiting=[0, 0, 30]))
-    assert [stage.limits[0] for stage in stages.stages] == [1, *LIMITS, 1]
-    assert [stage.entry for stage in stages.stages] == [0, 0, 1, 2, 2]
-    assert [stage.max_waiting for stage in stages.stages] == [None, None, None, 30, 30]
-    assert stages.stages[0].first == (None, *(served(rows, 1) for rows in range(1, 9)))
+    stages = every(bank(max_waiting=[0, 0, 30]))
+    assert [stage.limits[0] for stage in stages] == [1, *LIMITS, 1]
+    assert [stage.entry for stage in stages] == [0, 0, 1, 2, 2]
+    assert [stage.max_waiting for stage in stages] == [None, None, None, 30, 30]
+    assert stages[0].first == (None, *(served(rows, 1) for rows in range(1, 9)))
     full = full_batch_table(PROFILE).tolist()
-    assert [None if each is None else each.rows for each in stages.stages[-1].first] == [None, *full[1:]]
-    assert (stages.stages[0].falls, stages.stages[-1].rises) == (0.0, inf)
+    assert [None if each is None else each.rows for each in stages[4].first] == [None, *full[1:]]
+    assert (stages[0].falls, stages[4].rises) == (0.0, inf)
 
 
 def test_the_answers_are_the_tables() -> None:
     made = bank()
-    stages = prepare(made)
-    for stage in stages.stages[1:-1]:
+    for stage in every(made)[1:-1]:
         assert [0 if each is None else each.rows for each in stage.first] == made.tables[stage.entry].tolist()
         assert {each.limit for each in stage.first if each is not None} == {LIMITS[stage.entry]}
         assert stage.second is stage.first
@@ -49,7 +54,7 @@ def test_a_second_table_is_kept_where_there_is_one() -> None:
     made = bank()
     second = made.tables.copy()
     second[1] = second[2]
-    stage = prepare(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0])).stages[2]
+    stage = Stages(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0]))[2]
     assert (stage.share, stage.limits) == (0.3, (4, 6))
     assert [0 if each is None else each.rows for each in stage.second] == second[1].tolist()
     assert stage.filling == filling_of(second[1])
@@ -57,15 +62,20 @@ def test_a_second_table_is_kept_where_there_is_one() -> None:
 
 def test_the_stage_for_a_rate_is_the_nearest() -> None:
     made = bank()
-    stages = prepare(made)
+    stages = Stages(made)
     for rate in np.geomspace(75.0, 560.0, 100).tolist():
         assert stages.at(rate).entry == made.index_of(rate)
     assert [stages.at(rate).number for rate in (1e-9, 70.0, 71.0, 565.0, 566.0, 1e9)] == [0, 0, 1, 3, 4, 4]
 
 
+def test_a_stage_is_made_once() -> None:
+    stages = Stages(bank())
+    assert stages.at(200.0) is stages.next_to(stages[4], 200.0) is stages[2]
+
+
 def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
-    stages = prepare(bank())
-    second = stages.stages[2]
+    stages = Stages(bank())
+    second = stages[2]
     low, high = stages.boundaries[1], stages.boundaries[2]
     for rate, number in (
         (low, 2), (0.951 * low, 2), (0.949 * low, 1), (high, 2), (1.049 * high, 2), (1.051 * high, 3), (1.0, 0), (1e4, 4),
@@ -75,8 +85,8 @@ def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
 
 
 def test_only_a_promise_bounds_waits_by_age() -> None:
-    assert {(stage.allowance, stage.latest) for stage in prepare(bank()).stages} == {(None, None)}
-    for stage in prepare(promised()).stages:
+    assert {(stage.allowance, stage.latest) for stage in every(bank())} == {(None, None)}
+    for stage in every(promised()):
         assert stage.latest is not None
         assert stage.latest == pytest.approx([0.035, *(0.036 - rows / 1000.0 for rows in range(1, 9))])
         assert stage.allowance == pytest.approx([latest - 0.001 for latest in stage.latest])

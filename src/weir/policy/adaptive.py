@@ -21,7 +21,7 @@ from weir.policy.mixing import Mixing
 from weir.policy.objective import trimmed
 from weir.policy.rate import Rate
 from weir.policy.rules import Greedy
-from weir.policy.stages import SILENCE, Stage, Stages, prepare
+from weir.policy.stages import SILENCE, Stage, Stages
 
 GREEDY = Greedy()
 
@@ -47,7 +47,7 @@ class SolvedPolicy:
         self.max_waiting: int | None = None
         self._estimate = Rate()
         self._mixing = Mixing()
-        self._stages: Stages | None = None if bank is None else prepare(bank)
+        self._stages: Stages | None = None if bank is None else Stages(bank)
         self._stage: Stage | None = None  # of `_stages`, or of those before
         self._since: Stages | None = None  # what `_stage` belongs to
 
@@ -94,7 +94,7 @@ class SolvedPolicy:
 
     def adopt(self, bank: Bank) -> None:
         """Decide by `bank` from now on; what was learned of the rate stays."""
-        self._stages = prepare(bank)  # one assignment: a decision sees the old bank or the new one
+        self._stages = Stages(bank)  # one assignment: a decision sees the old bank or the new one
 
     def fresh(self) -> "SolvedPolicy":
         """Return a policy like this one that has seen nothing: services and simulations have one each."""

@@ -6,7 +6,6 @@ decision is an index into a tuple.
 
 from bisect import bisect
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf, log, sqrt
 
 import numpy as np
@@ -50,67 +49,79 @@ class Stage:
     max_waiting: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Stages:
-    """The stages of `bank`, by rising rate; boundary i lies between stages i and i + 1."""
+    """The stages of `bank`, by rising rate; boundary i lies between stages i and i + 1.
 
-    bank: Bank
-    boundaries: tuple[float, ...]
-    stages: tuple[Stage, ...]
+    Below the lowest rate whatever waits is served at once; above the highest, full batches are, without waiting, so that
+    overload is work-conserving whatever the tables say. A stage is worked out when it is first needed, for a server that
+    adopts a bank has no time for all at once; it never changes then.
+    """
+
+    __slots__ = ("_edges", "_guards", "_made", "bank", "boundaries")
+
+    def __init__(self, bank: Bank) -> None:
+        self.bank = bank
+        self.boundaries = boundaries_of(bank)
+        self._edges = (0.0, *self.boundaries, inf)
+        self._guards = promised(bank)
+        self._made: dict[int, Stage] = {}
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def __getitem__(self, number: int) -> Stage:
+        """Return the stage of that number, from 0 to one more than the bank has tables."""
+        stage = self._made.get(number)
+        if stage is None:
+            stage = self._made[number] = self._make(number)
+        return stage
 
     def at(self, rate: float) -> Stage:
         """Return the stage whose range `rate` is in."""
-        return self.stages[bisect(self.boundaries, rate)]
+        return self[bisect(self.boundaries, rate)]
 
     def next_to(self, stage: Stage, rate: float) -> Stage:
-        """Return the stage for `rate`, coming from `stage`: a step at a time, each only when its boundary is well passed."""
-        while rate < stage.falls:
-            stage = self.stages[stage.number - 1]
-        while rate > stage.rises:
-            stage = self.stages[stage.number + 1]
-        return stage
+        """Return the stage for `rate`, coming from `stage`: the nearest, but a boundary counts only when it is well passed."""
+        edges, number = self._edges, stage.number
+        while rate < edges[number] * (1.0 - HYSTERESIS):
+            number -= 1
+        while rate > edges[number + 1] * (1.0 + HYSTERESIS):
+            number += 1
+        return self[number]
 
+    def _make(self, number: int) -> Stage:
+        bank, entry = self.bank, min(max(number - 1, 0), len(self.bank.rates) - 1)
+        first, second, share = self._tables(number)
+        limits = limit_of(first), limit_of(second)
+        answers = answers_of(first, limits[0])
+        return Stage(
+            number=number,
+            entry=entry,
+            falls=self._edges[number] * (1.0 - HYSTERESIS),
+            rises=self._edges[number + 1] * (1.0 + HYSTERESIS),
+            first=answers,
+            second=answers_of(second, limits[1]) if share else answers,
+            share=share,
+            limits=limits,
+            filling=max(filling_of(first), filling_of(second)),
+            allowance=self._guards[0],
+            latest=self._guards[1],
+            largest=bank.profile.max_batch_size,
+            max_waiting=int(bank.max_waiting[entry]) or None,
+        )
 
-def prepare(bank: Bank) -> Stages:
-    """Return the stages of `bank`.
-
-    Below the lowest rate whatever waits is served at once; above the highest, full batches are, without waiting, so that
-    overload is work-conserving whatever the tables say.
-    """
-    low, high = greedy_table(bank.profile.max_batch_size), full_batch_table(bank.profile)
-    pairs = zip([low, *bank.tables, high], [low, *bank.second_tables, high], strict=True)
-    shares = [0.0, *bank.shares.tolist(), 0.0]
-    boundaries = boundaries_of(bank)
-    edges = pairwise([0.0, *boundaries, inf])
-    guards = promised(bank)
-    stages = [
-        _stage(bank, number, *facts, guards) for number, facts in enumerate(zip(edges, pairs, shares, strict=True))
-    ]
-    return Stages(bank, boundaries, tuple(stages))
-
-
-def _stage(
-    bank: Bank, number: int, edges: tuple[float, float], tables: tuple[Table, Table], share: float, guards: Guards
-) -> Stage:
-    entry = min(max(number - 1, 0), len(bank.rates) - 1)
-    first, second = tables if share else (tables[0], tables[0])
-    limits = limit_of(first), limit_of(second)
-    answers = answers_of(first, limits[0])
-    return Stage(
-        number=number,
-        entry=entry,
-        falls=edges[0] * (1.0 - HYSTERESIS),
-        rises=edges[1] * (1.0 + HYSTERESIS),
-        first=answers,
-        second=answers_of(second, limits[1]) if share else answers,
-        share=share,
-        limits=limits,
-        filling=max(filling_of(first), filling_of(second)),
-        allowance=guards[0],
-        latest=guards[1],
-        largest=bank.profile.max_batch_size,
-        max_waiting=int(bank.max_waiting[entry]) or None,
-    )
+    def _tables(self, number: int) -> tuple[Table, Table, float]:
+        """Return both tables of a stage, and the share of the second."""
+        bank, share = self.bank, 0.0
+        if number == 0:
+            first = second = greedy_table(bank.profile.max_batch_size)
+        elif number == len(self) - 1:
+            first = second = full_batch_table(bank.profile)
+        else:
+            share = float(bank.shares[number - 1])
+            first = bank.tables[number - 1]
+            second = bank.second_tables[number - 1] if share else first
+        return first, second, share
 
 
 def promised(bank: Bank) -> Guards:
