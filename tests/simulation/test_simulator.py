@@ -234,6 +234,14 @@ def test_a_trace_is_played_whole() -> None:
     assert not fast.stable
 
 
+def test_of_a_single_request_little_is_known() -> None:
+    compared = simulate(ONE, ["greedy"], "poisson:0.5", requests=2, warm_up=0.99)
+    seen = compared.outcomes["greedy"]
+    assert seen.requests == 1
+    assert (seen.response_time_ms.low, seen.response_time_ms.high) == (-inf, inf)
+    assert seen.to_dict()["power_w"]["value"] is None
+
+
 def test_policies_have_names() -> None:
     compared = simulate(NOISY, [Greedy(), "greedy", ControlLimit(3)], "poisson:0.5", requests=200)
     assert list(compared.outcomes) == ["Greedy()", "greedy", "ControlLimit(limit=3)"]

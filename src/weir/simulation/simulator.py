@@ -100,7 +100,8 @@ class _Trial(NamedTuple):
         profile, workers, settings = self.profile, self.workers, self.settings
         used = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
         limit = inf if self.late_after is None else self.late_after
-        seen = Stretches(profile, round(self.warm_up * self.requests), self.requests, limit)
+        first = min(round(self.warm_up * self.requests), self.requests - 1)
+        seen = Stretches(profile, first, self.requests, limit)
         engine = Engine(
             settings, used, Services(profile, self.seed), Book(seen), workers=workers,
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
