@@ -52,6 +52,15 @@ def test_the_file_is_named_after_the_model_and_the_stated_power_is_in_it(tmp_pat
     assert (tmp_path / "drawn.png").exists() and (tmp_path / "drawn.svg").exists()
 
 
+def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> None:
+    config = tmp_path / "weir.toml"
+    config.write_text('workers = 3\npolicy = "square.policy.npz"\nmax_batch_size = 4\nexecutor = "inline"\n')
+    ended = weir("profile", SQUARE, "--config", config, "--seconds", 0.3, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    profile = Profile.from_toml((tmp_path / "square.profile.toml").read_text())
+    assert profile.max_batch_size == 4 and profile.about["executor"] == "inline"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -89,6 +89,15 @@ def test_other_executors_are_measured_as_they_are(executor: str) -> None:
     assert profile.energy_mj == pytest.approx(30.0 * profile.service_time_ms)
 
 
+def test_the_policy_that_will_serve_does_not_matter() -> None:
+    class Solved(Sleeper):
+        """Its policy will be made of the profile that is measured here."""
+
+        policy = "not-there-yet.policy.npz"
+
+    assert weir.profile(Solved, executor="inline", max_batch_size=1, seconds=0.2).max_batch_size == 1
+
+
 def test_a_running_loop_does_not_matter() -> None:
     async def notebook() -> Profile:
         return weir.profile(Sleeper, executor="inline", max_batch_size=1, seconds=0.2)

@@ -135,13 +135,14 @@ def test_a_meter_that_is_there_is_read() -> None:
 
 
 def test_a_model_that_fails_on_an_item_is_an_error() -> None:
-    async def story(error: Exception) -> None:
-        executor = TimedExecutor(FakeClock(), lambda b: 0.001, fail=error)  # type: ignore[arg-type]  # both are WeirErrors
+    async def story(error: Exception, places: int = 1) -> None:
+        executor = TimedExecutor(FakeClock(), lambda b: 0.001, fail=error, places=places)  # type: ignore[arg-type]  # both are WeirErrors
         measuring = await started(executor)
         await measure(measuring, items(), 4)
 
-    with pytest.raises(ModelError, match="predict raised"):
-        asyncio.run(story(ModelError("predict raised")))
+    for places in (1, 2):
+        with pytest.raises(ModelError, match="predict raised"):
+            asyncio.run(story(ModelError("predict raised"), places))
     with pytest.raises(ModelError, match="the model refuses an item that it is measured with: too long"):
         asyncio.run(story(InvalidRequest("too long")))
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.profiling.kit import Duration, TimedExecutor, items, started
 
+from weir.errors import ModelError
 from weir.profiling.contention import Contention, Times
 from weir.profiling.sampling import FEWEST, LEAST, WARM_UP_BATCHES, WARM_UP_MOST, Sampler
 from weir.profiling.settings import ProfilingSettings
@@ -163,3 +164,13 @@ def test_quick_batches_are_not_watched(tmp_path: Path) -> None:
     assert contention.looks == 0
     sampled(lambda b: 0.010, lambda sampler: sampler.settle([1]), contention=contention)
     assert contention.looks == 2 * (LEAST - 1)
+
+
+def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
+    async def story() -> None:
+        executor = TimedExecutor(FakeClock(), lambda b: 0.001, places=2, fail=ModelError("no"))
+        sampler = Sampler(await started(executor), items(), ProfilingSettings())
+        with pytest.raises(ModelError, match="no"):
+            await sampler.back_to_back(2, 1.0)
+
+    asyncio.run(story())

@@ -65,9 +65,9 @@ profile = with_signature(
 
 def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | None) -> "Profile":
     from weir.app import make_service
-    from weir.manager.profiling import profile_service
+    from weir.manager.profiling import MEASURED_WITH, profile_service
 
-    service = make_service(model._replace(settings={**model.settings, "workers": 1}), ())
+    service = make_service(model._replace(settings={**model.settings, **MEASURED_WITH}), ())
     about = {"target": model.target, "command": command_line(sys.argv[1:])}
     with _progress(model.name) as progress:
         return profile_service(service, settings, items=items, about=about, progress=progress)

@@ -22,6 +22,10 @@ from weir.profiling.sizes import grid
 
 Target = str | type[Model] | type[Service]
 
+# What a service is measured with, whatever else it is told: a profile is of one worker, and of no policy, which may itself wait
+# for this profile.
+MEASURED_WITH = {"workers": 1, "policy": "greedy"}
+
 _OWN = {declared.name for declared in fields(ProfilingSettings)}
 
 
@@ -41,7 +45,7 @@ def profile(
     """
     own = ProfilingSettings(**{name: settings.pop(name) for name in _OWN & settings.keys()})
     found = load_target(model) if isinstance(model, str) else model
-    settings = {**settings, "workers": 1}
+    settings |= MEASURED_WITH
     if issubclass(found, Service):
         service = found(params=params, **settings)
     else:
