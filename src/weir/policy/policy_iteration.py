@@ -5,7 +5,7 @@ that its chain has one closed class: wherever it serves, any number of rows may 
 waits there has S_o as a trap, and a linear solver would happily return the law of the states before it.)
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,7 +46,7 @@ def iterate_policies(model: Model, start: Actions, *, overflow_cost: float | Non
     actions = start
     plain, extra = _values(model, actions)
     cost = _safe_cost(model, float(plain[0])) if overflow_cost is None else overflow_cost
-    model = replace(model, overflow_cost=float(cost))
+    model = model.with_overflow(float(cost))
     values = plain + cost * extra
     met = {actions.tobytes()}
     for step in range(1, _MOST_STEPS + 1):

@@ -10,7 +10,7 @@ binomial and the expected square of its time is (1 + v²)τ²; at v = 0 this is 
 Inside this part times are in milliseconds and rates in rows per millisecond.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -82,6 +82,13 @@ class Model:
     s_max: int
     overflow_cost: float
 
+    def with_overflow(self, cost: float) -> "Model":
+        """Return the same model with another `overflow_cost`; what does not depend on it is not made again."""
+        other = replace(self, overflow_cost=cost)
+        for name in ("arrivals", "costs_without_overflow"):
+            other.__dict__[name] = getattr(self, name)
+        return other
+
     @cached_property
     def rows(self) -> NDArray[np.int64]:
         """The number of waiting rows in each state: S_o counts as s_max."""
@@ -100,10 +107,9 @@ class Model:
     @cached_property
     def costs(self) -> Floats:
         """Expected cost until the next decision, equations 9 and 13; infinite where the action is not allowed."""
-        plain = self.costs_without_overflow
-        plain = plain.copy()
-        plain[:, -1] += self.overflow_cost * self.sojourn
-        return plain
+        costs = self.costs_without_overflow.copy()
+        costs[:, -1] += self.overflow_cost * self.sojourn
+        return costs
 
     @cached_property
     def costs_without_overflow(self) -> Floats:
@@ -141,9 +147,10 @@ class Model:
         """Return the transition matrix of the chain under `actions` [state] (equation 12)."""
         size, kept = self.s_max + 2, self.arrivals.shape[1]
         law = np.zeros((size, size + kept))
-        for state, (action, rows) in enumerate(zip(actions.tolist(), self.rows.tolist(), strict=True)):
+        arrivals = list(self.arrivals)
+        for state, (action, left) in enumerate(zip(actions.tolist(), (self.rows - actions).tolist(), strict=True)):
             if action:
-                law[state, rows - action : rows - action + kept] = self.arrivals[action - 1]
+                law[state, left : left + kept] = arrivals[action - 1]
             else:
                 law[state, state + 1] = 1.0
         law[:, size - 1] = law[:, size - 1 :].sum(axis=1)
@@ -158,14 +165,14 @@ def weights_of(profile: Profile, rate_per_ms: float, prices: Prices) -> tuple[fl
     """Return the weights to solve with: those of `prices` at that rate, except that time is never free.
 
     With latency_weight 0 every policy that wastes no energy is as good as any other, also those that never serve. A
-    price of one millionth of the energy's then chooses the quickest of them.
+    price of a hundred thousandth of the energy's then chooses the quickest of them.
     """
     latency = prices.latency_weight_at(1000.0 * rate_per_ms)
     if latency > 0.0:
         return latency, prices.energy_weight
     best = profile.energy_mj / profile.sizes
     power = prices.energy_weight * rate_per_ms * float(best.min())
-    return (1e-6 * power / float(profile.service_time_ms.max()) or 1.0), prices.energy_weight
+    return (1e-5 * power / float(profile.service_time_ms.max()) or 1.0), prices.energy_weight
 
 
 def model_of(profile: Profile, rate: float, prices: Prices, s_max: int, overflow_cost: float = 0.0) -> Model:

@@ -114,9 +114,12 @@ def solve(
             break
         size = min(ceil(1.5 * size), MOST_STATES)
     seconds = clock() - began if clock else None
+    cost = solved.cost
+    if not prices.latency_weight:  # it was solved with time at a price
+        cost = cost_of(replace(solved.model, latency_weight=0.0), solved.actions, law)
     return Solution(
-        profile, rate, prices, served_table(profile, solved.actions, law), solved.actions, solved.values,
-        solved.cost, solved.error_bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
+        profile, rate, prices, served_table(profile, solved.actions, law), solved.actions, solved.values, cost,
+        solved.error_bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
     )  # fmt: skip
 
 
@@ -125,7 +128,7 @@ def _by_values(
 ) -> Solved:
     """Solve `model` by value iteration. Raises SettingsError if it then waits in S_o, that is, never serves."""
     if overflow_cost is None:
-        model = replace(model, overflow_cost=safe_overflow_cost(model))
+        model = model.with_overflow(safe_overflow_cost(model))
     swept = iterate_values(model, eta=eta, epsilon=epsilon, max_iterations=max_iterations)
     if not swept.actions[-1]:
         raise SettingsError(

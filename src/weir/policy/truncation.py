@@ -15,9 +15,9 @@ from weir.policy.stationary import band, stationary
 from weir.policy.tables import Table, with_full_batches
 from weir.policy.value_iteration import iterate_values
 
-MOST_STATES = 20_000
+MOST_STATES = 2_500
 _STRIDE = 16
-VISITED = 1e-6  # a state that fewer of the decisions meet is not visited
+VISITED = 1e-8  # a state that fewer of the decisions meet is not visited
 
 
 def enough_states(profile: Profile, rate: float, tolerance: float) -> int:
