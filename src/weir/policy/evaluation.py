@@ -12,7 +12,7 @@ from weir.policy.smdp import Actions, arrivals
 from weir.policy.stationary import band, stationary
 from weir.policy.tables import Table, checked_table, extended, limit_of
 
-_TAIL = 1e-13  # the share of the cost, and of the decisions, that may lie beyond the states that are looked at
+_TAIL = 1e-14  # about the share of the decisions that may lie beyond the states that are looked at
 _MOST_STATES = 60_000
 
 
@@ -86,11 +86,7 @@ def line_of(profile: Profile, rate: float, table: Table, *, max_waiting: int | N
     if max_waiting is not None:
         return _line(profile, rate / 1000.0, table, np.arange(max_waiting + 1))
     size = _enough_states(profile, rate / 1000.0, table)
-    while True:
-        line = _line(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
-        if line.law[-1] < _TAIL or size >= _MOST_STATES:
-            return line
-        size = min(2 * size, _MOST_STATES)
+    return _line(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
 
 
 def decay(profile: Profile, rate_per_ms: float, size: int) -> float:

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weir.errors import SettingsError
 from weir.policy.profile import Floats
 from weir.policy.smdp import Actions, Model
 
 # An action must be better by this share of the values' span to be taken: below it is rounding.
 _BETTER = 1e-11
-_MOST_STEPS = 200  # three to five are usual
 OVERFLOW_FACTOR = 1.5  # times the start policy's cost: safely above the optimal cost, which the model needs
 
 
@@ -40,25 +38,20 @@ def start_actions(model: Model) -> Actions:
 def iterate_policies(model: Model, start: Actions, *, overflow_cost: float | None = None) -> Solved:
     """Solve `model` from the actions `start`, which must serve in S_o. An `overflow_cost` of None is chosen
     safely, see `safe_overflow_cost`.
-
-    Raises SettingsError if it has not ended after 200 steps: the model is then beyond the precision of floats.
     """
     actions = start
     plain, extra = _values(model, actions)
     cost = _safe_cost(model, float(plain[0])) if overflow_cost is None else overflow_cost
     model = model.with_overflow(float(cost))
-    values = plain + cost * extra
-    met = {actions.tobytes()}
-    for step in range(1, _MOST_STEPS + 1):
-        gain, relative = _split(values)
+    met: set[bytes] = set()
+    while True:  # there are finitely many policies, and each is evaluated once
+        gain, relative = _split(plain + cost * extra)
         better, bound = _improved(model, actions, gain, relative)
-        if better.tobytes() in met:  # the same one; or one of before, where rounding decides between equals
-            return Solved(model, actions, relative, gain, bound, step)
-        actions = better
         met.add(actions.tobytes())
+        if better.tobytes() in met:  # the same one; or one of before, where rounding decides between equals
+            return Solved(model, actions, relative, gain, bound, len(met))
+        actions = better
         plain, extra = _values(model, actions)
-        values = plain + cost * extra
-    raise SettingsError(f"s_max={model.s_max}, overflow_cost={model.overflow_cost:g}: policy iteration does not end")
 
 
 def safe_overflow_cost(model: Model) -> float:

@@ -65,7 +65,7 @@ def stationary(matrix: Floats, below: int) -> Floats:
             law[n] = reached / downs[n]
             if law[n] > 1.0:  # the largest entry is 1, so that none overflows
                 law[: n + 1] /= law[n]
-        elif reached > 0.0:
+        else:
             law[:n] = 0.0
             law[n] = 1.0
     result: Floats = law / law.sum()
