@@ -1,6 +1,7 @@
 """loading.py: from the value of a setting to a policy."""
 
 import importlib.util
+import subprocess
 import sys
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -218,6 +219,21 @@ def test_a_bank_must_know_every_batch_that_it_may_be_asked_for() -> None:
     load_policy(policy)
     with pytest.raises(SettingsError, match=r"solved for batches of up to 8 rows, and max_batch_size=9; lower max_bat"):
         load_policy(policy, max_batch_size=9)
+
+
+def test_running_a_bank_needs_no_solver_and_no_pictures(tmp_path: Path) -> None:
+    path = tmp_path / "square.policy.npz"
+    path.write_bytes(bank().to_bytes())
+    script = f"""
+import sys
+from weir.policy.loading import load_policy
+from weir.policy.conformance import check_policy
+assert "numpy" not in sys.modules
+check_policy(load_policy({str(path)!r}))
+print(*[name for name in ("scipy", "matplotlib", "asyncio") if name in sys.modules])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == []
 
 
 def test_a_policy_that_remembers_is_never_shared() -> None:
