@@ -40,12 +40,10 @@ def _play(console: Console, comparison: Comparison, seeds: int, requests: int) -
         task = progress.add_task(comparison.title, total=comparison.steps(seeds))
         compared = comparison.compare(Effort(seeds, requests, lambda text: progress.advance(task)))
     _show(console, comparison.title, compared)
-    about = {
-        "lines": f"seeds {FIRST_SEED} to {FIRST_SEED + seeds - 1}, {requests:,} requests each",
-        "intervals": "95 %, over the lines",
-        "versions": f"weir-serving {version('weir-serving')}, Python {platform.python_version()}, numpy {version('numpy')}",
-    }
-    keep(comparison.name, compared, about)
+    versions = f"weir-serving {version('weir-serving')}, Python {platform.python_version()}, numpy {version('numpy')}"
+    lines = f"seeds {FIRST_SEED} to {FIRST_SEED + seeds - 1}, {requests:,} requests each"
+    about = {} if comparison.exact else {"lines": lines, "intervals": "95 %, over the lines"}
+    keep(comparison.name, compared, {**about, "versions": versions})
 
 
 def _show(console: Console, title: str, compared: Compared) -> None:

@@ -14,9 +14,11 @@ from weir.simulation.rounds import Figures, Rounds, Rule, figures, play
 from weir.simulation.services import Services
 from weir.simulation.simulator import run
 from weir.simulation.statistics import LEVEL, Estimate
-from weir.simulation.tuning import DELAYS, Tuned, best_limit, best_size_or_delay
+from weir.simulation.tuning import Tuned, best_limit, best_size_or_delay
 
 Player = Callable[[Floats, int], Figures | None]  # (arrivals in seconds, seed) -> what came of it; None: it cannot
+SIZES = (2, 4, 8, 12, 16, 20, 24, 32)  # the grid of hand-tuned sizes and delays (seconds)
+DELAYS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025)
 FIRST_SEED = 101  # the banks are made with seed 1: what is measured is not what was searched on
 
 
@@ -86,7 +88,7 @@ def tuned_limit(
 
 
 def tuned_delay(
-    profile: Profile, prices: Prices, delays: Sequence[float] = DELAYS, *, sizes: Sequence[int] | None = None,
+    profile: Profile, prices: Prices, delays: Sequence[float] = DELAYS, *, sizes: Sequence[int] = SIZES,
     workers: int = 1, objective: Objective | None = None,
 ) -> Player:  # fmt: skip
     """The best size and delay for the very line that it is played on."""

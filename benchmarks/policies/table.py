@@ -23,12 +23,13 @@ class Compared:
 
 
 class Comparison(NamedTuple):
-    """One thing to compare. `steps(seeds)` is how often it calls `Effort.step`."""
+    """One thing to compare. `steps(seeds)` is how often it calls `Effort.step`; `exact` is what is not simulated."""
 
     name: str
     title: str
     steps: Callable[[int], int]
     compare: Callable[[Effort], Compared]
+    exact: bool = False
 
 
 def keep(name: str, compared: Compared, about: dict[str, Any]) -> None:
