@@ -121,6 +121,14 @@ def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> No
         assert each.limit < 32
 
 
+def test_where_batches_are_small_the_line_may_still_be_long() -> None:
+    alone = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
+    keeper = promises.Keeper(alone, Objective(0.1, 0.01))
+    kept = keeper.at(0.99 * alone.max_rate, keeper.trials(10_000))
+    assert 30 < kept.max_waiting <= 50  # 49 before it, and its own 2 ms
+    assert kept.figures.refused_share < 0.03
+
+
 def test_random_service_times_get_a_margin() -> None:
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 0.15))
     keeper = promises.Keeper(profile, P99)

@@ -7,6 +7,7 @@ count too. So the share of late responses is simulated, on common random numbers
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from weir.simulation.trials import Trials
 SURE = 2.0  # standard errors by which the share of late responses must stay below ε
 SPARE_REFUSALS = 0.1  # of ε: more refusals than the fewest possible that may be spent on energy
 TRIED_LIMITS = 6  # where the line must be bounded
-LONGEST_LINE = 4  # largest batches: a bound beyond it refuses hardly anything
+LONGEST_LINE = 2  # deadlines: no row makes it from further back in the line
 MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # standard deviations of the service time, tried in this order
 MARGIN_LOADS = (0.1, 0.3, 0.5)  # at which the guard alone must keep the objective
 
@@ -107,7 +108,8 @@ class Keeper:
     def _bounded(self, rate: float, trials: Trials) -> Kept:
         """Return what keeps the objective while hardly more is refused than must be, with the least energy."""
         found: list[Kept] = []
-        longest = LONGEST_LINE * self.profile.max_batch_size
+        capacity = self._workers * self.profile.max_rate
+        longest = self._most + ceil(LONGEST_LINE * self.objective.deadline * capacity)
         for limit in sorted({1, *(max(1, self._most * part // TRIED_LIMITS) for part in range(1, TRIED_LIMITS + 1))}):
             kept = self._with_bound(rate, trials, limit, longest)
             if kept is None:
