@@ -62,6 +62,7 @@ def test_nothing_is_nothing() -> None:
 def test_a_single_value_has_no_width() -> None:
     value, observed = spread_of(np.full(1000, 5.0)).estimate(0.95)
     assert value.value == pytest.approx(5.0, rel=1e-3)
+    assert 5.0 in value
     assert value.half_width < 0.01
     assert observed == pytest.approx(np.full(len(observed), 5.0), rel=1e-3)
 

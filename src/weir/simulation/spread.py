@@ -68,7 +68,8 @@ class Spread:
         low, high = self.quantile(max(share - half, 0.0)), self.quantile(min(share + half, 1.0))
         slope = (high - low) / (min(share + half, 1.0) - max(share - half, 0.0)) if half > 0.0 else 0.0
         observed: Floats = value - (below - share) * slope
-        return Estimate(value, low, high), observed
+        # What lies in one interval is not told apart.
+        return Estimate(value, edges(_place(low, FINE), FINE), edges(_place(high, FINE) + 1, FINE)), observed
 
 
 def edges(place: int, bits: int) -> float:
@@ -77,9 +78,14 @@ def edges(place: int, bits: int) -> float:
     return float(np.ldexp(1.0 + part / (1 << bits), octave + FIRST))
 
 
+def _place(value: float, bits: int) -> int:
+    """Return the number of the interval in which `value` lies; below 0 if it lies before all of them."""
+    return int((np.array([value]).view(np.int64)[0] - EXPONENT >> 52 - bits) - (FIRST << bits))
+
+
 def _below(counts: Ints, value: float, bits: int) -> Floats:
     """Return how many of each row lie below `value`, those of its own interval in proportion."""
-    place = int((np.array([value]).view(np.int64)[0] - EXPONENT >> 52 - bits) - (FIRST << bits))
+    place = _place(value, bits)
     if place < 0:
         return np.zeros(len(counts))
     if place >= counts.shape[1]:
