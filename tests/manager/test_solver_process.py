@@ -4,6 +4,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -13,8 +14,8 @@ from tests.leaks import processes
 from weir.errors import ModelError, SettingsError
 from weir.manager import solver_process
 from weir.manager.solver_process import solve_outside
-from weir.manager.solving import Wish
-from weir.policy.bank import solve_bank
+from weir.manager.solving import LARGEST_CV, Wish, fulfil, steady
+from weir.policy.bank import Bank, solve_bank
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
@@ -37,6 +38,14 @@ def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
     assert bank.profile is SMALL
     assert np.array_equal(bank.tables, expected.tables)
     assert (bank.prices, bank.workers, bank.objective) == (WISH.prices, 1, None)
+
+
+def test_times_that_vary_wildly_take_no_longer_to_solve_for() -> None:
+    profile = replace(SMALL, cv=np.array([3.0, 0.2, 0.2, 0.2]))
+    assert steady(profile).cv.tolist() == [LARGEST_CV, 0.2, 0.2, 0.2]
+    code, answer = fulfil(WISH._replace(profile=profile).to_json())
+    assert code == 0
+    assert Bank.from_bytes(answer).rates[-1] > 500.0
 
 
 def test_a_refusal_comes_with_its_reason() -> None:
@@ -68,11 +77,13 @@ def test_it_does_not_outlast_its_time(nothing_is_left: None) -> None:
         asyncio.run(solve_outside(WISH, 0.0))
 
 
-def test_cancelling_ends_it(nothing_is_left: None) -> None:
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
     async def leave() -> None:
-        task = asyncio.create_task(solve_outside(WISH, 60.0))
+        task = asyncio.create_task(solve_outside(LONG, 60.0))
+        while when == "running" and not processes():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0)
-        assert processes()
         task.cancel()
         await asyncio.wait([task])
         assert task.cancelled()
@@ -82,14 +93,15 @@ def test_cancelling_ends_it(nothing_is_left: None) -> None:
 
 SERVER = """
 import asyncio
-from pathlib import Path
+import psutil
 from tests.manager.test_solver_process import LONG
 from weir.manager.solver_process import solve_outside
 
 async def main():
     solving = asyncio.create_task(solve_outside(LONG, 60.0))
-    await asyncio.sleep(0)
-    print(Path("/proc/thread-self/children").read_text(), flush=True)
+    while not (children := psutil.Process().children()):
+        await asyncio.sleep(0.001)
+    print(children[0].pid, flush=True)
     await solving
 
 asyncio.run(main())

@@ -1,18 +1,18 @@
 """One solving process, seen from the server: started, awaited, and ended whatever happens.
 
 Its ends are anonymous files rather than pipes, so that nothing has to be pumped: the request lies ready when it starts,
-the answer is read when it has ended. It is started by `subprocess`, which needs 0.3 ms of the loop however large this
-process is; uvloop's own way needs 3 to 5 ms.
+the answer is read when it has ended.
 """
 
 import asyncio
 import os
-import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from weir.errors import ModelError, SettingsError
 from weir.manager.solving import REFUSED, Wish
+from weir.manager.spawning import Spawned
 from weir.policy.bank import Bank
 from weir.workers.launch import THREAD_VARIABLES, python_path
 
@@ -48,36 +48,21 @@ async def _ask(request: bytes, limit: float) -> tuple[int, bytes, bytes]:
         files = [_anonymous_file(name, stack) for name in ("request", "answer", "log")]
         os.write(files[0], request)
         os.lseek(files[0], 0, os.SEEK_SET)
-        code = await _run(_start(*files), limit)
+        code = await _run(files, limit)
         return code, _content(files[1]), _content(files[2])
 
 
-def _start(request: int, answer: int, log: int) -> "subprocess.Popen[bytes]":
-    # Called on the loop's thread: the kernel ends the process with the thread that started it.
+async def _run(files: Sequence[int], limit: float) -> int:
     environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
     environment["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", PROGRAM, str(os.getpid())],
-        stdin=request, stdout=answer, stderr=log, env=environment, process_group=0,
-    )  # fmt: skip
-
-
-async def _run(process: "subprocess.Popen[bytes]", limit: float) -> int:
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    descriptor = -1
+    process = Spawned([sys.executable, "-P", "-m", PROGRAM, str(os.getpid())], environment, files)
+    process.start()
     try:
-        descriptor = os.pidfd_open(process.pid)
-        loop.add_reader(descriptor, ended.set)
         async with asyncio.timeout(limit):
-            await ended.wait()
+            return await asyncio.shield(process.ended)
     finally:
-        if descriptor >= 0:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        process.kill()  # until it is reaped its number is its own
-        process.wait()
-    return process.returncode
+        process.kill()
+        await asyncio.wait([process.ended])
 
 
 def _anonymous_file(name: str, stack: ExitStack) -> int:

@@ -1,0 +1,42 @@
+"""Solved policies through the real command: `weir serve --policy auto` and `--policy FILE.npz`."""
+
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+from tests.manager.banks import small_bank
+from tests.served import MODELS, serving
+
+
+def test_auto_measures_solves_serves_and_explains() -> None:
+    arguments = f"{MODELS}:Square", "--policy", "auto:seconds=0.3", "--max-batch-size", "8"
+    with serving(*arguments, env={"COLUMNS": "200"}) as (served, client):
+        assert "auto:seconds=0.3 (limits" in " ".join(served.table.split())
+        answers = client.post("/infer/square/batch", json=list(range(100))).json()
+        assert [answer["output"] for answer in answers] == [x * x for x in range(100)]
+        explained = client.get("/models/square/policy").json()
+        assert (explained["solved"]["reason"], explained["profile"]["max_batch_size"]) == ("start", 8)
+        changed = client.put("/models/square/policy", json={"energy_weight": 2.0}).json()
+        assert changed["prices"]["energy_weight"] == 2.0
+        assert 'weir_policy_resolves_total{model="square",reason="prices"} 1.0' in client.get("/metrics").text
+
+
+def test_a_drain_ends_what_is_being_solved(tmp_path: Path) -> None:
+    path = tmp_path / "square.policy.npz"
+    path.write_bytes(small_bank().to_bytes())
+    with serving(f"{MODELS}:Square", "--policy", path, "--max-batch-size", "4") as (served, client):
+        before = {child.pid for child in served.children()}
+        codes = []
+
+        def change() -> None:
+            with httpx.Client(base_url=served.url, timeout=30) as other:
+                codes.append(other.put("/models/square/policy", json={"latency_objective": "p99=30ms"}).status_code)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        while not {child.pid for child in served.children()} - before:
+            assert client.get("/health/ready").status_code == 200
+        served.signal(signal.SIGTERM)
+        thread.join(30)
+        assert (served.wait(), codes) == (0, [503])
