@@ -169,12 +169,10 @@ def test_auto_is_solved_when_the_service_is_ready(executor: str) -> None:
     async def check() -> None:
         async with weir.Service(Timed, policy="auto:seconds=0.3", executor=executor) as service:
             explained = service.explain_policy()
-            assert (explained["learning"], explained["solved"]["reason"]) == (
-                True,
-                "start",
-            )  # of the rate it knows nothing
+            assert explained["solved"]["reason"] == "start"
+            assert explained["learning"] is True  # of the rate it knows nothing
             assert explained["profile"]["max_batch_size"] == 4
-            assert explained["profile"]["service_time_ms"][0] >= 5.0
+            assert explained["profile"]["service_time_ms"][0] > 4.0
             assert await service.infer_many(list(range(20))) == [x * x for x in range(20)]
 
     asyncio.run(check())
