@@ -7,7 +7,7 @@ from importlib import import_module
 
 import typer
 
-COMMANDS: tuple[str, ...] = ("profile", "solve", "simulate", "bench")
+COMMANDS: tuple[str, ...] = ("profile", "solve", "simulate", "reproduce", "bench")
 
 
 def register(cli: typer.Typer) -> None:

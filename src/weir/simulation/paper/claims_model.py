@@ -43,7 +43,7 @@ def _longer_response(findings: Findings) -> Judgement:
         parts.append(f"{times[0]:.2f} ms at limit 1, {times[-1]:.2f} at {PROFILE.max_batch_size} (ρ = {load:g})")
         if shortest > 1:
             exceptions.append(
-                f"at ρ = {load:g} limit {shortest} is the quickest, with {times[shortest - 1]:.3f} ms against {times[0]:.3f}"
+                f"at ρ = {load:g} limit {shortest} is the quickest, by {100 * (1 - times[shortest - 1] / times[0]):.2g} %"
             )
     text = f"Mean response time by control limit: {'; '.join(parts)}."
     if exceptions:

@@ -8,7 +8,7 @@ import numpy as np
 from weir.policy.evaluation import evaluate
 from weir.policy.prices import Prices
 from weir.policy.solver import solve
-from weir.policy.tables import Table
+from weir.policy.tables import Table, with_full_batches
 from weir.simulation.paper.published import PROFILE
 
 _BETTER = 1e-7  # relative: below it two costs are one
@@ -54,7 +54,8 @@ def _between(load: float, quick: Corner, thrifty: Corner) -> list[Corner]:
 def _solved(load: float, latency_weight: float, energy_weight: float) -> Corner:
     rate = load * PROFILE.max_rate
     solution = solve(PROFILE, rate, Prices(latency_weight, energy_weight))
-    table = solution.actions.astype(np.uint16)  # as solved: Solution.table is made for other rates too
+    # As solved, and full batches only beyond s_max: Solution.table has them in all states that are not visited.
+    table = with_full_batches(solution.actions.astype(np.uint16), solution.s_max, PROFILE)
     found = evaluate(PROFILE, rate, table)
     return Corner(found.response_time_ms, found.power_w, solution.limit, table)
 

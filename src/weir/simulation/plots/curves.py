@@ -10,8 +10,6 @@ from numpy.typing import ArrayLike
 from weir.figures import COLOURS, INK, MARKERS, figure, styles
 from weir.simulation.plots.scales import plain_log
 
-_MARKED = 10  # points of a line that carry its marker
-
 
 class Curve(NamedTuple):
     """One line; values that are not finite are left out."""
@@ -19,6 +17,7 @@ class Curve(NamedTuple):
     name: str
     x: ArrayLike
     y: ArrayLike
+    marked: int = 10  # about so many points carry the line's marker
 
 
 class Panel(NamedTuple):
@@ -56,7 +55,7 @@ def _draw(axes: Any, panel: Panel) -> None:
     for curve, style in zip(panel.curves, styles(), strict=False):
         x, y = np.asarray(curve.x, dtype=float), np.asarray(curve.y, dtype=float)
         shown = np.isfinite(x) & np.isfinite(y)
-        every = max(1, int(shown.sum()) // _MARKED)
+        every = max(1, int(shown.sum()) // curve.marked)
         axes.plot(x[shown], y[shown], label=curve.name, markevery=every, **style)
     for index, (name, (across, up)) in enumerate(panel.points.items(), start=len(panel.curves)):
         if np.isfinite(across) and np.isfinite(up):

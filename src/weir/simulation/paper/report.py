@@ -1,0 +1,81 @@
+"""The report: Table I, every claim with its verdict, and the figures, as one Markdown page."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from textwrap import fill
+from typing import NamedTuple
+
+from weir.simulation.paper.claims import Claim, Judgement, Verdict
+from weir.simulation.paper.claims_accuracy import rows
+from weir.simulation.paper.figures import Picture
+from weir.simulation.paper.findings import Findings
+from weir.simulation.paper.published import TABLE
+
+_WIDTH = 150
+_INTRODUCTION = """\
+Xu, Sun, Zhou and Niu, *SMDP-based dynamic batching for efficient inference on GPU-based platforms* ([arXiv 2301.12865](https://arxiv.org/abs/2301.12865)), \
+recomputed with Weir's solver. Every number on this page that is not marked as the paper's was computed in the run that wrote it. The setting is that of section V: GoogLeNet on a Tesla P4, \
+batches of up to 32, τ(b) = 0.3051·b + 1.052 ms, ζ(b) = 19.90·b + 19.60 mJ. ρ is the load, the arrival rate divided by 32/τ(32); w1 and w2 are the weights of the mean response \
+time in ms and the mean power in W. How the model works: [How a policy is solved](../explanation/solved-policies.md)."""
+_TABLE_NOTE = """\
+Each pair is ours / the paper's; "exact s_max" is what exact comparison would accept. Space is Bmax·s_max, time sweeps·Bmax·s_max². The search goes upwards from s_max = 32 and accepts the first \
+size whose policy serves and whose Δ is below 0.001; η is 0.99 of its bound, ε = 0.01, at most 10000 sweeps."""
+
+
+class Checked(NamedTuple):
+    """A claim and what became of it."""
+
+    claim: Claim
+    judgement: Judgement
+
+
+def page(findings: Findings, checked: Sequence[Checked], pictures: Sequence[Picture]) -> str:
+    """Return the report's text."""
+    parts = [
+        "# The paper, recomputed",
+        "<!-- Written by `weir reproduce smdp`. -->",
+        _wrapped(_INTRODUCTION),
+        _wrapped(_summary(checked)),
+        "## Table I",
+        _wrapped(_TABLE_NOTE),
+        "\n".join(_table(findings)),
+        "## Claims",
+        *_claims(checked),
+        "## Figures",
+        *(f"{_wrapped(each.caption)}\n\n![{each.caption.partition(':')[0]}]({each.name}.png)" for each in pictures),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(checked: Sequence[Checked]) -> str:
+    counts = Counter(each.judgement.verdict for each in checked)
+    shares = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
+    return f"Of {len(checked)} statements, {', '.join(shares)}."
+
+
+def _table(findings: Findings) -> Iterator[str]:
+    found = rows(findings)
+    yield "| c_o | " + " | ".join(f"{column.overflow_cost:g}" for column in TABLE) + " |"
+    yield "| --- |" + " --- |" * len(TABLE)
+    ours = [sweep for sweep, _ in found]
+    lines: dict[str, list[tuple[str, str]]] = {
+        "least s_max": [(str(a.s_max), str(b.s_max)) for a, b in zip(ours, TABLE, strict=True)],
+        "sweeps": [(str(a.iterations), str(b.iterations)) for a, b in zip(ours, TABLE, strict=True)],
+        "space": [(str(a.space), str(b.space)) for a, b in zip(ours, TABLE, strict=True)],
+        "time": [(f"{a.time:.2e}", f"{b.time:.2e}") for a, b in zip(ours, TABLE, strict=True)],
+        "Δ": [(f"{a.delta:.2e}", f"{b.delta:.2e}") for a, b in zip(ours, TABLE, strict=True)],
+        "g": [(f"{a.cost:.4f}", f"{b.cost:.4f}") for a, b in zip(ours, TABLE, strict=True)],
+    }
+    for name, pairs in lines.items():
+        yield f"| {name} | " + " | ".join(f"{ours} / {theirs}" for ours, theirs in pairs) + " |"
+    yield "| exact s_max | " + " | ".join(str(size) for _, size in found) + " |"
+
+
+def _claims(checked: Sequence[Checked]) -> Iterator[str]:
+    for number, (claim, judgement) in enumerate(checked, 1):
+        yield _wrapped(f"**{number}. {claim.says}** ({claim.where})")
+        yield _wrapped(f"*{judgement.verdict.value[0].upper()}{judgement.verdict.value[1:]}.* {judgement.numbers}")
+
+
+def _wrapped(text: str) -> str:
+    return fill(text, _WIDTH, break_long_words=False, break_on_hyphens=False)

@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from weir.policy.evaluation import evaluate
+from weir.policy.prices import Prices
+from weir.policy.solver import solve
+from weir.policy.tables import static_table
+from weir.simulation.paper import neighbours
+from weir.simulation.paper.frontier import Corner, corners, least_power_w
+from weir.simulation.paper.neighbours import dominating
+from weir.simulation.paper.published import PROFILE
+
+LOAD = 0.7
+FOUND = corners(LOAD)
+
+
+def test_corners_are_convex_from_quick_to_thrifty() -> None:
+    times, powers = np.array([each[:2] for each in FOUND]).T
+    slopes = np.diff(powers) / np.diff(times)
+    assert np.all(np.diff(times) > 0.0)
+    assert np.all(slopes < 0.0)
+    assert np.all(np.diff(slopes) > -1e-6)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.37, 2.0, 41.0])
+def test_for_any_weight_the_best_corner_is_optimal(weight: float) -> None:
+    best = min(each.cost(1.0, weight) for each in FOUND)
+    exact = solve(PROFILE, LOAD * PROFILE.max_rate, Prices(1.0, weight)).cost
+    assert best == pytest.approx(exact, rel=1e-6)
+
+
+def test_the_least_power_lies_on_the_line_between_two_corners() -> None:
+    table = np.array([0], dtype=np.uint16)
+    found = [Corner(1.0, 10.0, 1, table), Corner(3.0, 6.0, 2, table)]
+    assert least_power_w(found, 0.5) == float("inf")
+    assert least_power_w(found, 1.0) == 10.0
+    assert least_power_w(found, 2.0) == 8.0
+    assert least_power_w(found, 9.0) == 6.0
+
+
+def test_a_static_size_between_two_corners_is_dominated_by_no_corner_but_by_a_mix_and_by_a_neighbour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours, "STATES", 8)
+    rate = LOAD * PROFILE.max_rate
+    other = evaluate(PROFILE, rate, static_table(16))
+    assert not [
+        each for each in FOUND if each.response_time_ms <= other.response_time_ms and each.power_w <= other.power_w
+    ]
+    assert least_power_w(FOUND, other.response_time_ms) < other.power_w
+    right = next(each for each in FOUND if each.response_time_ms > other.response_time_ms)
+    better, tried = dominating(LOAD, [right.table], other)
+    assert tried == 36  # one to eight other actions in states 1 to 8
+    assert [about for about, _ in better] == ["3 instead of wait with 5 waiting"]
