@@ -6,7 +6,7 @@ from benchmarks.policies.table import ROOT, stored_results
 from weir.figures import figure, styles
 
 FOLDER = ROOT / "docs" / "pictures"
-PROMISE = {"limit": "best control limit", "delay": "best size and delay", "solved": "solved, guarded"}
+PROMISE = {"exact": "best control limit", "delay": "best size and delay", "solved": "solved, guarded"}
 CREW = {
     "split": "random splitting",
     "closed form": "limit by closed form",

@@ -67,4 +67,4 @@ def _section(name: str, stored: dict[str, Any]) -> str:
     head = ["| " + " | ".join(stored["columns"]) + " |", "|" + " --- |" * len(stored["columns"])]
     rows = ["| " + " | ".join(row) + " |" for row in stored["rows"]]
     about = "; ".join(f"{key}: {value}" for key, value in stored["about"].items())
-    return "\n".join([*head, *rows, "", f"<sub>`python -m benchmarks.policies {name}`; {about}.</sub>"])
+    return "\n".join([*head, *rows, "", f"<sub>`python -m benchmarks.policies {name}`;", f"{about}.</sub>"])
