@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.profiling.estimate import estimate, steadied
+from weir.profiling.estimate import CROWDED_RARE, estimate, steadied
 
 
 def test_one_duration_says_its_mean_and_nothing_of_how_sure_it_is() -> None:
@@ -32,6 +32,13 @@ def test_what_happens_often_belongs_to_the_model() -> None:
     said = estimate([0.010] * 90 + [0.110] * 10)
     assert said.mean == pytest.approx(0.020)
     assert (said.counted, said.left_out) == (100, 0)
+
+
+def test_on_a_crowded_machine_pauses_may_be_more_frequent() -> None:
+    durations = [0.010] * 80 + [0.110] * 20
+    assert estimate(durations).mean == pytest.approx(0.030)
+    assert estimate(durations, CROWDED_RARE).mean == pytest.approx(0.010)
+    assert estimate([0.010] * 60 + [0.110] * 40, CROWDED_RARE).left_out == 0
 
 
 def test_of_a_small_sample_one_pause_is_left_out_and_of_a_tiny_one_none() -> None:

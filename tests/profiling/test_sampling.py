@@ -148,6 +148,25 @@ def test_what_was_lost_to_other_processes_is_taken_off(places: int, tmp_path: Pa
     assert sampler.waited / sampler.seconds == pytest.approx(1 / 3, rel=0.02)
 
 
+def test_pauses_on_a_crowded_machine_are_left_out_more_readily(tmp_path: Path) -> None:
+    folder = tmp_path / "7" / "task" / "7"
+    folder.mkdir(parents=True)
+    (folder / "schedstat").write_text("1 0 1")
+    batches = waited = 0
+
+    def crowded(b: int) -> float:
+        """Every sixth batch, of 0.1 ms, waits 1 ms for a CPU."""
+        nonlocal batches, waited
+        batches += 1
+        waited += 0 if batches % 6 else 1_000_000
+        (folder / "schedstat").write_text(f"1 {waited} 1")
+        return 0.0001 if batches % 6 else 0.0011
+
+    sampler, _ = sampled(crowded, lambda sampler: sampler.settle([1]), contention=Contention([7], tmp_path))
+    assert sampler.crowding > 0.3
+    assert sampler.estimates()[1].mean == pytest.approx(0.0001)
+
+
 class Watched(Contention):
     """Counts how often it was asked."""
 
@@ -161,9 +180,11 @@ class Watched(Contention):
 def test_quick_batches_are_not_watched(tmp_path: Path) -> None:
     contention = Watched([7], tmp_path)
     sampled(lambda b: 0.001, lambda sampler: sampler.settle([1]), contention=contention)
-    assert contention.looks == 0
+    few = contention.looks  # once in each round at most, not with each batch
+    assert few <= LEAST + 4
+    contention.looks = 0
     sampled(lambda b: 0.010, lambda sampler: sampler.settle([1]), contention=contention)
-    assert contention.looks == 2 * (LEAST - 1)
+    assert contention.looks >= 2 * (LEAST - 1)
 
 
 def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:

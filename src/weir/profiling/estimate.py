@@ -4,7 +4,8 @@ The mean is what predicts response times, so the mean is estimated, and not the 
 then something else takes the CPU for a while, and one such pause outweighs hundreds of batches. Hence a duration counts as
 the machine's doing, and is left out, if it is both *far* (more than FAR robust standard deviations above the median) and
 *rare* (not more than RARE of the sample are so far; of a small sample, one). What is more frequent belongs to the model: it
-stays, in the mean and in the coefficient of variation. How much was left out is always reported.
+stays, in the mean and in the coefficient of variation. Where other processes are known to compete for the CPUs, what is far
+may be as frequent as CROWDED_RARE. How much was left out is always reported.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 FAR = 8.0
 LEAST_SPREAD = 0.05  # of the median: what is within FAR times it is never far
 RARE = 0.05
+CROWDED_RARE = 0.3
 SMALL = 5  # durations in a sample of which one may be left out
 PRIOR = 5.0  # durations that what is known of the other sizes is worth
 NORMAL = 1.4826  # standard deviations in a median absolute deviation
@@ -49,14 +51,17 @@ class Estimate(NamedTuple):
         return self.half_width / self.mean
 
 
-def estimate(durations: Sequence[float]) -> Estimate:
-    """Return the estimate of at least one duration; of fewer than three `half_width` is infinite."""
+def estimate(durations: Sequence[float], rare: float = RARE) -> Estimate:
+    """Return the estimate of at least one duration; of fewer than three `half_width` is infinite.
+
+    `rare` is the largest share of them that may be left out.
+    """
     values = np.asarray(durations, dtype=np.float64)
     median = float(np.median(values))
     spread = max(NORMAL * float(np.median(np.abs(values - median))), LEAST_SPREAD * median)
     far = values > median + FAR * spread
     left_out = int(far.sum())
-    if left_out > max(RARE * len(values), len(values) >= SMALL):
+    if left_out > max(rare * len(values), len(values) >= SMALL):
         left_out, far = 0, np.zeros(len(values), dtype=np.bool_)
     kept = values[~far]
     mean = float(kept.mean())

@@ -11,7 +11,7 @@ from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, 
 from weir.profiling.estimate import Estimate
 from weir.profiling.items import Items
 from weir.profiling.measuring import Measuring
-from weir.profiling.sampling import Sampler
+from weir.profiling.sampling import CROWDED, Sampler
 from weir.profiling.settings import ProfilingSettings
 from weir.profiling.sizes import Point, edges, grid, suspects
 from weir.profiling.tables import Floats, along, linear_table, monotone_table
@@ -20,7 +20,6 @@ Progress = Callable[[float, str], None]  # share done, what is being done
 
 # Shares of the time: the first sizes must be done, then the search for edges; the rest goes to what is least known.
 GRID_UNTIL, EDGES_UNTIL, EDGES_END = 0.6, 0.85, 1.25
-CROWDED = 0.05  # of the time lost to other processes
 
 
 async def measure(
@@ -136,12 +135,12 @@ def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
         "left_out": f"{left_out} batches that the machine delayed: they would add {lost / spent:.2%} to the time",
         "waited_for_cpu": f"{waited:.2%} of the time, taken off",
         "seed": settings.seed,
-        "warnings": crowded(waited),
+        "warnings": crowded(max(waited, sampler.crowding)),
     }
 
 
 def crowded(waited: float) -> list[str]:
-    """Return a warning if `waited`, the share of the time that was lost to other processes, is large."""
+    """Return a warning if `waited`, the seconds lost to other processes in each second, is large."""
     if waited < CROWDED:
         return []
-    return [f"other processes had the CPUs for {waited:.0%} of the time: measure again on a quieter machine"]
+    return [f"other processes had the CPUs for {min(1.0, waited):.0%} of the time: measure again on a quieter machine"]

@@ -9,7 +9,7 @@ from itertools import cycle, islice, pairwise
 import numpy as np
 
 from weir.profiling.contention import QUICK, Contention
-from weir.profiling.estimate import Estimate, estimate, steadied
+from weir.profiling.estimate import CROWDED_RARE, RARE, Estimate, estimate, steadied
 from weir.profiling.items import Items
 from weir.profiling.measuring import Finished, Measuring
 from weir.profiling.settings import ProfilingSettings
@@ -20,6 +20,7 @@ WARM_UP_SHARE = 0.2  # of the time, at most
 STABLE = 0.1  # the last three batches of a size differ by less from the three before them
 LEAST = 50  # batches of each size before its mean can be called known
 FEWEST = 3  # batches of each size, whatever the time
+CROWDED = 0.05  # seconds lost to other processes in each second: pauses are more likely theirs than the model's
 MOST_WAITED = 0.9  # of a duration: the rest is at least what the model took
 BURST = 4  # cycles at a time, with several batches in flight
 
@@ -54,11 +55,21 @@ class Sampler:
         self.clock = measuring.clock
         self.sleep = measuring.sleep
         self._started = self.clock()
+        self._first_look = {} if contention is None else contention.look()
 
     @property
     def elapsed(self) -> float:
         """Seconds since this was made."""
         return self.clock() - self._started
+
+    @property
+    def crowding(self) -> float:
+        """Seconds that the processes waited for a CPU that others had, for each second since this was made."""
+        return 0.0 if self._contention is None else self._contention.since(self._first_look) / self.elapsed
+
+    @property
+    def _rare(self) -> float:
+        return CROWDED_RARE if self.crowding >= CROWDED else RARE
 
     async def warm_up(self, sizes: Sequence[int]) -> None:
         """Run batches, small, middling and large in turn, until their times are steady: at least 20, or for a fifth of the
@@ -90,7 +101,8 @@ class Sampler:
 
     def estimates(self) -> dict[int, Estimate]:
         """Return what is known of each size."""
-        return steadied({size: estimate(durations) for size, durations in sorted(self.durations.items())})
+        rare = self._rare
+        return steadied({size: estimate(durations, rare) for size, durations in sorted(self.durations.items())})
 
     def offset(self) -> float:
         """Return by how much a batch that is alone takes longer, dispatch to end, than its share of a busy worker's time:
@@ -121,7 +133,7 @@ class Sampler:
 
     def _is_sure(self, size: int) -> bool:
         durations = self.durations[size]
-        return len(durations) >= LEAST and estimate(durations).relative <= self._settings.confidence
+        return len(durations) >= LEAST and estimate(durations, self._rare).relative <= self._settings.confidence
 
     async def _visit(self, size: int) -> None:
         """Add a duration to those of `size`; with several places a few."""
