@@ -94,7 +94,7 @@ def _least_at_100(findings: Findings) -> Judgement:
         else Verdict.HELD
         if min(listed.values()) == listed[100.0]
         else Verdict.NOT_HELD,
-        f"Of the five in the table it is ({listed[100.0]}). Others give: {shown}.",
+        f"Of the five in the table, yes: {listed[100.0]}. Others give: {shown}.",
     )
 
 
@@ -118,15 +118,25 @@ def _converges(findings: Findings) -> Judgement:
     limit = findings.exact.cost
     for cost, stated in CONVERGED_STATED.items():
         sweeps = findings.accuracy[cost]
-        off = [each.s_max for each in sweeps if abs(each.cost / limit - 1.0) > 0.005]
-        reached = min(each.s_max for each in sweeps if each.s_max > max(off, default=0))
+        reached = _settled(findings, cost)
         side = "from above" if sweeps[0].cost > limit else "from below"
         at = next(each for each in sweeps if each.s_max >= stated)
         good.append(abs(at.cost / limit - 1.0) < 0.02 and (side == "from above") == (cost in LARGE))
         parts.append(
             f"c_o = {cost:g}: {side}, within 0.5 % from s_max = {reached} on ({100 * (at.cost / limit - 1):+.2f} % at the stated {stated})"
         )
-    return held_if(all(good), f"{'; '.join(parts)}.", otherwise=Verdict.LIMITED)
+    order = [_settled(findings, cost) for cost in LARGE]
+    text = f"{'; '.join(parts)}."
+    if order == sorted(order, reverse=True):
+        text += f" So of the large c_o the largest converges last, at {order[0]}, and the smallest first, at {order[-1]}: the stated numbers fit in the opposite order."
+    return held_if(all(good), text, otherwise=Verdict.LIMITED)
+
+
+def _settled(findings: Findings, overflow_cost: float) -> int:
+    """Return the least s_max that was tried from which on g is within 0.5 % of its limit."""
+    sweeps, limit = findings.accuracy[overflow_cost], findings.exact.cost
+    off = max((each.s_max for each in sweeps if abs(each.cost / limit - 1.0) > 0.005), default=0)
+    return min(each.s_max for each in sweeps if each.s_max > off)
 
 
 def _delta_falls(findings: Findings) -> Judgement:
@@ -158,7 +168,10 @@ def _sharp_drop(findings: Findings) -> Judgement:
             f"c_o = {cost:g}: Δ falls from {before.delta:.2f} at {before.s_max} to {after.delta:.1e} at {after.s_max}, and {'every' if only else 'not every'} policy before waits in S_o. "
             f"By exact comparison serving is better from s_max = {_least_exact(cost)} on: between, the stopped iteration had not found out (span {before.span:.2g})"
         )
-    return held_if(good, f"{'; '.join(parts)}. For c_o = 1000 and 100, all policies serve.")
+    serve = [cost for cost in LARGE if not any(each.waits for each in findings.minimum(cost).tried)]
+    return held_if(
+        good, f"{'; '.join(parts)}. All policies serve for c_o = {', '.join(f'{cost:g}' for cost in serve)}."
+    )
 
 
 def _stable(findings: Findings) -> Judgement:

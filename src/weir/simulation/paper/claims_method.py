@@ -167,7 +167,7 @@ def _limits_serve(findings: Findings) -> Judgement:
     solutions = [findings.solved(load, 1.0, 1.0) for load in LOADS]
     return held_if(
         all(limit_of(each.table) > 0 and int(each.actions[-1]) > 0 for each in solutions),
-        f"Policy iteration, which starts from a stable policy with c_o = 1.5·g of it, ended with a policy that serves in S_o at all {len(solutions)} loads.",
+        f"Policy iteration, which starts from a stable policy and charges for overflow so much that it never pays, ended with a policy that serves in S_o at all {len(solutions)} loads.",
     )
 
 

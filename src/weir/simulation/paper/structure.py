@@ -13,7 +13,7 @@ from weir.policy.truncation import law_of
 from weir.simulation.paper.published import PROFILE
 
 VISITED = 1e-6  # share of the decisions from which on a state counts
-MATTERS = 1e-6  # of g: a choice that is worth less is a tie
+MATTERS = 1e-6  # ms of the mean cost: a choice that is worth less is a tie
 GRID_LOADS = tuple(round(0.05 * index, 2) for index in range(1, 20))
 GRID_WEIGHTS = (0.0, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 500.0)
 STEP = 8
@@ -31,7 +31,7 @@ class Case:
 @dataclass
 class Search:
     """How many cases were solved, and those whose policy is no control limit: the state that waits, and what serving there
-    would cost more, relative to g."""
+    would cost more, in ms of the mean cost g."""
 
     cases: int = 0
     exceptions: list[tuple[Case, int, float]] = field(default_factory=list)
@@ -55,8 +55,8 @@ def search(cases: Iterable[Case]) -> Search:
 
 
 def look(solution: Solution) -> tuple[list[tuple[int, float]], bool]:
-    """Return the visited states above the control limit that wait, each with what serving would cost more, relative to g,
-    clearest first; and whether a visited state above the limit serves fewer rows than it could."""
+    """Return the visited states above the control limit that wait, each with what serving would cost more, in ms of the
+    mean cost g, clearest first; and whether a visited state above the limit serves fewer rows than it could."""
     model = model_of(solution.profile, solution.rate, solution.prices, solution.s_max, solution.overflow_cost)
     choices = model.costs - solution.cost * model.sojourn[:, None] + model.expected(solution.values)
     states, actions = np.arange(len(solution.actions)), solution.actions

@@ -27,6 +27,7 @@ def draw_bank(path: Path, bank: Bank, others: Mapping[str, Compared] | None = No
         limits.plot(bank.rates, bank.limits(), "o", color=COLOURS[0], markersize=3)
         limits.set(title="control limit", xlabel="rate (rows/s)", ylabel="rows waiting")
         limits.set_ylim(bottom=0)
+        limits.yaxis.get_major_locator().set_params(integer=True)
         lines: dict[str, tuple[Any, Any]] = {"solved": (bank.response_time_ms, bank.power_w)}
         lines |= {name: (each.response_time_ms, each.power_w) for name, each in (others or {}).items()}
         for (name, (times, powers)), style in zip(lines.items(), styles(), strict=False):

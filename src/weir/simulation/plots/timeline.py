@@ -65,6 +65,7 @@ def _waiting(axes: Any, shown: Timeline, begin: float, end: float) -> None:
         axes.plot(1000.0 * (seen - begin), np.zeros(len(seen)), "|", color=INK, markersize=5, clip_on=False)
     axes.set_ylabel("rows waiting")
     axes.set_ylim(0.0, max(1.0, 1.05 * float(y.max())))
+    axes.yaxis.get_major_locator().set_params(integer=True)
 
 
 def _batches(axes: Any, shown: Timeline, begin: float, end: float, lanes: int) -> None:
