@@ -132,7 +132,7 @@ def test_a_service_that_is_started_again_has_its_prices_and_tables() -> None:
 
 
 def test_of_a_program_without_an_event_loop() -> None:
-    with weir.BlockingService(Timed, policy="auto:seconds=0.2,energy_weight=1") as service:
+    with weir.BlockingService(Timed, policy="auto:seconds=0.2,energy_weight=1", executor="inline") as service:
         assert service.infer(3) == 9
         assert service.explain_policy()["solved"]["reason"] == "start"
         assert service.set_prices(energy_weight=2.0)["prices"]["energy_weight"] == 2.0
@@ -222,12 +222,13 @@ def test_auto_without_examples_is_greedy_and_learns(caplog: pytest.LogCaptureFix
             assert "could not be measured, its policy is greedy at first" in caplog.text
             assert bank_of(service) is None
             assert (await service.set_prices(energy_weight=1.0))["prices"]["energy_weight"] == 1.0
-            while not solved(service, "learned"):
+            while bank_of(service) is None:
                 await service.infer(1)
                 await service.infer_many([1, 2, 3, 4])
             bank = bank_of(service)
             assert bank is not None
             assert (bank.profile.max_batch_size, bank.prices.energy_weight) == (4, 1.0)
+            assert solved(service, "learned")
 
     asyncio.run(check())
 

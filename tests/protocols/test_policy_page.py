@@ -66,8 +66,8 @@ def solved(**settings: Any) -> Service:
 
 def test_a_solved_policy_says_what_it_goes_by(serve: Serve) -> None:
     server = serve(solved())
-    for _ in range(30):
-        server.client.post("/infer/square", json=3)
+    for _ in range(3):
+        server.client.post("/infer/square/batch", json=[3] * 20)
     policy = server.client.get("/models/square/policy").json()
     assert policy["rate"] > 0.0
     assert policy["capacity"] == pytest.approx(25_000.0)
@@ -75,7 +75,7 @@ def test_a_solved_policy_says_what_it_goes_by(serve: Serve) -> None:
     assert policy["table"]["rate"] == policy["solved"]["rates"][policy["table"]["index"]]
     assert policy["table"]["limit"] == policy["solved"]["limits"][policy["table"]["index"]]
     assert policy["profile"]["service_time_ms"] == pytest.approx([0.1, 0.12, 0.14, 0.16])
-    assert policy["measured"]["rows"] == 30
+    assert policy["measured"]["rows"] == 60
     assert policy["measured"]["power_w"] > 0.0
     assert policy["measured"]["cost"] == pytest.approx(
         policy["measured"]["response_time_ms"] + policy["measured"]["power_w"]
@@ -138,8 +138,8 @@ def test_metrics_show_it(serve: Serve) -> None:
     metrics = Metrics()
     service, rule = solved(observers=[metrics]), squares(name="rule", observers=[metrics])
     server = serve(service, rule, metrics=make_exposition(metrics, Registry([service, rule])).render)
-    for _ in range(30):
-        server.client.post("/infer/square", json=3)
+    for _ in range(3):
+        server.client.post("/infer/square/batch", json=[3] * 20)
     server.client.put("/models/square/policy", json={"energy_weight": 2.0})
     text = server.client.get("/metrics").text
     assert 'weir_policy_resolves_total{model="square",reason="prices"} 1.0' in text
