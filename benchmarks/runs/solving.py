@@ -42,6 +42,9 @@ def main() -> None:
         "value iteration 32": seconds(
             lambda: solve(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100, method="value-iteration")
         ),
+        "value iteration 32, to 1e-6": seconds(
+            lambda: solve(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100, method="value-iteration", epsilon=1e-6)
+        ),
         "policy iteration 256": seconds(lambda: solve(large, LOAD * large.max_rate, s_max=1000)),
         "value iteration 256": seconds(
             lambda: solve(large, LOAD * large.max_rate, s_max=1000, method="value-iteration"), 1

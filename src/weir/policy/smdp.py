@@ -55,12 +55,8 @@ def arrivals(profile: Profile, rate_per_ms: float, most: int | None = None) -> F
     logs = np.empty((len(mean), length))
     poisson = np.isinf(shape)
     logs[:, 0] = np.where(poisson, -mean, -np.where(poisson, 0.0, shape) * np.log1p(excess))
-    steps = np.where(
-        poisson[:, None],
-        np.log(mean[:, None] / counts),
-        # (shape + k - 1) / k · q, with q = excess / (1 + excess), and shape · excess = mean
-        np.log((mean[:, None] + excess[:, None] * (counts - 1)) / counts / (1.0 + excess[:, None])),
-    )
+    # (shape + k - 1) / k · q, with q = excess / (1 + excess), and shape · excess = mean; mean / k for Poisson
+    steps = np.log((mean[:, None] + excess[:, None] * (counts - 1)) / (counts * (1.0 + excess[:, None])))
     logs[:, 1:] = logs[:, :1] + np.cumsum(steps, axis=1)
     table: Floats = np.exp(logs)
     tails = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
@@ -85,7 +81,7 @@ class Model:
     def with_overflow(self, cost: float) -> "Model":
         """Return the same model with another `overflow_cost`; what does not depend on it is not made again."""
         other = replace(self, overflow_cost=cost)
-        for name in ("arrivals", "costs_without_overflow"):
+        for name in ("arrivals", "tails", "costs_without_overflow"):
             other.__dict__[name] = getattr(self, name)
         return other
 
@@ -103,6 +99,11 @@ class Model:
     def arrivals(self) -> Floats:
         """The law of the arrivals during a batch, see `arrivals`."""
         return arrivals(self.profile, self.rate_per_ms, self.s_max + 2)
+
+    @cached_property
+    def tails(self) -> Floats:
+        """The probability of at least k arrivals during a batch, indexed as `arrivals` is."""
+        return np.asarray(np.cumsum(self.arrivals[:, ::-1], axis=1)[:, ::-1], dtype=np.float64)
 
     @cached_property
     def costs(self) -> Floats:
@@ -146,15 +147,17 @@ class Model:
     def law(self, actions: Actions) -> Floats:
         """Return the transition matrix of the chain under `actions` [state] (equation 12)."""
         size, kept = self.s_max + 2, self.arrivals.shape[1]
-        law = np.zeros((size, size + kept))
-        arrivals = list(self.arrivals)
+        law = np.zeros((size, size))  # no wider, that it stays a small piece of memory, which is had ten times quicker
+        arrivals, tails = list(self.arrivals), self.tails
         for state, (action, left) in enumerate(zip(actions.tolist(), (self.rows - actions).tolist(), strict=True)):
-            if action:
+            if not action:
+                law[state, min(state + 1, size - 1)] = 1.0
+            elif left + kept < size:
                 law[state, left : left + kept] = arrivals[action - 1]
             else:
-                law[state, state + 1] = 1.0
-        law[:, size - 1] = law[:, size - 1 :].sum(axis=1)
-        return law[:, :size]
+                law[state, left:-1] = arrivals[action - 1][: size - 1 - left]
+                law[state, -1] = tails[action - 1, size - 1 - left]
+        return law
 
     def chosen(self, table: Floats, actions: Actions) -> Floats:
         """Return the entries of `table` [action, state] that `actions` choose, by state."""

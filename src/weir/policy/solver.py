@@ -108,7 +108,7 @@ def solve(
             solved = iterate_policies(model, begin, overflow_cost=overflow_cost)
         else:
             solved = _by_values(model, overflow_cost, eta, epsilon, max_iterations)
-        law = quick_law(solved.model, solved.actions)
+        law = solved.law
         tail_share = overflow_share(solved.model, solved.actions, law)
         if s_max is not None or tail_share <= tail_tolerance or size >= MOST_STATES:
             break
@@ -135,5 +135,6 @@ def _by_values(
             f"overflow_cost={model.overflow_cost:g}: too small for s_max={model.s_max} and {swept.iterations} iterations: "
             "never to serve looks cheapest; it must exceed the least cost"
         )
-    gain = cost_of(model, swept.actions, quick_law(model, swept.actions))
-    return Solved(model, swept.actions, swept.values, gain, swept.span, swept.iterations)
+    law = quick_law(model, swept.actions)
+    gain = cost_of(model, swept.actions, law)
+    return Solved(model, swept.actions, swept.values, gain, swept.span, swept.iterations, law)

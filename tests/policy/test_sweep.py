@@ -1,0 +1,40 @@
+"""sweep.py: a bank says of each table what it will do."""
+
+import numpy as np
+import pytest
+
+from weir.errors import SettingsError
+from weir.policy.bank import default_rates, solve_bank
+from weir.policy.evaluation import evaluate
+from weir.policy.prices import Prices
+from weir.policy.profile import GOOGLENET_P4
+from weir.policy.response import response_time
+from weir.policy.solver import solve
+
+PRICES = Prices(1.0, 2.0, reference_rate=1500.0)
+
+
+def test_two_dozen_rates_up_to_97_percent() -> None:
+    rates = default_rates(1000.0)
+    assert len(rates) == 24
+    assert (np.diff(rates) > 0.0).all()
+    assert rates[[0, -1]] == pytest.approx([1.0, 970.0])
+
+
+def test_a_bank_predicts_what_evaluation_says() -> None:
+    rates = np.array([0.05, 0.5, 0.9]) * GOOGLENET_P4.max_rate
+    bank = solve_bank(GOOGLENET_P4, PRICES, rates=rates)
+    assert (bank.workers, bank.objective, bank.prices) == (1, None, PRICES)
+    for i, rate in enumerate(rates.tolist()):
+        alone = solve(GOOGLENET_P4, rate, PRICES)
+        assert bank.tables[i, : len(alone.table)].tolist() == alone.table.tolist()
+        seen = evaluate(GOOGLENET_P4, rate, bank.tables[i], PRICES)
+        assert bank.response_time_ms[i] == pytest.approx(seen.response_time_ms, rel=1e-9)
+        assert bank.power_w[i] == pytest.approx(seen.power_w, rel=1e-9)
+        p99 = response_time(GOOGLENET_P4, rate, bank.tables[i], cells=2048).quantile_ms(0.99)
+        assert bank.p99_ms[i] == pytest.approx(p99, rel=0.005)
+
+
+def test_a_rate_that_cannot_be_served_is_named() -> None:
+    with pytest.raises(SettingsError, match="rate=3000: must be less than the capacity"):
+        solve_bank(GOOGLENET_P4, rates=[100.0, 3000.0])
