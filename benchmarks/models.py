@@ -5,6 +5,11 @@ import time
 from typing import Any, ClassVar
 
 import weir
+from weir.policy.profile import GOOGLENET_P4
+
+# The paper's example ten times slower, so that sleeping is accurate: 3.051·b + 10.52 ms.
+TEN_TIMES = GOOGLENET_P4.scaled(time=10.0, energy=10.0)
+SLEEP_ERROR = 0.0003  # seconds that a sleep may last too long
 
 
 class Square(weir.Model):
@@ -40,4 +45,17 @@ class Slow(weir.Model):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         time.sleep(0.02)
+        return batch
+
+
+class Exactly(weir.Model):
+    """Takes as long for a batch as TEN_TIMES says, to a few microseconds."""
+
+    max_batch_size = TEN_TIMES.max_batch_size
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        end = time.perf_counter() + TEN_TIMES.service_time_ms[len(batch) - 1] / 1000.0
+        time.sleep(end - time.perf_counter() - SLEEP_ERROR)
+        while time.perf_counter() < end:
+            pass
         return batch

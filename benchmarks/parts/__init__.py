@@ -1,8 +1,18 @@
 """The parts, in the order of the report."""
 
-from benchmarks.parts import bodies, calls, decisions, overload, seed, slow_clients, solver, square
+from benchmarks.parts import (
+    bodies,
+    calls,
+    decisions,
+    embedding,
+    overload,
+    seed,
+    slow_clients,
+    solver,
+    square,
+    theory,
+)
 from benchmarks.result import Part
 
-PARTS: dict[str, Part] = {
-    module.PART.name: module.PART for module in (square, calls, seed, bodies, decisions, overload, slow_clients, solver)
-}
+MODULES = (square, calls, seed, bodies, decisions, overload, slow_clients, solver, theory, embedding)
+PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

@@ -188,5 +188,5 @@ def _line(sizes: NDArray[np.int64], values: Floats) -> tuple[float, float, float
 # τ(b) = 0.3051·b + 1.052 ms and ζ(b) = 19.90·b + 19.60 mJ: GoogLeNet on a Tesla P4, the paper's example (section V).
 GOOGLENET_P4 = Profile.linear(
     alpha_ms=0.3051, tau0_ms=1.052, beta_mj=19.90, zeta0_mj=19.60, max_batch_size=32,
-    about={"model": "GoogLeNet", "device": "NVIDIA Tesla P4", "source": "arXiv 2501.02181, section V"},
+    about={"model": "GoogLeNet", "device": "NVIDIA Tesla P4", "source": "arXiv 2301.12865, section V"},
 )  # fmt: skip
