@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
@@ -106,6 +106,21 @@ class Model:
         return np.asarray(np.cumsum(self.arrivals[:, ::-1], axis=1)[:, ::-1], dtype=np.float64)
 
     @cached_property
+    def _shifted(self) -> Floats:
+        """The arrivals' law seen from any number of rows left behind: [a - 1, s_max + 2 - left] is a row of states."""
+        size = self.s_max + 2
+        padded = np.zeros((len(self.arrivals), 2 * size))
+        padded[:, size : size + self.arrivals.shape[1]] = self.arrivals
+        return sliding_window_view(padded, size, axis=1)
+
+    @cached_property
+    def _tails_by_room(self) -> Floats:
+        """`tails`, continued with zeros to s_max + 1."""
+        tails = np.zeros((len(self.arrivals), self.s_max + 2))
+        tails[:, : self.tails.shape[1]] = self.tails
+        return tails
+
+    @cached_property
     def costs(self) -> Floats:
         """Expected cost until the next decision, equations 9 and 13; infinite where the action is not allowed."""
         costs = self.costs_without_overflow.copy()
@@ -146,17 +161,13 @@ class Model:
 
     def law(self, actions: Actions) -> Floats:
         """Return the transition matrix of the chain under `actions` [state] (equation 12)."""
-        size, kept = self.s_max + 2, self.arrivals.shape[1]
-        law = np.zeros((size, size))  # no wider, that it stays a small piece of memory, which is had ten times quicker
-        arrivals, tails = list(self.arrivals), self.tails
-        for state, (action, left) in enumerate(zip(actions.tolist(), (self.rows - actions).tolist(), strict=True)):
-            if not action:
-                law[state, min(state + 1, size - 1)] = 1.0
-            elif left + kept < size:
-                law[state, left : left + kept] = arrivals[action - 1]
-            else:
-                law[state, left:-1] = arrivals[action - 1][: size - 1 - left]
-                law[state, -1] = tails[action - 1, size - 1 - left]
+        size = self.s_max + 2
+        law = np.zeros((size, size))
+        serving, waiting = np.flatnonzero(actions), np.flatnonzero(actions == 0)
+        left = self.rows[serving] - actions[serving]
+        law[serving] = self._shifted[actions[serving] - 1, size - left]
+        law[serving, -1] = self._tails_by_room[actions[serving] - 1, size - 1 - left]
+        law[waiting, np.minimum(waiting + 1, size - 1)] = 1.0
         return law
 
     def chosen(self, table: Floats, actions: Actions) -> Floats:
