@@ -143,3 +143,16 @@ def test_a_stop_ends_the_solver_and_tells_those_who_wait() -> None:
                 await rig.resolver.change({"energy_weight": 5.0})
 
     asyncio.run(check())
+
+
+def test_a_stop_leaves_nothing_to_do_for_those_whose_turn_it_was_not() -> None:
+    async def check() -> None:
+        async with running() as rig:
+            changes = [asyncio.create_task(rig.resolver.change({"energy_weight": 5.0 + more})) for more in range(3)]
+            await turns()
+            await rig.resolver.close()
+            ends = await asyncio.gather(*changes, return_exceptions=True)
+            assert [type(end) for end in ends] == [Draining] * 3
+            assert len(rig.solver.asked) == 1
+
+    asyncio.run(check())

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from tests.manager.banks import PROFILE
-from tests.manager.solving_rig import running, turns
+from tests.manager.solving_rig import Rig, running, turns
 
 from weir.errors import ModelError, SettingsError
 from weir.manager import resolving
@@ -215,13 +215,20 @@ def test_a_stop_ends_the_solver_that_nobody_waits_for() -> None:
     asyncio.run(check())
 
 
-def test_a_start_goes_on_without_tables_if_there_are_none() -> None:
+def test_a_measured_model_is_solved_for_once_it_serves() -> None:
     async def check() -> None:
-        async with running(AutoPolicy()) as rig:
-            begin = asyncio.create_task(rig.resolver.begin(PROFILE, 1))
-            await turns()
-            await rig.solver.answer(SettingsError("it cannot be kept"))
-            await begin
-            assert (rig.resolver.policy.bank, rig.resolver.error) == (None, "it cannot be kept")
+        rig = Rig(AutoPolicy(), learned=Learned(4, None))
+        rig.resolver.measured(PROFILE)
+        await rig.worker(0, "ready")
+        assert rig.solver.asked == []  # the start goes first
+        rig.resolver.open()
+        await turns()
+        await rig.solver.answer(SettingsError("it cannot be kept"))
+        assert (rig.resolver.policy.bank, rig.resolver.error) == (None, "it cannot be kept")
+        for _ in range(60):
+            await rig.serve(1, float(PROFILE.service_time_ms[0]) / 1000.0, 2)
+            await rig.serve(4, float(PROFILE.service_time_ms[3]) / 1000.0, 2)
+        assert len(rig.solver.asked) == 1  # what was measured needs no learning
+        await rig.resolver.close()
 
     asyncio.run(check())

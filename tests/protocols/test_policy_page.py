@@ -47,7 +47,8 @@ def test_a_policy_object_is_shown_by_what_it_is(serve: Serve) -> None:
 
 def test_of_no_model(serve: Serve) -> None:
     answer = serve(squares()).client.get("/models/cube/policy")
-    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "ModelNotFound")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["model"]) == (404, "ModelNotFound", None)
 
 
 class Hooked(Service):
@@ -117,7 +118,7 @@ def test_what_is_unsound_is_refused_with_the_reason(
     server = serve(solved())
     answer = server.client.put("/models/square/policy", content=body)
     error = answer.json()["error"]
-    assert (answer.status_code, error["type"]) == (status, kind)
+    assert (answer.status_code, error["type"], error["model"]) == (status, kind, "square")
     assert says in error["message"]
     policy = server.client.get("/models/square/policy").json()
     assert (policy["prices"]["energy_weight"], policy["solved"]["count"]) == (1.0, 0)

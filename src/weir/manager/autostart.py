@@ -1,6 +1,7 @@
-"""The policy `auto` at the start of a service: measure the model on its own workers, solve, and only then be ready.
+"""The policy `auto` at the start of a service: measure the model on its own workers, and then be ready.
 
-Whatever goes wrong in that is a warning, and the policy is greedy; a start fails only where it would have failed anyway.
+Solving is not waited for: it takes as long as it takes, and until then the policy is greedy. Whatever goes wrong is a
+warning; a start fails only where it would have failed anyway.
 """
 
 import asyncio
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
 # Two to each doubling: between them the profile interpolates, and a start has no time to look for every edge.
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-MOST = (
-    10.0  # times the seconds that were asked for: a model so slow that its sizes are not measured by then is left alone
-)
+# Times the seconds that were asked for: each size is measured a few times even then, but a model so slow that this takes
+# longer is served, and learned from.
+MOST = 3.0
+NO_METERS = "a start has no time for them; `weir profile` reads them, and auto:profile=FILE uses what it wrote"
 
 
 class ProfiledExecutor:
@@ -48,16 +50,15 @@ class ProfiledExecutor:
         self.gauges = inner.gauges
 
     async def start(self, listener: Listener) -> None:
-        """Start the workers, measure the first of them and have the tables solved; return when all that is done."""
-        if self._resolver.profile is not None:  # a file's, or from an earlier start
+        """Start the workers and measure the first of them; return when that is done."""
+        if self._resolver.profile is not None:  # from an earlier start
             await self._inner.start(listener)
-            await self._prepared(self._resolver.begin(self._resolver.profile, self._settings.workers))
             return
         from weir.profiling.measuring import Measuring
 
         measuring = Measuring(self._inner)
         await self._inner.start(measuring)
-        await self._prepared(self._profile_and_begin(measuring))
+        await self._prepared(self._measure(measuring))
         measuring.step_aside(listener)
 
     async def stop(self) -> None:
@@ -76,7 +77,7 @@ class ProfiledExecutor:
                 raise
             raise ModelNotReady("stopped before it was ready") from None
 
-    async def _profile_and_begin(self, measuring: "Measuring") -> None:
+    async def _measure(self, measuring: "Measuring") -> None:
         policy, name = self._policy, self._model.__name__
         logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
         try:
@@ -89,7 +90,7 @@ class ProfiledExecutor:
                 "%s could not be measured, its policy is greedy at first: %s", name, str(error) or late, exc_info=trace
             )
             return
-        await self._resolver.begin(profile, self._settings.workers)
+        self._resolver.measured(profile)
 
     async def _profile(self, measuring: "Measuring") -> "Profile":
         from weir.profiling.items import items_of
@@ -100,4 +101,6 @@ class ProfiledExecutor:
         sizes = [size for size in SIZES if size < largest] + [largest]
         settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
         depth = self._settings.pipeline_depth
-        return await measure(measuring, items_of(self._model), largest, settings, pipeline_depth=depth)
+        return await measure(
+            measuring, items_of(self._model), largest, settings, pipeline_depth=depth, no_meters=NO_METERS
+        )

@@ -26,7 +26,6 @@ from weir.policy.profile import Profile
 from weir.telemetry.silent import SilentObserver
 
 # Seconds. A bank for one worker takes half of one; a promise about latency is found by simulation, which takes many.
-LONGEST_START = 60.0  # that a start waits for its tables
 LONGEST_CHANGE = 120.0  # that somebody waits who changes the prices
 LONGEST_SOLVE = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next try
@@ -77,7 +76,7 @@ class Resolver(SilentObserver):
         self._rested = 0.0  # the instant until which drift alone is no reason
         if policy.bank is not None:
             bank = policy.bank
-            self.measured(bank.profile)
+            self._believe(bank.profile)
             self._fulfilled = Wish(bank.profile, prices, bank.workers, objective)
             self._remember(self._fulfilled, bank)
 
@@ -90,21 +89,13 @@ class Resolver(SilentObserver):
         self._watch = watch
 
     def measured(self, profile: Profile) -> None:
-        """Service times are those of `profile`: the tables are to be for it."""
+        """Service times are those of `profile`: the tables are to be for it, and none needs to be learned."""
+        self._learned = None
+        self._believe(profile)
+
+    def _believe(self, profile: Profile) -> None:
         self.profile, self.drift = profile, 1.0
         self._detector = DriftDetector(profile)
-
-    async def begin(self, profile: Profile, workers: int) -> None:
-        """Solve for a profile before the service is ready. That it cannot be is logged, and the policy stays as it is."""
-        self.measured(profile)
-        self._learned = None
-        wish = Wish(profile, self.prices, workers, self.objective)
-        try:
-            bank, seconds = await self._bank_for(wish, LONGEST_START)
-        except (WeirError, TimeoutError) as error:
-            self._failed(wish, error)
-        else:
-            self._swap(wish, bank, "start", seconds)
 
     def open(self) -> None:
         """The service is ready: look after its tables from now on."""
@@ -139,7 +130,7 @@ class Resolver(SilentObserver):
         if self._learned is not None:
             profile = self._learned.observe(dispatch.rows, dispatch.seconds)
             if profile is not None:
-                self.measured(profile)
+                self._believe(profile)
                 self._look("learned")
 
     def _drifted(self, factor: float) -> None:
@@ -161,6 +152,8 @@ class Resolver(SilentObserver):
             raise ModelNotReady(f"model {self._model!r} is not ready: its policy cannot be changed")
         try:
             async with self._changing:
+                if not self._opened:
+                    raise Draining(f"model {self._model!r} was stopped before it was this change's turn")
                 prices, objective = changed_prices(self.prices, self.objective, said)
                 if (prices, objective) != (self.prices, self.objective):
                     await _ended(self._keeping)

@@ -40,8 +40,8 @@ def make_resolver(model: str, policy: Policy, max_batch_size: int) -> Resolver |
 def with_profile(
     executor: Executor, resolver: Resolver, model: type[Model], settings: WorkerSettings, max_batch_size: int
 ) -> Executor:
-    """Return an executor that has its tables solved while it starts, if its policy is to measure the model itself."""
-    if not isinstance(resolver.policy, AutoPolicy):
+    """Return an executor that is measured while it starts, if its policy is to measure the model itself."""
+    if not isinstance(resolver.policy, AutoPolicy) or resolver.policy.profile is not None:
         return executor
     return ProfiledExecutor(executor, resolver, resolver.policy, model, settings, max_batch_size)
 

@@ -29,10 +29,12 @@ class AutoPolicy(SolvedPolicy):
         None, "promise instead of a price: seconds within which 99 % are answered, with the least energy", rule=POSITIVE
     )
     power: float | None = setting(
-        None, "watts that a busy worker draws, where energy cannot be measured", rule=POSITIVE
+        None, "watts that a busy worker draws: a start reads no meters, and without this takes 1 W", rule=POSITIVE
     )
     profile: str | None = setting(None, "a profile's file, instead of measuring the model at the start")
-    seconds: float = setting(3.0, "how long to measure the model, at most", rule=POSITIVE)
+    seconds: float = setting(
+        3.0, "how long to measure the model; thrice that at most, where batches are slow", rule=POSITIVE
+    )
 
     def __post_init__(self) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
-from weir.errors import MethodNotAllowed, WeirError
+from weir.errors import MethodNotAllowed, ModelNotFound, WeirError
 from weir.protocols.answers import Answer, encode_safely, error_answer
 from weir.protocols.sending import as_response
 from weir.protocols.settings import HttpSettings
@@ -21,7 +21,9 @@ def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]
     """Return Starlette's table of handlers."""
 
     def ours(request: Request, error: Exception) -> Response:
-        return as_response(error_answer(error, development=settings.development))
+        # Only a page about a model that there is has got as far as to fail.
+        model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
+        return as_response(error_answer(error, model, development=settings.development))
 
     def any_other(request: Request, error: Exception) -> Response:
         _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
