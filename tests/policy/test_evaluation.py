@@ -77,6 +77,12 @@ def test_a_table_too_slow_for_the_rate_is_said_to_be() -> None:
     assert energy_only.cost == pytest.approx(2.0 * seen.power_w)
 
 
+def test_at_capacity_a_line_has_no_law() -> None:
+    """M/D/1 at load 1: its mean is infinite, though a computer may divide by what rounding leaves."""
+    assert not evaluate(single(), 500.0, greedy_table(1)).stable
+    assert evaluate(single(), 499.0, greedy_table(1)).stable
+
+
 def test_a_bound_makes_any_table_stable() -> None:
     profile = GOOGLENET_P4
     seen = evaluate(profile, 3.0 * profile.max_rate, greedy_table(32), max_waiting=100)

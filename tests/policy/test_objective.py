@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from weir.errors import SettingsError
 from weir.policy.objective import Objective, trimmed, unavoidable_power_w
@@ -58,6 +59,16 @@ def test_an_objective_that_no_row_meets_is_refused() -> None:
 def test_full_batches_draw_the_power_that_none_can_do_without() -> None:
     rate = GOOGLENET_P4.max_rate
     assert unavoidable_power_w(GOOGLENET_P4, rate) == pytest.approx((19.9 * 32 + 19.6) / 10.8152)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.84, 0.9, 0.97])
+def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: float) -> None:
+    """8 rows are the thriftiest, and serve 85 % of what 16 do; held against a linear program."""
+    sizes = np.arange(1, 17)
+    profile = Profile(1.0 + 0.3 * sizes, 5.0 + sizes + np.maximum(0, sizes - 8) ** 2, np.zeros(16))
+    rate = load * profile.max_rate
+    program = linprog(profile.energy_mj, A_ub=[profile.service_time_ms], b_ub=[1.0], A_eq=[sizes], b_eq=[rate / 1000.0])
+    assert unavoidable_power_w(profile, rate) == pytest.approx(program.fun, rel=1e-9)
 
 
 def test_an_objective_is_a_value() -> None:

@@ -4,6 +4,7 @@ from itertools import count, product
 
 import numpy as np
 import pytest
+from scipy.optimize import linprog
 
 from weir.errors import SettingsError
 from weir.policy.evaluation import evaluate
@@ -97,6 +98,18 @@ def test_energy_only_uses_the_most_efficient_size() -> None:
     assert solution.limit == 8
     assert set(solution.table[8:16].tolist()) == {8}
     assert solution.performance.cost == pytest.approx(rate / 1000.0 * 13.0 / 8.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("load", [0.5, 0.86, 0.95])
+def test_energy_only_is_within_its_bound(load: float) -> None:
+    """The price of time that the solver sets shows where 8 rows at a time are not quick enough: the bound must say so."""
+    rate = load * EFFICIENT.max_rate
+    solution = solve(EFFICIENT, rate, Prices(0.0, 1.0))
+    program = linprog(
+        EFFICIENT.energy_mj, A_ub=[EFFICIENT.service_time_ms], b_ub=[1.0], A_eq=[SIZES], b_eq=[rate / 1000.0]
+    )
+    assert 0.0 <= solution.cost - program.fun <= solution.error_bound * (1.0 + 1e-6) + 1e-12
+    assert solution.error_bound < 1e-4 * solution.cost
 
 
 def test_latency_only_hardly_waits() -> None:

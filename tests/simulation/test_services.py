@@ -32,6 +32,18 @@ def test_luck_belongs_to_requests() -> None:
     assert Services(profile(0.5), 2).time(2, 5) != one.time(2, 5)
 
 
+def test_luck_has_nothing_to_do_with_the_arrivals_of_the_same_seed() -> None:
+    """Both come from generators that are made of one seed; were they the same one, long gaps would bring long batches."""
+    together = []
+    for seed in range(40):
+        services = Services(profile(1.0), seed)
+        for start in (0, 1):  # what simulate(), and a search, draw arrivals from
+            gaps = np.random.default_rng([seed, start]).exponential(1.0, 60)
+            luck = [services.time(1, start * BLOCK + index) for index in range(60)]
+            together.append(np.corrcoef(gaps, luck)[0, 1])
+    assert abs(float(np.mean(together))) < 0.05  # 0.4 if they were
+
+
 def test_luck_is_the_same_after_it_was_forgotten() -> None:
     services = Services(profile(0.5), 1)
     first = services.time(1, 3)

@@ -92,9 +92,28 @@ def trimmed(rows: int, age: float, latest_starts: Sequence[float]) -> int:
 
 
 def unavoidable_power_w(profile: Profile, rate: float) -> float:
-    """Return the power that no policy can do without at `rate` rows per second: that of batches of b* alone, λ·ζ(b*)/b*.
+    """Return the power that no policy can do without at `rate` rows per second, below capacity: that of batches of the size
+    with the least energy per row, or of a mix of two sizes where that one does not keep up with the rate.
 
     What a policy draws or costs beyond it is its *excess*, the honest denominator of comparisons.
     """
-    best = profile.best_batch_size
-    return rate / 1000.0 * float(profile.energy_mj[best - 1]) / best
+    # Of f(b) batches of b rows per ms, with sum b·f = λ and sum τ·f <= 1, the least sum ζ·f. Its dual: the largest
+    # λ·u(v) - v, with u(v) = min (ζ + v·τ)/b the energy of a row if busy time has the price v; any v is a lower bound.
+    per_ms, times = rate / 1000.0, profile.service_time_ms
+    slopes = per_ms * times / profile.sizes - 1.0
+
+    def priced(price: float) -> tuple[float, float]:
+        energies = (profile.energy_mj + price * times) / profile.sizes
+        best = int(np.argmin(energies))
+        return float(slopes[best]), per_ms * float(energies[best]) - price
+
+    slope, least = priced(0.0)
+    if slope <= 0.0:
+        return least
+    low, high = 0.0, 1e3 * float(profile.energy_mj.max() / times.min())
+    for _ in range(80):
+        price = (low + high) / 2.0
+        slope, power = priced(price)
+        least = max(least, power)
+        low, high = (price, high) if slope > 0.0 else (low, price)
+    return least

@@ -9,6 +9,7 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.evaluation import Performance, evaluate
+from weir.policy.objective import unavoidable_power_w
 from weir.policy.policy_iteration import Solved, iterate_policies, quick_law, safe_overflow_cost, start_actions
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
@@ -30,7 +31,7 @@ class Solution:
         actions: the same by state, 0 ... s_max and S_o.
         values: relative values of the states, 0 in state 0.
         cost: g of the truncated model under the table (equation 14).
-        error_bound: how far `cost` may be above the best possible for this model.
+        error_bound: how far `cost` may be above the least of all policies that serve in S_o.
         tail_share: the share of the cost that is paid in the overflow state (equation 15, relative to g).
         s_max, overflow_cost: how the model was truncated.
         method, iterations, seconds: how it was solved; None seconds if no clock was given.
@@ -114,12 +115,13 @@ def solve(
             break
         size = min(ceil(1.5 * size), MOST_STATES)
     seconds = clock() - began if clock else None
-    cost = solved.cost
-    if not prices.latency_weight:  # it was solved with time at a price
+    cost, bound = solved.cost, solved.error_bound
+    if not prices.latency_weight:  # it was solved with time at a price, whose optimum is near the one asked for
         cost = cost_of(replace(solved.model, latency_weight=0.0), solved.actions, law)
+        bound = max(bound, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
     return Solution(
         profile, rate, prices, served_table(profile, solved.actions, law), solved.actions, solved.values, cost,
-        solved.error_bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
+        bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
     )  # fmt: skip
 
 

@@ -146,8 +146,8 @@ def figures(rounds: Rounds, profile: Profile, deadline: float = inf, warm_up: fl
     sizes = rounds.sizes[first:]
     responses = rounds.responses[int(rounds.sizes[:first].sum()) :] + profile.latency_offset_ms / 1000.0
     energy = float(profile.energy_mj[sizes - 1].sum())
-    rows, best = int(sizes.sum()), profile.best_batch_size
-    unavoidable = rows * float(profile.energy_mj[best - 1]) / best
+    rows = int(sizes.sum())
+    unavoidable = rows * float(np.min(profile.energy_mj / profile.sizes))
     span_ms = 1000.0 * float(rounds.starts[-1] - rounds.starts[first])
     late = responses > deadline + 2.0 * ROUNDING
     means = late[: len(late) // PARTS * PARTS].reshape(PARTS, -1).mean(axis=1) if len(late) >= PARTS else late

@@ -9,6 +9,7 @@ from weir.policy.profile import Profile
 
 BLOCK = 16_384  # requests whose luck is drawn at once
 KEPT = 16  # blocks of luck that are remembered; others are drawn again, and come out the same
+STREAM = 2  # arrivals draw from 0, and searches from 1; what they shared would not be independent
 EXACT = 1e-4  # a smaller coefficient of variation than this is none
 
 
@@ -43,5 +44,5 @@ class Services:
         if block is None:
             if len(self._luck) >= KEPT:
                 del self._luck[min(self._luck)]
-            block = self._luck[number] = np.random.default_rng([self._seed, number]).random(BLOCK).tolist()
+            block = self._luck[number] = np.random.default_rng([self._seed, STREAM, number]).random(BLOCK).tolist()
         return block[place]
