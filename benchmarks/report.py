@@ -1,11 +1,13 @@
 """Write docs/benchmarks.md, its picture and the README's figures from what has been measured (results.json)."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.parts import PARTS
+from benchmarks.parts.theory import LOADS, RULES, SOLVED
 from benchmarks.pictures import draw
 from benchmarks.result import Part, Result, count, milliseconds
 from benchmarks.servers import ROOT
@@ -15,6 +17,7 @@ PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
 README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
+BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
 INTRODUCTION = """# Benchmarks
 
@@ -72,14 +75,32 @@ def _table(columns: list[str], rows: list[list[str]]) -> list[str]:
 
 
 def _write_readme(stored: dict[str, Any]) -> bool:
-    """Replace the figures between the two marks, where both are there and everything has been measured."""
+    """Replace what is between each pair of marks, where both are there and its parts have been measured."""
     text, values = README.read_text(), _values(stored)
-    if BEGIN not in text or not {"square", "in-process", "large-bodies"} <= set(stored):
-        return False
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    README.write_text(f"{before}{BEGIN}\n{_figures(values)}\n{END}{after}")
-    return True
+    written = text
+    if {"square", "in-process", "large-bodies"} <= set(stored):
+        written = _between(written, BEGIN, END, lambda: _figures(values))
+    if "theory" in stored:
+        written = _between(written, BEGIN_SOLVED, END_SOLVED, lambda: _solved(values))
+    if written != text:
+        README.write_text(written)
+    return written != text
+
+
+def _between(text: str, begin: str, end: str, make: Callable[[], str]) -> str:
+    if begin not in text:
+        return text
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{make()}\n{end}{rest.partition(end)[2]}"
+
+
+def _solved(values: dict[str, float]) -> str:
+    def cost(name: str, load: float) -> str:
+        known = values.get(f"theory: {name} {load} cost")
+        return "unstable" if known is None else f"{known:.1f}"
+
+    rows = [[f"{load}", *(cost(name, load) for name in (SOLVED, *RULES))] for load in LOADS]
+    return "\n".join(_table(["load", SOLVED, *RULES], rows))
 
 
 def _figures(values: dict[str, float]) -> str:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from weir.telemetry.silent import SilentObserver
 WARM_UP = 0.1  # share of the arrivals that does not count
 PATIENCE = 3600.0  # seconds: nothing expires, and no wait but the policy's own ends
 ENERGY_WEIGHT = 10.0
+START_STRETCHES = 12  # of the first quarter of the time
 
 
 class Ledger(SilentObserver):
@@ -84,7 +86,11 @@ async def measure(policy: str, rate: float, seconds: float, seed: int) -> dict[s
         await asyncio.sleep(0.1 + seconds)
         waiting = service.state()["waiting"]
         thread.join()
-    return account(ledger, intended, waiting) | {"simulated_ms": simulated(policy, instants)}
+    return (
+        account(ledger, intended, waiting)
+        | {"start_costs": start_costs(ledger, intended)}
+        | {"simulated_ms": simulated(policy, instants)}
+    )
 
 
 def account(ledger: Ledger, intended: NDArray[np.float64], waiting: int) -> dict[str, Any]:
@@ -102,8 +108,22 @@ def account(ledger: Ledger, intended: NDArray[np.float64], waiting: int) -> dict
     }  # fmt: skip
 
 
+def start_costs(ledger: Ledger, intended: NDArray[np.float64]) -> list[float]:
+    """Return what each stretch of the first quarter of the time has cost, from the cold start on."""
+    edges = intended[0] + (intended[-1] - intended[0]) / 4.0 * np.linspace(0.0, 1.0, START_STRETCHES + 1)
+    began = np.array([at for at, _ in ledger.batches])
+    energy_mj = np.array([TEN_TIMES.energy_mj[rows - 1] for _, rows in ledger.batches])
+    costs = []
+    for low, high in pairwise(edges.tolist()):
+        asked = (intended >= low) & (intended < high) & np.isfinite(ledger.ends)
+        power_w = float(energy_mj[(began >= low) & (began < high)].sum()) / (1000.0 * (high - low))
+        costs.append(1000.0 * float((ledger.ends - intended)[asked].mean()) + ENERGY_WEIGHT * power_w)
+    return costs
+
+
 def simulated(policy: str, instants: NDArray[np.float64]) -> float:
-    """Return the mean response time for these very arrivals: the same batcher and policy, in virtual time."""
+    """Return the mean response time for these very arrivals: the same batcher and policy, in virtual time (`auto`, which
+    only a server can solve, would be greedy)."""
     settings = BatchingSettings(
         max_batch_size=TEN_TIMES.max_batch_size, max_queue_delay=PATIENCE, max_queue_size=len(instants)
     )
