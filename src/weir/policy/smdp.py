@@ -45,25 +45,38 @@ def arrivals(profile: Profile, rate_per_ms: float, most: int | None = None) -> F
     The last column counts all that are at least that many, and is summed from the far end, never as 1 - the rest.
     There are as many columns as matter, at most `most`.
     """
+    length = reach(profile, rate_per_ms)
+    table = arrivals_up_to(profile, rate_per_ms, length - 1)
+    tails = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
+    likely = int(np.argmax(tails.max(axis=0) < _LEAST_LIKELY)) or length
+    kept = likely if most is None else min(likely, most)
+    table = table[:, :kept].copy()
+    table[:, -1] = tails[:, kept - 1]
+    return table
+
+
+def reach(profile: Profile, rate_per_ms: float) -> int:
+    """Return a number of arrivals during a batch beyond which their probability is below 1e-32: 12 standard deviations, and
+    75 decays of the geometric tail."""
     mean = rate_per_ms * profile.service_time_ms
     excess = mean * profile.cv**2  # variance / mean - 1
-    # Beyond this many the probability is below 1e-32: 12 standard deviations, and 75 decays of the geometric tail.
-    length = int(np.max(mean + 12.0 * np.sqrt(mean * (1.0 + excess)) + 75.0 * (1.0 + excess))) + 2
-    counts = np.arange(1, length)
+    return int(np.max(mean + 12.0 * np.sqrt(mean * (1.0 + excess)) + 75.0 * (1.0 + excess))) + 2
+
+
+def arrivals_up_to(profile: Profile, rate_per_ms: float, most: int) -> Floats:
+    """Return P[a - 1, k] for k = 0 ... most; higher numbers are left out."""
+    mean = rate_per_ms * profile.service_time_ms
+    excess = mean * profile.cv**2  # variance / mean - 1
+    counts = np.arange(1, most + 1)
     with np.errstate(divide="ignore"):
         shape = np.where(profile.cv > 0.0, 1.0 / profile.cv**2, np.inf)
-    logs = np.empty((len(mean), length))
+    logs = np.empty((len(mean), most + 1))
     poisson = np.isinf(shape)
     logs[:, 0] = np.where(poisson, -mean, -np.where(poisson, 0.0, shape) * np.log1p(excess))
     # (shape + k - 1) / k · q, with q = excess / (1 + excess), and shape · excess = mean; mean / k for Poisson
     steps = np.log((mean[:, None] + excess[:, None] * (counts - 1)) / (counts * (1.0 + excess[:, None])))
     logs[:, 1:] = logs[:, :1] + np.cumsum(steps, axis=1)
     table: Floats = np.exp(logs)
-    tails = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
-    likely = int(np.argmax(tails.max(axis=0) < _LEAST_LIKELY)) or length
-    kept = likely if most is None else min(likely, most)
-    table = table[:, :kept].copy()
-    table[:, -1] = tails[:, kept - 1]
     return table
 
 

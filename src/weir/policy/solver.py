@@ -9,6 +9,7 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.evaluation import Performance, evaluate
+from weir.policy.long_lines import LONGEST, Found, longest_of, solve_long
 from weir.policy.objective import unavoidable_power_w
 from weir.policy.policy_iteration import Solved, iterate_policies, quick_law, safe_overflow_cost, start_actions
 from weir.policy.prices import Prices
@@ -33,7 +34,8 @@ class Solution:
         cost: g of the truncated model under the table (equation 14).
         error_bound: how far `cost` may be above the least of all policies that serve in S_o.
         tail_share: the share of the cost that is paid in the overflow state (equation 15, relative to g).
-        s_max, overflow_cost: how the model was truncated.
+        s_max, overflow_cost: how the model was truncated. Where more than 1000 states would be needed, nothing is: beyond
+            s_max the values are continued (continued.py), and the tail share and the overflow cost are 0.
         method, iterations, seconds: how it was solved; None seconds if no clock was given.
     """
 
@@ -82,7 +84,9 @@ def solve(
 
     Arguments:
         method: "policy-iteration", or "value-iteration" (the paper's, equations 21 and 22, slower).
-        s_max: the longest line of the model; None: grown until the tail share is at most `tail_tolerance`.
+        s_max: the longest line of the model; None: grown until the tail share is at most `tail_tolerance`. Policy iteration
+            continues the values of longer lines where that takes more than 1000; a given `overflow_cost`, and value
+            iteration, stop there.
         overflow_cost: c_o of equation 13, per ms; None: so much that neither waiting in the overflow state nor losing rows
             there pays.
         eta, epsilon, max_iterations: of value iteration, see `iterate_values`; with policy iteration they have no
@@ -103,6 +107,9 @@ def solve(
     first = None if start is None else checked_table(start, profile.max_batch_size, "start")
     size = s_max if s_max is not None else enough_states(profile, rate, tail_tolerance)
     while True:
+        if size >= MOST_STATES and s_max is None and overflow_cost is None and method == METHODS[0]:
+            found = solve_long(profile, rate, prices, max(LONGEST, longest_of(profile)), first)
+            return _continued(found, prices, rate, began, clock)
         model = model_of(profile, rate, prices, size, overflow_cost or 0.0)
         begin = start_actions(model) if first is None else extended(first, size + 2).astype(np.int64)
         if method == METHODS[0]:
@@ -122,6 +129,22 @@ def solve(
     return Solution(
         profile, rate, prices, served_table(profile, solved.actions, law), solved.actions, solved.values, cost,
         bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
+    )  # fmt: skip
+
+
+def _continued(found: Found, prices: Prices, rate: float, began: float, clock: Callable[[], float] | None) -> Solution:
+    """Return the solution for lines too long for a truncated model."""
+    model, best = found.model, found.improved
+    values = best.values
+    after = values.constant + values.slope + values.bend
+    cost, bound = values.cost, best.error_bound
+    if not prices.latency_weight:
+        cost = prices.energy_weight * found.rates.power_w
+        bound = max(bound, cost - prices.energy_weight * unavoidable_power_w(model.profile, rate))
+    return Solution(
+        model.profile, rate, prices, found.table(), np.append(best.actions, model.size),
+        np.append(values.states, after), cost, bound, 0.0, model.longest, 0.0, METHODS[0], best.steps,
+        clock() - began if clock else None,
     )  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.evaluation import decay
+from weir.policy.decays import decay
+from weir.policy.long_lines import VISITED
 from weir.policy.policy_iteration import iterate_policies, start_actions
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
@@ -15,9 +16,8 @@ from weir.policy.stationary import band, stationary
 from weir.policy.tables import Table, with_full_batches
 from weir.policy.value_iteration import iterate_values
 
-MOST_STATES = 2_500
+MOST_STATES = 1_000  # with which a step of policy iteration takes a tenth of a second, and 50 MB
 _STRIDE = 16
-VISITED = 1e-8  # a state that fewer of the decisions meet is not visited
 
 
 def enough_states(profile: Profile, rate: float, tolerance: float) -> int:

@@ -1,0 +1,110 @@
+"""long_lines.py: the best table in bounded work, however long the lines and however varied the service times."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from weir.policy.bank import solve_bank
+from weir.policy.evaluation import evaluate, is_short, is_stable
+from weir.policy.long_lines import LONGEST, longest_of, rates_of_table, solve_long
+from weir.policy.prices import Prices
+from weir.policy.profile import GOOGLENET_P4, Profile
+from weir.policy.solver import solve
+from weir.policy.tables import Table, entry, greedy_table, static_table
+
+SIZES = np.arange(1.0, 33.0)
+STEPS = (SIZES - 1.0) // 8.0
+LINEAR = GOOGLENET_P4
+STEPPED = Profile(2.0 + 1.5 * STEPS, 30.0 + 12.0 * STEPS, np.zeros(32))
+FLAT = Profile.linear(alpha_ms=10.8, tau0_ms=0.5, max_batch_size=32)  # every size is nearly as quick per row
+UNEVEN = Profile(
+    (0.3 * SIZES + 1.0) * np.random.default_rng(1).uniform(0.8, 1.25, 32), 20.0 * SIZES + 20.0, np.zeros(32)
+)
+
+
+def varied(profile: Profile, cv: float) -> Profile:
+    """Return `profile` with that coefficient of variation."""
+    return Profile(profile.service_time_ms, profile.energy_mj, np.full(profile.max_batch_size, cv))
+
+
+@pytest.mark.parametrize("profile", [LINEAR, STEPPED, FLAT], ids=["linear", "stepped", "flat"])
+@pytest.mark.parametrize(("cv", "loads"), [(0.0, (0.1, 0.5, 0.95)), (0.5, (0.1, 0.7)), (1.0, (0.1, 0.4))])
+def test_tables_cost_what_those_of_the_whole_model_cost(profile: Profile, cv: float, loads: tuple[float, ...]) -> None:
+    measured = varied(profile, cv)
+    for load in loads:
+        rate = load * measured.max_rate
+        whole = solve(measured, rate)
+        assert whole.tail_share <= 1e-9
+        assert whole.overflow_cost > 0.0
+        found = solve_long(measured, rate, Prices(), 160, tolerance=1e-6)
+        assert found.improved.values.cost == pytest.approx(whole.cost, rel=1e-3)
+        assert evaluate(measured, rate, found.table()).cost <= 1.001 * whole.performance.cost
+
+
+@pytest.mark.parametrize("profile", [LINEAR, STEPPED, FLAT, UNEVEN], ids=["linear", "stepped", "flat", "uneven"])
+@pytest.mark.parametrize(("cv", "load"), [(0.6, 0.95), (1.0, 0.9), (3.0, 0.3), (3.0, 0.97)])
+def test_however_varied_it_is_solved_and_no_worse_than_greedy(profile: Profile, cv: float, load: float) -> None:
+    measured = varied(profile, cv)
+    rate = load * measured.max_rate
+    solution = solve(measured, rate)
+    assert solution.s_max <= 1000
+    greedy = greedy_table(measured.best_batch_size)
+    assert solution.performance.cost <= 1.001 * evaluate(measured, rate, greedy).cost
+    assert is_stable(measured, 0.999999 * measured.max_rate, solution.table)
+    assert len(solution.actions) == len(solution.values) == solution.s_max + 2
+
+
+def test_a_solution_says_how_it_was_bounded() -> None:
+    measured = varied(LINEAR, 2.5)
+    rate = 0.9 * measured.max_rate
+    solution = solve(measured, rate, clock=lambda: 1.0)
+    assert (solution.s_max, solution.overflow_cost, solution.tail_share, solution.seconds) == (LONGEST, 0.0, 0.0, 0.0)
+    assert solution.performance.tail_share == 0.0
+    assert np.all(np.diff(solution.values[-5:]) > 0.0)
+    assert solve(measured, rate, Prices(0.0, 2.0)).cost == pytest.approx(
+        2.0 * rate / 1000.0 * measured.energy_mj[31] / 32, rel=1e-6
+    )
+    told = solve(measured, rate, overflow_cost=1000.0)
+    assert (told.s_max, told.overflow_cost) == (1000, 1000.0)
+
+
+def test_where_sizes_are_alike_small_batches_are_best_for_long_lines_too() -> None:
+    """They hold up no one behind them; what they lack in speed hardly matters before the line is very long."""
+    measured = varied(FLAT, 1.0)
+    rate = 0.9 * measured.max_rate
+    found = solve_long(measured, rate, Prices(), 160)
+    table = found.table()
+    assert entry(table, 300) < 16 < entry(table, 10_000) == 32
+    assert 300 < len(table) <= 4097
+    full = evaluate(measured, rate, np.concatenate((table[:65], greedy_table(32)[-1:])).astype(np.uint16))
+    assert found.improved.values.cost < 0.9 * full.cost
+
+
+def test_what_a_long_table_does_in_its_longest_lines_hardly_matters() -> None:
+    rate = 0.3 * LINEAR.max_rate / 1000.0
+    table = np.full(2001, 1, dtype=np.uint16)  # from 600 rows on too slow, but for the end
+    table[:600] = np.minimum(np.arange(600), 4)
+    table[-1] = 32
+    found = rates_of_table(LINEAR, rate, table)
+    assert found.rows == pytest.approx(rate, rel=1e-9)
+    assert found.response_time_ms < 5.0
+
+
+def test_the_law_of_long_lines_is_not_computed() -> None:
+    assert is_short(LINEAR, 0.97 * LINEAR.max_rate, greedy_table(32))
+    assert not is_short(varied(LINEAR, 3.0), 0.97 * LINEAR.max_rate, static_table(32))
+    assert longest_of(LINEAR) == longest_of(varied(LINEAR, 3.0)) == 400
+
+
+def test_a_bank_of_varied_service_times() -> None:
+    measured = varied(FLAT, 1.5)
+    loads = np.array([0.01, 0.3, 0.6, 0.9, 0.97])
+    bank = solve_bank(measured, rates=loads * measured.max_rate)
+    for low, high in pairwise(range(len(loads))):
+        assert bank.response_time_ms[low] < bank.response_time_ms[high]
+        assert bank.p99_ms[low] < bank.p99_ms[high]
+    assert np.all(bank.p99_ms > 2.0 * bank.response_time_ms)
+    steady = evaluate(measured, bank.rates[3], bank.tables[3])
+    assert bank.response_time_ms[3] == pytest.approx(steady.response_time_ms, rel=1e-3)
+    assert bank.power_w[3] == pytest.approx(steady.power_w, rel=1e-3)
