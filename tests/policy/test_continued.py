@@ -51,7 +51,8 @@ def test_the_values_solve_the_optimality_equation() -> None:
     np.testing.assert_allclose(choices.min(axis=0), values.states, atol=1e-8 * np.ptp(values.states))
     assert found.improved.error_bound < 1e-8 * values.cost
     again = improve(model, costs, found.improved.actions)
-    assert (again.steps, again.values.cost) == (1, pytest.approx(values.cost, rel=1e-12))
+    assert again.steps == 1
+    assert again.values.cost == pytest.approx(values.cost, rel=1e-12)
 
 
 def test_the_continuation_is_what_longer_lines_are_worth() -> None:

@@ -11,7 +11,7 @@ from weir.policy.long_lines import LONGEST, longest_of, rates_of_table, solve_lo
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Profile
 from weir.policy.solver import solve
-from weir.policy.tables import Table, entry, greedy_table, static_table
+from weir.policy.tables import entry, greedy_table, static_table
 
 SIZES = np.arange(1.0, 33.0)
 STEPS = (SIZES - 1.0) // 8.0

@@ -116,7 +116,8 @@ class Continued:
         """Return how often per ms each of the states is met at a decision under `actions`."""
         first = np.zeros(len(actions))
         first[0] = 1.0
-        return np.maximum(np.linalg.solve(self._system(actions).T, first), 0.0)
+        found = np.linalg.solve(self._system(actions).T, first)
+        return np.asarray(np.maximum(found, 0.0), dtype=np.float64)
 
     def rate_of(self, costs: Costs, actions: Actions, visits: Floats) -> tuple[float, float]:
         """Return the cost per ms under `actions`, which meet the states so often, and what of it is paid above the longest."""
