@@ -29,8 +29,8 @@ def test_a_bank_predicts_what_evaluation_says() -> None:
         alone = solve(GOOGLENET_P4, rate, PRICES)
         assert bank.tables[i, : len(alone.table)].tolist() == alone.table.tolist()
         seen = evaluate(GOOGLENET_P4, rate, bank.tables[i], PRICES)
-        assert bank.response_time_ms[i] == pytest.approx(seen.response_time_ms, rel=1e-9)
-        assert bank.power_w[i] == pytest.approx(seen.power_w, rel=1e-9)
+        assert bank.response_time_ms[i] == pytest.approx(seen.response_time_ms, rel=1e-7)
+        assert bank.power_w[i] == pytest.approx(seen.power_w, rel=1e-7)
         p99 = response_time(GOOGLENET_P4, rate, bank.tables[i], cells=2048).quantile_ms(0.99)
         assert bank.p99_ms[i] == pytest.approx(p99, rel=0.005)
 
