@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.commands.files import check_drawing, check_writable, write_atomically
+from weir.commands.files import check_drawing, check_results, check_writable, write_atomically
 from weir.errors import SettingsError
 
 
@@ -23,6 +23,8 @@ def test_bytes_are_written_too(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     check_writable(tmp_path / "profile.toml")
+    with pytest.raises(SettingsError, match="it is a folder; must be a file"):
+        check_writable(tmp_path)
     with pytest.raises(SettingsError, match="must be a folder that you may write to"):
         check_writable(tmp_path / "missing" / "profile.toml")
 
@@ -36,3 +38,21 @@ def test_a_folder_that_one_may_not_write_to_is_refused(tmp_path: Path) -> None:
 
 def test_with_matplotlib_there_is_something_to_draw_with() -> None:
     check_drawing()
+
+
+def test_results_are_refused_before_the_work_and_stdout_never_is(tmp_path: Path) -> None:
+    check_results(Path("-"), None, tmp_path / "it.md", figure=tmp_path / "it")
+    for figure in (Path("."), tmp_path / "missing" / "it"):
+        with pytest.raises(SettingsError, match="cannot be written"):
+            check_results(figure=figure)
+    with pytest.raises(SettingsError, match="cannot be written"):
+        check_results(None, tmp_path)
+
+
+def test_what_cannot_be_written_after_all_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"it\.toml: cannot be written: No such file or directory"):
+        write_atomically(tmp_path / "missing" / "it.toml", "")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SettingsError, match="folder: cannot be written: Is a directory"):
+        write_atomically(tmp_path / "folder", "")
+    assert [each.name for each in tmp_path.iterdir()] == ["folder"]

@@ -68,6 +68,18 @@ def test_options_reach_the_simulation(
     assert document["outcomes"]["greedy"]["requests"] <= 1_600
 
 
+def test_policies_are_compared_by_what_a_promise_takes(
+    profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    it = ["--latency-objective", "p99=15ms", "--arrivals", "poisson:0.5", "--requests", 10_000, "--json", "-"]
+    assert weir(monkeypatch, "simulate", profile, "--policy", "smdp,greedy", *it) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["objective"], document["best"]) == ("p99=15ms", "smdp")
+    outcomes = document["outcomes"]
+    assert outcomes["smdp"]["late_share"]["value"] <= 0.01
+    assert outcomes["smdp"]["power_w"]["value"] < outcomes["greedy"]["power_w"]["value"]
+
+
 def test_a_recorded_trace_is_played(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -87,6 +99,10 @@ def test_a_recorded_trace_is_played(
         (["--max-queue-delay", "0"], "--max-queue-delay=0: must be a duration greater than 0"),
         (["--latency-weight", "-1"], "latency_weight=-1.0: must be a number, 0 or more"),
         (["--workers", "0"], "workers=0: must be 1 or more"),
+        (["--seed", "-1"], "seed=-1: must be a whole number, 0 or more"),
+        (["--latency-objective", "20ms"], "latency_objective='20ms': must be a percentile and a duration"),
+        (["--latency-objective", "p99=1ms"], "latency_objective=p99=1ms: a row alone takes"),
+        (["--json", "."], "it is a folder"),
         (["--json", "nowhere/it.json"], "nowhere"),
         (["--figure", "nowhere/it.png"], "nowhere"),
     ],

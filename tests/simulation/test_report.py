@@ -1,11 +1,16 @@
 from math import inf, nan
 from pathlib import Path
+from typing import cast
 
 import pytest
 from rich.console import Console
 
+from weir.policy.adaptive import SolvedPolicy
+from weir.policy.decision import Policy
+from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
+from weir.simulation.banks import make_bank
 from weir.simulation.outcome import Comparison
 from weir.simulation.report import draw, heading, table
 from weir.simulation.simulator import simulate
@@ -56,6 +61,31 @@ def test_what_is_lost_has_a_column_where_something_is() -> None:
     assert rows[2].rstrip().endswith("loses more")
     assert compared.best == "control-limit:8"
     assert compared.outcomes["full:1"].cost.value < compared.outcomes["control-limit:8"].cost.value
+
+
+def test_with_an_objective_policies_are_compared_by_power_and_by_whether_they_keep_it(tmp_path: Path) -> None:
+    compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.8", requests=8_000, latency_objective="p99=6ms")
+    assert "p99=6ms with the least energy" in heading(compared)
+    title, *rows = shown(compared)
+    assert " ".join(title.split()).endswith("busy late % W above best")
+    assert "cost" not in title
+    assert [row.split()[0] for row in rows] == ["control-limit:8", "greedy", "full:1"]
+    assert rows[0].rstrip().endswith("not kept")
+    assert compared.best is None
+    loose = simulate(GOOGLENET_P4, POLICIES, "poisson:0.8", requests=8_000, latency_objective="p99=40ms")
+    assert (loose.best, loose.measure) == ("control-limit:8", "power_w")
+    assert loose.to_dict()["objective"] == "p99=40ms"
+    assert " +" in shown(loose)[2]
+    draw(loose, tmp_path / "it")
+    assert "p99=40ms" in (tmp_path / "it.svg").read_text()
+
+
+def test_refusing_more_than_it_takes_keeps_no_promise_best() -> None:
+    refusing = SolvedPolicy(make_bank(GOOGLENET_P4.up_to(8), objective=Objective.parse("p99=8ms")))
+    policies: dict[str, str | Policy] = {"smdp": "smdp", "strict": cast(Policy, refusing), "greedy": "greedy"}
+    compared = simulate(GOOGLENET_P4.up_to(8), policies, "poisson:0.93", requests=8_000, latency_objective="p99=40ms")
+    assert not compared.is_eligible("strict")
+    assert any(row.rstrip().endswith("loses more") for row in shown(compared, 120))
 
 
 def test_without_a_stable_policy_none_is_best() -> None:

@@ -1,7 +1,6 @@
 """`weir bench`: load on a server, or on a model in this process."""
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,8 +64,10 @@ def bench(
         list[str] | None,
         _option("Setting of the models in this process; may be repeated.", "In process", "--set", metavar="KEY=VALUE"),
     ] = None,
-    json: Annotated[Path | None, _option("File that gets the result as JSON.", _RESULT)] = None,
-    markdown: Annotated[Path | None, _option("File that gets the result as Markdown.", _RESULT)] = None,
+    json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
+    markdown: Annotated[
+        Path | None, _option("File that gets the result as Markdown; - prints it instead.", _RESULT)
+    ] = None,
     figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> int:
     """Measure what a server makes of a load, from when requests were meant to leave.
@@ -78,6 +79,7 @@ def bench(
 
     from weir.bench import LoadSettings, run_shown
     from weir.bench.http import HttpOptions, HttpTarget
+    from weir.commands.files import check_results
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
     options = HttpOptions(_headers(header or []), timeout, max_connections, insecure)
@@ -85,7 +87,7 @@ def bench(
     made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
     if not made:
         raise SettingsError("nothing to measure: name a URL, or a model with --in-process")
-    _check_files(json, markdown, figure)
+    check_results(json, markdown, figure=figure)
     report = run_shown(made, load, progress=Console(stderr=True).is_terminal)
     _write(report, json, markdown, figure)
     for line in report.failures:
@@ -136,39 +138,28 @@ def _model(target: str, said: Sequence[str]) -> "ModelToServe":
     return read_settings([target], flags, {}).models[0]
 
 
-def _check_files(*paths: Path | None) -> None:
-    """Refuse before the run what could not be written after it."""
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            raise SettingsError(f"{path}: cannot be written: there is no folder {path.parent}")
-    if paths[-1] is not None and find_spec("matplotlib") is None:
-        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
-
-
 def _write(report: "Report", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
     from weir.bench.report import headline, table, to_dict
     from weir.bench.report import markdown as as_markdown
+    from weir.commands.files import STDOUT, write_atomically
+    from weir.commands.tables import print_table
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(headline(report), markup=False)
-    console.print(table(report))
+    console = Console(highlight=False)
+    if STDOUT not in (json, markdown):
+        console.print(headline(report), markup=False, soft_wrap=True)
+        print_table(console, table(report))
     for path, content in (
-        (json, msgspec.json.format(msgspec.json.encode(to_dict(report)), indent=2)),
-        (markdown, as_markdown(report).encode()),
+        (json, msgspec.json.format(msgspec.json.encode(to_dict(report)), indent=2).decode() + "\n"),
+        (markdown, as_markdown(report)),
     ):
-        if path is not None:
-            _write_file(path, content)
+        if path == STDOUT:
+            typer.echo(content, nl=False)
+        elif path is not None:
+            write_atomically(path, content)
     if figure is not None:
         from weir.bench.drawing import draw
 
         draw(report, figure)
-
-
-def _write_file(path: Path, content: bytes) -> None:
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error

@@ -5,9 +5,23 @@ from pathlib import Path
 
 from weir.errors import SettingsError
 
+STDOUT = Path("-")
+
 
 def check_writable(path: Path) -> None:
-    """Raise SettingsError, before anything takes time, if `path` cannot be written."""
+    """Raise SettingsError, before anything takes time, if the file `path` cannot be written."""
+    if path.is_dir():
+        raise SettingsError(f"{path}: cannot be written: it is a folder; must be a file")
+    check_folder(path)
+
+
+def check_figure(path: Path) -> None:
+    """Raise SettingsError, before anything takes time, if the figure `path` cannot be written as .png and .svg."""
+    check_writable(path.with_suffix(".png") if path.name else path)
+
+
+def check_folder(path: Path) -> None:
+    """Raise SettingsError, before anything takes time, if there is no place for the file or folder `path`."""
     folder = path.absolute().parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise SettingsError(f"{path}: cannot be written: {folder} must be a folder that you may write to")
@@ -21,11 +35,29 @@ def check_drawing() -> None:
         raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
 
 
+def check_results(*files: Path | None, figure: Path | None = None) -> None:
+    """Raise SettingsError, before anything takes time, for a result that could not be written after it.
+
+    None is no path, and - is stdout.
+    """
+    for path in files:
+        if path is not None and path != STDOUT:
+            check_writable(path)
+    if figure is not None:
+        check_drawing()
+        check_figure(figure)
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write `content` so that whoever reads `path` sees all of it or what was there before."""
+    """Write `content` so that whoever reads `path` sees all of it or what was there before.
+
+    Raises SettingsError, naming `path`, if it cannot be written: the disk is full, or it was never a place for files.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
         beside.replace(path)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         beside.unlink(missing_ok=True)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weir.commands.files import check_drawing, check_writable, write_atomically
+from weir.commands.files import check_drawing, check_figure, check_writable, write_atomically
 from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
+from weir.commands.tables import print_table
 from weir.errors import SettingsError
 from weir.profiling.settings import ProfilingSettings
 from weir.settings import ModelToServe, declared_by, declared_settings, value_of
@@ -39,9 +40,9 @@ def _profile(
     settings = settings_of([target], config, {name: value for name, value in said.items() if name not in OWN})
     model = next(model for model in settings.models if model.target == target)
     path = output or Path(f"{model.name}.profile.toml")
-    picture = (figure or path).with_suffix("")
     check_writable(path)
-    check_writable(picture)
+    picture = (figure or path).with_suffix("")
+    check_figure(picture.with_name(picture.name + ".png"))
     if figure is not None:
         check_drawing()
     profile = _measure(model, ProfilingSettings(**own), items)
@@ -116,8 +117,8 @@ def _draw(profile: "Profile", path: Path, name: str) -> str:
 def _show(profile: "Profile", name: str) -> None:
     from rich.console import Console
 
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
-    console.print(_table(profile))
+    console = Console(highlight=False)
+    print_table(console, _table(profile))
     for line in _summary(profile, name):
         console.print(line, markup=False, soft_wrap=True)
 

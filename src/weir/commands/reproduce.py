@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from weir.errors import SettingsError
+
 
 class Paper(Enum):
     """What can be reproduced."""
@@ -26,12 +28,14 @@ def reproduce(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from weir.commands.files import check_drawing, check_writable
+    from weir.commands.files import check_drawing, check_folder
     from weir.simulation.paper.claims import Verdict
     from weir.simulation.reproduce import reproduce as recompute
 
     check_drawing()
-    check_writable(output)
+    check_folder(output)
+    if output.exists() and not output.is_dir():
+        raise SettingsError(f"{output}: must be a folder, which gets the report and its figures")
     output.mkdir(exist_ok=True)
     console = Console(stderr=True)
     columns = (

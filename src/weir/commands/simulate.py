@@ -21,7 +21,6 @@ _ARRIVALS = (
 )
 _DELAY = "Longest wait that a policy may impose, such as 100ms (default: no bound)."
 _WHAT, _PRICES, _RESULT = "What is simulated", "What it is worth", "Result"
-_STDOUT = Path("-")
 
 
 def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
@@ -45,6 +44,15 @@ def simulate(
     reference_rate: Annotated[
         float | None, _option("Rows per second at which these hold; waiting costs the same at other rates.", _PRICES)
     ] = None,
+    latency_objective: Annotated[
+        str | None,
+        _option(
+            "Promise to keep with the least energy, such as p99=20ms: smdp is solved for it, and policies are compared by "
+            "power; the weights then decide nothing.",
+            _PRICES,
+            metavar="pNN=DURATION",
+        ),
+    ] = None,
     json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
     figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
 ) -> None:
@@ -52,6 +60,7 @@ def simulate(
 
     Each policy meets the same arrivals, and the same luck where service times are random. Intervals are 95 %.
     """
+    from weir.commands.files import check_results
     from weir.policy.prices import Prices
     from weir.simulation.bars import Bars
     from weir.simulation.policies import settings_for, split_policies
@@ -62,12 +71,12 @@ def simulate(
     named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]
     settings, delay = settings_for(measured), _seconds("max-queue-delay", max_queue_delay)
     settings = settings if delay is None else replace(settings, max_queue_delay=delay)
-    _check_files(json, figure)
+    check_results(json, figure=figure)
     with Bars() as bars:
         compared = compare(
             measured, named, arrivals, workers=workers, requests=requests, seed=seed, warm_up=warm_up,
             prices=Prices(latency_weight, energy_weight, reference_rate), settings=settings,
-            deadline=_seconds("deadline", deadline), progress=bars,
+            deadline=_seconds("deadline", deadline), latency_objective=latency_objective, progress=bars,
         )  # fmt: skip
     _show(compared, json, figure)
 
@@ -86,32 +95,22 @@ def _seconds(key: str, text: str | None) -> float | None:
     return seconds
 
 
-def _check_files(json: Path | None, figure: Path | None) -> None:
-    """Refuse before the run what could not be written after it."""
-    from weir.commands.files import check_drawing, check_writable
-
-    if figure is not None:
-        check_drawing()
-    for path in (json, figure):
-        if path is not None and path != _STDOUT:
-            check_writable(path)
-
-
 def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> None:
     import msgspec
     from rich.console import Console
 
-    from weir.commands.files import write_atomically
+    from weir.commands.files import STDOUT, write_atomically
+    from weir.commands.tables import print_table
     from weir.simulation.report import draw, heading, table
 
     text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"
     if figure is not None:
         draw(compared, figure)
-    if json == _STDOUT:
+    if json == STDOUT:
         typer.echo(text, nl=False)
         return
     console = Console(highlight=False)
     console.print(heading(compared), markup=False, soft_wrap=True)
-    console.print(table(compared))
+    print_table(console, table(compared))
     if json is not None:
         write_atomically(json, text)

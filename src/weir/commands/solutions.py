@@ -1,6 +1,5 @@
 """What `weir solve` shows: a bank as a table by rate, a solution of one rate as a table by state; both as documents."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from weir.commands.tables import print_table
 from weir.policy.bank import Bank
 from weir.policy.profile import Floats
 from weir.policy.solver import Solution
@@ -67,9 +67,9 @@ def show_bank(bank: Bank, rules: Sequence[Beside]) -> None:
         cells += list(_compared(float(totals[i]), rules[i])) if rules else []
         cells += [f"{bank.shares[i]:.0%}"] * mixed + [str(bank.max_waiting[i])] * bounded
         table.add_row(*cells)
-    console = Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
+    console = Console(highlight=False)
     console.print(_heading(bank), markup=False, soft_wrap=True)
-    console.print(table)
+    print_table(console, table)
     if rules:
         console.print(
             "greedy, best limit: what these rules cost more; the limit is the best one for that very rate",
@@ -124,8 +124,8 @@ def show_solution(solution: Solution, values: bool) -> None:
         states = f"{first} or more" if last is None else str(first) if first == last else f"{first} - {last}"
         cells = [states, "wait" if action == "0" else action]
         table.add_row(*cells, *([f"{solution.values[first]:.6g}"] if values and first < len(solution.values) else []))
-    console, found = Console(soft_wrap=not sys.stdout.isatty(), highlight=False), solution.performance
-    console.print(table)
+    console, found = Console(highlight=False), solution.performance
+    print_table(console, table)
     for line in (
         f"control limit {solution.limit}; cost {solution.cost:.6f}, at most {solution.error_bound:.1e} above the optimum",
         f"mean response time {found.response_time_ms:.4g} ms, power {found.power_w:.4g} W, busy {found.busy_share:.1%}, "

@@ -58,17 +58,13 @@ def solve(
     The cost is latency weight x mean response time (ms) + energy weight x mean power (W). One table is solved for each of
     some rates; the server estimates the rate and looks its table up.
     """
-    from weir.commands.files import check_drawing, check_writable
+    from weir.commands.files import check_results
     from weir.policy.prices import Prices
     from weir.simulation.solving import read_profile
 
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)
-    if figure is not None:
-        check_drawing()
-    for path in (json, figure):
-        if path not in (None, Path("-")):
-            check_writable(path)
+    check_results(json, figure=figure)
     if rate is not None:
         _refuse_with_rate(output, workers, latency_objective, figure)
         prices = Prices(latency_weight, energy_weight, reference_rate)
@@ -77,7 +73,7 @@ def solve(
     if method != "policy-iteration" or values:
         raise SettingsError("--method and --values: are for one rate; add --rate")
     path = output or profile.with_name(_stem(profile) + ".policy.npz")
-    check_writable(path)
+    check_results(path)
     arguments = {
         "latency_weight": latency_weight, "energy_weight": energy_weight, "reference_rate": reference_rate,
         "workers": workers, "latency_objective": latency_objective, "seed": seed,

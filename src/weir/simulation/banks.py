@@ -1,8 +1,7 @@
 """Makes the bank that a server runs, for any crew and with or without a latency objective: the one entry for all.
 
-One worker without an objective is solved exactly (policy/), unless only energy counts: then waiting for the best batch
-is optimal at any rate, and a model in which waiting is free is beyond the precision of floats. No exact solution is known for
-the other cases; there one control limit for each rate is found by simulation, all candidates on the same arrivals.
+One worker without an objective is solved exactly (policy/). No exact solution is known for the other cases; there one
+control limit for each rate is found by simulation, all candidates on the same arrivals.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from weir.policy.profile import Profile
 from weir.policy.tables import stacked
 from weir.simulation.promises import Keeper, Kept
 from weir.simulation.rounds import Rule
+from weir.simulation.services import check_seed
 from weir.simulation.trials import Trials, lowest
 
 Progress = Callable[[int, int], None]  # rates done, of how many
@@ -54,10 +54,11 @@ def make_bank(
     prices = prices or Prices()
     if workers < 1:
         raise SettingsError(f"workers={workers}: must be 1 or more")
+    check_seed(seed)
     told = progress or (lambda done, total: None)
     if objective is not None:
         return _promised(profile, prices, workers, objective, seed, told)
-    if workers > 1 or not prices.latency_weight:
+    if workers > 1:
         return _crew(profile, prices, workers, seed, told)
     return solve_bank(profile, prices)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.messages import Reason
+from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.simulation.measuring import Stretches
 from weir.simulation.spread import Spread
@@ -17,6 +18,7 @@ from weir.simulation.traces import Floats
 
 COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share")
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
+_NOT_PLAIN = ("outcomes", "prices", "objective")
 TOLERATED = 0.01  # share of requests by which policies may differ in what they lose and yet be compared by cost
 UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the line only grows
 
@@ -58,6 +60,12 @@ class Outcome:
         """The share of requests that were refused, or late."""
         return self.refused_share + self.late_share.value
 
+    def keeps(self, objective: Objective) -> bool:
+        """Tell whether the run shows nothing against the promise: of the answers, the share that was late is within it, or
+        its interval reaches there."""
+        answered = 1.0 - self.refused_share
+        return self.stable and answered > 0.0 and not self.late_share.low > objective.late_share * answered
+
     def quantile_ms(self, share: float) -> float:
         """Return the response time below which that share of the answers lies."""
         return self.responses_ms.quantile(share) if self.stable else inf
@@ -74,7 +82,8 @@ class Outcome:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Policies that met the same arrivals and the same luck. `rate` is in rows per second, over all `workers`."""
+    """Policies that met the same arrivals and the same luck. `rate` is in rows per second, over all `workers`. They are
+    compared by cost; with an `objective`, by power."""
 
     arrivals: str
     rate: float
@@ -83,21 +92,36 @@ class Comparison:
     prices: Prices
     seed: int
     outcomes: Mapping[str, Outcome]
+    objective: Objective | None = None
 
     @property
     def best(self) -> str | None:
-        """The policy of least cost among those that are eligible; None if there is none."""
+        """The policy of least cost (with an objective, power) among those that are eligible; None if there is none."""
         names = [name for name in self.outcomes if self.is_eligible(name)]
-        return min(names, key=lambda name: self.outcomes[name].cost.value, default=None)
+        return min(names, key=self.value, default=None)
+
+    @property
+    def measure(self) -> str:
+        """What policies are compared by: cost, or power_w where an objective is to be kept with the least."""
+        return "cost" if self.objective is None else "power_w"
+
+    def value(self, name: str) -> float:
+        """Return the `measure` of a policy."""
+        estimated: Estimate = getattr(self.outcomes[name], self.measure)
+        return estimated.value
 
     def is_eligible(self, name: str) -> bool:
         """Tell whether a policy may be the best: it is stable, and it loses hardly more requests than another does.
 
-        Costs are of what was answered; a policy that answers less is not cheaper for it.
+        Costs are of what was answered; a policy that answers less is not cheaper for it. With an objective, it also keeps
+        that, and lost are those that were refused.
         """
-        least = min((each.lost_share for each in self.outcomes.values() if each.stable), default=0.0)
-        outcome = self.outcomes[name]
-        return outcome.stable and outcome.lost_share <= least + TOLERATED
+        outcome, objective = self.outcomes[name], self.objective
+        if objective is None:
+            least = min((each.lost_share for each in self.outcomes.values() if each.stable), default=0.0)
+            return outcome.stable and outcome.lost_share <= least + TOLERATED
+        kept = [each.refused_share for each in self.outcomes.values() if each.keeps(objective)]
+        return outcome.keeps(objective) and outcome.refused_share <= min(kept) + TOLERATED
 
     def difference(self, one: str, other: str, what: str = "cost") -> Estimate:
         """Return by how much `what` of policy `one` exceeds that of `other`, stretch by stretch over the same arrivals.
@@ -116,9 +140,12 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a JSON-able dict."""
-        document = {name: _plain(value) for name, value in vars(self).items() if name not in ("outcomes", "prices")}
+        document = {name: _plain(value) for name, value in vars(self).items() if name not in _NOT_PLAIN}
+        objective = None if self.objective is None else str(self.objective)
         outcomes = {name: outcome.to_dict() for name, outcome in self.outcomes.items()}
-        return {**document, "prices": vars(self.prices), "best": self.best, "outcomes": outcomes}
+        return {
+            **document, "prices": vars(self.prices), "objective": objective, "best": self.best, "outcomes": outcomes,
+        }  # fmt: skip
 
 
 def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers: int, *, stable: bool) -> Outcome:

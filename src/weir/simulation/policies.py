@@ -1,5 +1,6 @@
 """Which policies are simulated, and within which bounds."""
 
+from collections.abc import Callable
 from copy import deepcopy
 from math import inf
 from sys import maxsize
@@ -9,10 +10,11 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
 from weir.policy.loading import load_policy
+from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 
-SOLVED = "smdp"  # the policy solved for the very profile, prices and workers that are simulated
+SOLVED = "smdp"  # the policy solved for the very profile, prices or objective, and workers that are simulated
 
 
 def split_policies(text: str) -> list[str]:
@@ -53,17 +55,19 @@ def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> 
 
 def policy_for(
     policy: str | Policy, profile: Profile, *, prices: Prices | None = None, workers: int = 1,
-    settings: BatchingSettings | None = None,
+    settings: BatchingSettings | None = None, objective: Objective | None = None,
+    solving: Callable[[int, int], None] | None = None,
 ) -> Policy:  # fmt: skip
     """Return a policy with no memory of any other run: `smdp` solved for this profile, a text, or a copy of an instance.
 
-    Raises SettingsError as `load_policy` does.
+    `solving` is told (rates done, of how many). Raises SettingsError as `load_policy` does.
     """
     if policy == SOLVED:
         from weir.policy.adaptive import SolvedPolicy
         from weir.simulation.banks import make_bank
 
-        return cast(Policy, SolvedPolicy(make_bank(profile, prices or Prices(), workers=workers)))
+        bank = make_bank(profile, prices or Prices(), workers=workers, objective=objective, progress=solving)
+        return cast(Policy, SolvedPolicy(bank))
     bounds = settings_for(profile, settings)
     loaded = load_policy(policy, max_batch_size=bounds.max_batch_size, max_queue_delay=bounds.max_queue_delay)
     return fresh(loaded)

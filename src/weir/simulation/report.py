@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.figures import INK, figure, styles
+from weir.policy.objective import Objective
 from weir.simulation.outcome import Comparison, Outcome
 from weir.simulation.statistics import Estimate
 
@@ -24,6 +25,8 @@ def heading(compared: Comparison) -> str:
     weights = f"cost = {prices.latency_weight:g}/ms, {prices.energy_weight:g}/W"
     if prices.reference_rate is not None:
         weights += f" at {prices.reference_rate:g} rows/s"
+    if compared.objective is not None:
+        weights = f"{compared.objective} with the least energy"
     requests = max((each.requests for each in compared.outcomes.values()), default=0)
     return (
         f"{compared.arrivals}: {compared.rate:,.4g} rows/s, load {compared.load:.3g} on {workers}; "
@@ -36,12 +39,16 @@ def table(compared: Comparison) -> Table:
     from the best on the same arrivals."""
     shown = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     shown.add_column("policy", overflow="fold", min_width=11)
-    lossy = any(each.lost_share for each in compared.outcomes.values())
-    columns = ["response ms", "p99 ms", "power W", "batch", "busy", *(["lost"] if lossy else []), "cost", "above best"]
+    objective = compared.objective
+    lossy = any(each.refused_share if objective else each.lost_share for each in compared.outcomes.values())
+    columns = ["response ms", "p99 ms", "power W", "batch", "busy", *(["lost"] if lossy else [])]
+    columns += ["cost", "above best"] if objective is None else ["late %", "W above best"]
     for column in columns:
         shown.add_column(column, justify="right", no_wrap=True)
     best, outcomes = compared.best, compared.outcomes
-    order = sorted(compared.outcomes, key=lambda name: (not compared.is_eligible(name), outcomes[name].cost.value))
+    order = sorted(
+        outcomes, key=lambda name: (not compared.is_eligible(name), not outcomes[name].stable, compared.value(name))
+    )
     for name in order:
         shown.add_row(*_row(compared, outcomes[name], best, lossy=lossy))
     return shown
@@ -52,17 +59,28 @@ def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: boo
         unstable = Text("unstable", style="red")
         measured = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
         return [outcome.policy, unstable, "", *measured, *([""] if lossy else []), "", ""]
-    if outcome.policy == best:
-        above = Text("best", style="bold green")
-    elif best is None or not compared.is_eligible(outcome.policy):
-        above = Text("loses more", style="red")
-    else:
-        above = Text(f"+{_text(compared.difference(outcome.policy, best))}")
+    objective = compared.objective
+    lost = outcome.lost_share if objective is None else outcome.refused_share
     return [
         outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), _short(outcome.power_w.value),
         f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
-        *([f"{outcome.lost_share:.2%}"] if lossy else []), _text(outcome.cost), above,
+        *([f"{lost:.2%}"] if lossy else []), _text(outcome.cost if objective is None else _percent(outcome.late_share)),
+        _above(compared, outcome, best),
     ]  # fmt: skip
+
+
+def _above(compared: Comparison, outcome: Outcome, best: str | None) -> Text:
+    if outcome.policy == best:
+        return Text("best", style="bold green")
+    if compared.objective is not None and not outcome.keeps(compared.objective):
+        return Text("not kept", style="red")
+    if best is None or not compared.is_eligible(outcome.policy):
+        return Text("loses more", style="red")
+    return Text(f"+{_text(compared.difference(outcome.policy, best, compared.measure))}")
+
+
+def _percent(share: Estimate) -> Estimate:
+    return Estimate(*(100.0 * value for value in share))
 
 
 def _text(estimate: Estimate) -> str:
@@ -84,33 +102,39 @@ def draw(compared: Comparison, path: Path) -> None:
     """
     stable = [each for each in compared.outcomes.values() if each.stable]
     with figure(path, 1, 3, size=(12.0, 3.4)) as (drawing, axes):
-        _tails(axes[0, 0], stable)
-        _costs(axes[0, 1], stable)
+        _tails(axes[0, 0], stable, compared.objective)
+        _costs(axes[0, 1], stable, compared.objective)
         _sizes(axes[0, 2], stable)
         missing = [each.policy for each in compared.outcomes.values() if not each.stable]
         note = f"\nunstable, not drawn: {', '.join(missing)}" if missing else ""
         drawing.suptitle(heading(compared) + note, fontsize=8)
 
 
-def _tails(axes: Any, outcomes: Sequence[Outcome]) -> None:
+def _tails(axes: Any, outcomes: Sequence[Outcome], objective: Objective | None) -> None:
     for outcome, style in zip(outcomes, styles(), strict=False):
         shares = np.geomspace(1.0, max(1.0 / outcome.requests, 1e-5), POINTS)
         times = [outcome.quantile_ms(1.0 - share) for share in shares.tolist()]
         axes.semilogy(times, shares, label=outcome.policy, markevery=POINTS // 8, **style)
+    if objective is not None:
+        axes.axvline(1000.0 * objective.deadline, color=INK, linewidth=0.8)
+        axes.axhline(objective.late_share, color=INK, linewidth=0.8)
+        axes.annotate(str(objective), (1000.0 * objective.deadline, objective.late_share), fontsize=7, color=INK,
+                      xytext=(4, 4), textcoords="offset points")  # fmt: skip
     axes.set_xlabel("response time (ms)")
     axes.set_ylabel("share of requests that take longer")
     axes.legend(fontsize=7)
 
 
-def _costs(axes: Any, outcomes: Sequence[Outcome]) -> None:
+def _costs(axes: Any, outcomes: Sequence[Outcome], objective: Objective | None) -> None:
     for place, (outcome, style) in enumerate(zip(outcomes, styles(), strict=False)):
         power, wait = outcome.power_w, outcome.response_time_ms
         axes.errorbar(
             wait.value, power.value, xerr=wait.half_width, yerr=power.half_width, linestyle="none", color=style["color"],
             marker=style["marker"], markersize=6, capsize=2,
         )  # fmt: skip
+        says = f"cost {_short(outcome.cost.value)}" if objective is None else f"late {outcome.late_share.value:.2%}"
         axes.annotate(
-            f"{outcome.policy}\ncost {_short(outcome.cost.value)}", (wait.value, power.value), fontsize=6, color=INK,
+            f"{outcome.policy}\n{says}", (wait.value, power.value), fontsize=6, color=INK,
             xytext=(5, 3 if place % 2 else -12), textcoords="offset points",
         )  # fmt: skip
     axes.margins(x=0.3, y=0.15)

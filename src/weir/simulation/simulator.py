@@ -10,6 +10,7 @@ import numpy as np
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
+from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.simulation.arrivals import Arrivals, parse_arrivals
@@ -19,7 +20,7 @@ from weir.simulation.measuring import Stretches
 from weir.simulation.outcome import Comparison, Outcome, outcome_of
 from weir.simulation.policies import policy_for, settings_for
 from weir.simulation.runs import Run, Whole
-from weir.simulation.services import Services
+from weir.simulation.services import Services, check_seed
 from weir.simulation.stability import capacity_of, is_bounded
 from weir.simulation.traces import Floats, Ints
 
@@ -54,31 +55,38 @@ def simulate(
     profile: Profile, policies: Sequence[str | Policy] | Mapping[str, str | Policy], arrivals: Arrivals | str, *,
     workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
-    progress: Progress | None = None,
+    latency_objective: Objective | str | None = None, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
     """Return how each policy does with the same arrivals and the same luck.
 
     `arrivals` is a process or its text (arrivals.py). `requests` of them are simulated, 100 000 if left out, of a trace
     all; of these the share `warm_up` is not counted. `deadline` is each request's timeout in seconds; `late_after` only counts
-    those that take longer. Memory does not grow with `requests`. `progress` hears of the policy's name, the requests done and their number.
+    those that take longer. With a `latency_objective`, such as "p99=20ms", `smdp` is solved for it, the best policy is the one
+    of least power that keeps it, and `late_after` is its deadline if left out. Memory does not grow with `requests`. `progress`
+    hears of the policy's name, the requests done and their number; of tables that are solved, the rates.
 
     Raises SettingsError naming the key, the value and the rule.
     """
     if workers < 1:
         raise SettingsError(f"workers={workers}: must be 1 or more")
     process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
+    check_seed(seed)
     prices = prices or Prices()
+    objective = _objective(latency_objective, profile)
+    if late_after is None:
+        late_after = deadline if objective is None else objective.deadline
     trial = _Trial(
         profile, process, _count(process, requests, warm_up), warm_up, workers, seed, prices,
-        settings_for(profile, settings), deadline, deadline if late_after is None else late_after,
+        settings_for(profile, settings), deadline, late_after, objective,
     )  # fmt: skip
     named = policies if isinstance(policies, Mapping) else _named(policies)
     outcomes = {
-        name: trial.outcome(name, policy, partial(progress, name) if progress is not None else None)
+        name: trial.outcome(name, policy, progress or (lambda name, done, total: None))
         for name, policy in named.items()
     }
     text = arrivals if isinstance(arrivals, str) else str(arrivals)
-    return Comparison(text, process.rate, process.rate / (workers * profile.max_rate), workers, prices, seed, outcomes)
+    load = process.rate / (workers * profile.max_rate)
+    return Comparison(text, process.rate, load, workers, prices, seed, outcomes, objective)
 
 
 class _Trial(NamedTuple):
@@ -94,11 +102,15 @@ class _Trial(NamedTuple):
     settings: BatchingSettings
     deadline: float | None
     late_after: float | None
+    objective: Objective | None
 
-    def outcome(self, name: str, policy: str | Policy, progress: Callable[[int, int], None] | None) -> Outcome:
+    def outcome(self, name: str, policy: str | Policy, progress: Progress) -> Outcome:
         """Simulate one policy."""
         profile, workers, settings = self.profile, self.workers, self.settings
-        used = policy_for(policy, profile, prices=self.prices, workers=workers, settings=settings)
+        used = policy_for(
+            policy, profile, prices=self.prices, workers=workers, settings=settings, objective=self.objective,
+            solving=partial(progress, f"{name}, solving"),
+        )  # fmt: skip
         limit = inf if self.late_after is None else self.late_after
         first = min(round(self.warm_up * self.requests), self.requests - 1)
         seen = Stretches(profile, first, self.requests, limit)
@@ -106,11 +118,11 @@ class _Trial(NamedTuple):
             settings, used, Services(profile, self.seed), Book(seen), workers=workers,
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
         )  # fmt: skip
-        self._feed(engine, seen, progress)
+        self._feed(engine, seen, partial(progress, name))
         stable = self._keeps_up(engine, seen)
         return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
 
-    def _feed(self, engine: Engine, seen: Stretches, progress: Callable[[int, int], None] | None) -> None:
+    def _feed(self, engine: Engine, seen: Stretches, progress: Callable[[int, int], None]) -> None:
         """Let all requests arrive, block by block. The arrivals depend on the seed only."""
         done = 0
         for block in self.arrivals.blocks(np.random.default_rng([self.seed, 0]), self.requests):
@@ -118,8 +130,7 @@ class _Trial(NamedTuple):
             seen.arrived(done, block)
             engine.arrive(done, block.tolist(), None if (sizes == 1).all() else sizes.tolist())
             done += len(block)
-            if progress is not None:
-                progress(done, self.requests)
+            progress(done, self.requests)
         engine.finish()
 
     def _keeps_up(self, engine: Engine, seen: Stretches) -> bool:
@@ -134,6 +145,11 @@ class _Trial(NamedTuple):
             if capacity is not None and self.arrivals.rate >= capacity:
                 return False
         return not seen.is_growing
+
+
+def _objective(given: Objective | str | None, profile: Profile) -> Objective | None:
+    objective = Objective.parse(given) if isinstance(given, str) else given
+    return None if objective is None else objective.checked_for(profile)
 
 
 def _count(arrivals: Arrivals, requests: int | None, warm_up: float) -> int:
