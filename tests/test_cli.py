@@ -13,6 +13,8 @@ import psutil
 import pytest
 from tests.served import MODELS, Served, serving, weir
 
+from weir.commands import COMMANDS
+
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
 
@@ -77,6 +79,13 @@ def test_version_and_help() -> None:
     shown = weir("serve", "--help", env={"COLUMNS": "300"}).stdout
     assert "--max-batch-size" in shown and "Largest batch, in rows; 1 switches batching off (default: 64)" in shown
     assert "--no-metrics" in shown and "WEIR_MAX_BATCH_SIZE" in shown
+
+
+@pytest.mark.parametrize(("name", "example"), COMMANDS.items())
+def test_the_help_of_a_command_has_an_example(name: str, example: str) -> None:
+    shown = weir(name, "--help", env={"COLUMNS": "300"}).stdout
+    assert f"Example: {example}" in shown
+    assert example.startswith(f"weir {name} ")
 
 
 def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:

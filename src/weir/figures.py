@@ -23,6 +23,12 @@ def styles() -> Iterator[dict[str, Any]]:
         yield {"color": colour, "linestyle": dash, "marker": marker, "markersize": 4, "linewidth": 1.4}
 
 
+def files_of(path: Path) -> tuple[Path, Path]:
+    """Return the two files of the figure `path`, of which an ending .png or .svg is no part of the name, but any other is."""
+    name = path.stem if path.suffix in (".png", ".svg") else path.name
+    return path.with_name(name + ".png"), path.with_name(name + ".svg")
+
+
 @contextmanager
 def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None) -> Iterator[Any]:
     """Give a matplotlib figure and its grid of axes, as (figure, axes[row, column]); then write `path` as .png and .svg.
@@ -47,8 +53,9 @@ def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, fl
         FigureCanvasAgg(drawing)
         yield drawing, drawing.subplots(rows, columns, squeeze=False)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _save_png(drawing, path.with_suffix(".png"))
-        drawing.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        png, svg = files_of(path)
+        _save_png(drawing, png)
+        drawing.savefig(svg, metadata={"Date": None})
 
 
 def _save_png(drawing: Any, path: Path) -> None:

@@ -74,3 +74,11 @@ def test_wrong_settings_say_what_is_wrong() -> None:
     assert "trace 'nowhere.csv' cannot be read" in refused(arrivals="trace:nowhere.csv")
     assert "warm_up=1.0: must be 0 or more, and less than 1" in refused(rate=5.0, warm_up=1.0)
     assert "max_lag_ms=0.0: must be greater than 0" in refused(rate=5.0, max_lag_ms=0.0)
+
+
+def test_what_would_never_end_or_fit_into_memory_is_refused() -> None:
+    for value in (float("inf"), float("nan")):
+        assert f"rate={value!r}: must be greater than 0, and finite" in refused(rate=value)
+        assert f"duration={value!r}: must be greater than 0, and finite" in refused(rate=5.0, duration=value)
+    assert "are 1e+10 requests; must be at most 20,000,000" in refused(rate=1e9)
+    assert "duration=inf" in refused(concurrency=4, duration=float("inf"))

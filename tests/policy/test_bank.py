@@ -99,7 +99,7 @@ def damaged(**changes: Any) -> bytes:
     ("data", "says"),
     [
         (b"", "must be a bank made by `weir solve`"),
-        (b"not a bank", "must be a bank made by `weir solve`"),
+        (b"not a bank", "must be a bank made by `weir solve`: is no npz file"),
         (bank().to_bytes()[:-40], "must be a bank made by `weir solve`"),
         (damaged(weir_bank=2), "weir_bank=2: must be 1"),
         (damaged(workers=0), "workers=0: must be 1 or more"),

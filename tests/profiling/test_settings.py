@@ -11,7 +11,8 @@ from weir.profiling.settings import ProfilingSettings
     [
         ({"sizes": [4, 0]}, "sizes=0: must be whole numbers of rows, 1 or more"),
         ({"seconds": 0.0}, r"seconds=0.0: must be greater than 0"),
-        ({"confidence": -1.0}, r"confidence=-1.0: must be greater than 0"),
+        ({"confidence": -1.0}, r"confidence=-1.0: must be a share, greater than 0 and less than 1"),
+        ({"confidence": 2.0}, r"confidence=2.0: must be a share, greater than 0 and less than 1"),
         ({"power": 0.0}, r"power=0.0: must be greater than 0"),
     ],
 )

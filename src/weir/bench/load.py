@@ -1,6 +1,7 @@
 """What is asked of a target: when requests leave, and for how long."""
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from weir.simulation.arrivals import Arrivals, parse_arrivals
 Floats = NDArray[np.float64]
 
 _SHORTEST_ROUND = 0.05  # seconds
+_MOST_REQUESTS = 20_000_000  # each is in the books: some gigabytes
+_FINITE = (lambda value: 0 < value < inf, "must be greater than 0, and finite")
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class LoadSettings:
     arrivals: str | Arrivals = setting(
         "poisson", "when requests leave (poisson, constant, gamma:cv=2, trace:FILE, ...)"
     )
-    rate: float | None = setting(None, "requests per second, where the arrivals do not say", rule=POSITIVE)
-    duration: float | None = setting(None, "seconds of load (default: 10, or a trace's own)", rule=POSITIVE)
+    rate: float | None = setting(None, "requests per second, where the arrivals do not say", rule=_FINITE)
+    duration: float | None = setting(None, "seconds of load (default: 10, or a trace's own)", rule=_FINITE)
     concurrency: int | None = setting(
         None,
         "closed loop instead: so many callers, each waiting for its answer before it asks again",
@@ -68,6 +71,8 @@ def make_load(settings: LoadSettings, targets: int) -> Load:
         return Load(name, None, seconds, rounds, settings.warm_up * seconds, None, settings.concurrency)
     arrivals = _arrivals(settings)
     length = arrivals.length
+    if length is None:
+        _check_count(arrivals.rate, settings.duration or 10.0)
     times = _times(arrivals, settings.duration or (10.0 if length is None else None), settings.seed)
     duration = settings.duration or (10.0 if length is None else float(times[-1]) + 1e-6)
     if not len(times):
@@ -78,6 +83,13 @@ def make_load(settings: LoadSettings, targets: int) -> Load:
     edges = np.searchsorted(times, np.arange(1, rounds) * seconds)
     parts = [part - index * seconds for index, part in enumerate(np.split(times, edges))]
     return Load(_text(settings), len(times) / duration, seconds, rounds, settings.warm_up * seconds, parts, None)
+
+
+def _check_count(rate: float, duration: float) -> None:
+    if rate * duration > _MOST_REQUESTS:
+        raise SettingsError(
+            f"rate={rate:g}, duration={duration:g}: are {rate * duration:.3g} requests; must be at most {_MOST_REQUESTS:,}"
+        )
 
 
 def _round_seconds(duration: float, rounds: int) -> float:

@@ -17,7 +17,10 @@ def check_writable(path: Path) -> None:
 
 def check_figure(path: Path) -> None:
     """Raise SettingsError, before anything takes time, if the figure `path` cannot be written as .png and .svg."""
-    check_writable(path.with_suffix(".png") if path.name else path)
+    from weir.figures import files_of
+
+    for file in files_of(path) if path.name else (path,):
+        check_writable(file)
 
 
 def check_folder(path: Path) -> None:

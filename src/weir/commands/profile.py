@@ -41,8 +41,8 @@ def _profile(
     model = next(model for model in settings.models if model.target == target)
     path = output or Path(f"{model.name}.profile.toml")
     check_writable(path)
-    picture = (figure or path).with_suffix("")
-    check_figure(picture.with_name(picture.name + ".png"))
+    picture = figure or path.with_suffix("")
+    check_figure(picture)
     if figure is not None:
         check_drawing()
     profile = _measure(model, ProfilingSettings(**own), items)
@@ -105,13 +105,14 @@ def _progress(name: str) -> Iterator[Callable[[float, str], None]]:
 
 def _draw(profile: "Profile", path: Path, name: str) -> str:
     """Draw the picture; say what was written, or why nothing was."""
+    from weir.figures import files_of
     from weir.profiling.picture import draw_profile
 
     try:
-        draw_profile(profile, path.with_name(path.name + ".png"), f"{name}: {profile.about.get('machine', '')}")
+        draw_profile(profile, path, f"{name}: {profile.about.get('machine', '')}")
     except SettingsError as error:
         return f" (no picture: {error.message})"
-    return f", {path}.png, {path}.svg"
+    return "".join(f", {file}" for file in files_of(path))
 
 
 def _show(profile: "Profile", name: str) -> None:

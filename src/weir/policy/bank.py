@@ -102,6 +102,8 @@ class Bank:
 
         Raises SettingsError naming `source` and what is wrong.
         """
+        if not data.startswith(b"PK"):  # else numpy takes it for a pickle, and advises to trust it
+            raise SettingsError(f"{source}: must be a bank made by `weir solve`: is no npz file")
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
                 about = json.loads(str(arrays["about"]))

@@ -20,8 +20,10 @@ class ProfilingSettings:
         30.0, "longest time for service times; energy, where it can be read, comes on top", rule=POSITIVE
     )
     confidence: float = setting(
-        0.02, "half the width of each mean's 95 % interval, as a share of the mean, that is enough", rule=POSITIVE
-    )
+        0.02, "half the width of each mean's 95 % interval, as a share of the mean, that is enough", rule=(
+            lambda value: 0 < value < 1, "must be a share, greater than 0 and less than 1"
+        )
+    )  # fmt: skip
     power: float | None = setting(
         None, "watts that the device draws while it computes; for energy that cannot be read", rule=POSITIVE,
         metavar="WATTS",
