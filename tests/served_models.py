@@ -1,6 +1,7 @@
 """Models that the tests of the command line serve."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,16 @@ class Square(weir.Model):
 
     def predict(self, batch: list[Any]) -> list[Any]:
         return [x * x for x in batch]
+
+
+class Steady(Square):
+    """Takes as long each time, which is solved for in a moment."""
+
+    max_batch_size = 8
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(0.001 + 0.0005 * len(batch))
+        return super().predict(batch)
 
 
 class Power(weir.Model):

@@ -10,7 +10,7 @@ from tests.served import MODELS, serving
 
 
 def test_auto_measures_serves_solves_and_explains() -> None:
-    arguments = f"{MODELS}:Square", "--policy", "auto:seconds=0.3", "--max-batch-size", "8"
+    arguments = f"{MODELS}:Steady", "--name", "square", "--policy", "auto:seconds=0.3"
     with serving(*arguments, env={"COLUMNS": "200"}) as (served, client):
         assert "auto:seconds=0.3 (greedy, learning)" in " ".join(served.table.split())
         answers = client.post("/infer/square/batch", json=list(range(100))).json()

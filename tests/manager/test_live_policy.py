@@ -48,6 +48,7 @@ class Quick(weir.Model):
     max_batch_size = 4
 
     def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(0.0005 * (1 + len(batch)))  # times that hardly vary are solved for in a moment
         return batch
 
 

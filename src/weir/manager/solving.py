@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from weir.policy.profile import Profile
 
 NICENESS = 10
-# Very short batches on a busy machine vary by far more. The tables would hardly differ, and take minutes to solve.
-LARGEST_CV = 0.5
 REFUSED = 2  # exit code: the wish cannot be fulfilled, and the answer says why
 
 
@@ -80,19 +78,10 @@ def fulfil(request: bytes) -> tuple[int, bytes]:
 
     try:
         wish = Wish.from_json(request)
-        bank = make_bank(steady(wish.profile), wish.prices, workers=wish.workers, objective=wish.objective)
+        bank = make_bank(wish.profile, wish.prices, workers=wish.workers, objective=wish.objective)
     except SettingsError as error:
         return REFUSED, error.message.encode()
     return 0, bank.to_bytes()
-
-
-def steady(profile: "Profile") -> "Profile":
-    """Return `profile` with no coefficient of variation above LARGEST_CV."""
-    from dataclasses import replace
-
-    import numpy as np
-
-    return replace(profile, cv=np.minimum(profile.cv, LARGEST_CV))
 
 
 if __name__ == "__main__":
