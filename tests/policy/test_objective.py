@@ -64,7 +64,7 @@ def test_full_batches_draw_the_power_that_none_can_do_without() -> None:
 @pytest.mark.parametrize("load", [0.3, 0.84, 0.9, 0.97])
 def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: float) -> None:
     """8 rows are the thriftiest, and serve 85 % of what 16 do; held against a linear program."""
-    sizes = np.arange(1, 17)
+    sizes = np.arange(1, 17, dtype=np.float64)
     profile = Profile(1.0 + 0.3 * sizes, 5.0 + sizes + np.maximum(0, sizes - 8) ** 2, np.zeros(16))
     rate = load * profile.max_rate
     program = linprog(profile.energy_mj, A_ub=[profile.service_time_ms], b_ub=[1.0], A_eq=[sizes], b_eq=[rate / 1000.0])

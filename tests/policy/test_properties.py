@@ -22,7 +22,7 @@ def drawn(seed: int) -> tuple[Profile, float, float]:
     sizes = np.arange(1, size + 1)
     if kind == "stepped":
         sizes = -(-sizes // 4) * 4
-    times: Floats = rng.uniform(0.3, 3.0) + rng.uniform(0.05, 1.0) * sizes
+    times: Floats = np.asarray(rng.uniform(0.3, 3.0) + rng.uniform(0.05, 1.0) * sizes, dtype=np.float64)
     if kind == "past its best":  # as on many CPUs: a larger batch is slower per row in the end
         times = times + rng.uniform(0.3, 2.0) * np.maximum(0, sizes - size // 2) ** 1.5
     if kind == "noisy":

@@ -108,6 +108,7 @@ def test_energy_only_is_within_its_bound(load: float) -> None:
     program = linprog(
         EFFICIENT.energy_mj, A_ub=[EFFICIENT.service_time_ms], b_ub=[1.0], A_eq=[SIZES], b_eq=[rate / 1000.0]
     )
+    assert program.fun is not None
     assert 0.0 <= solution.cost - program.fun <= solution.error_bound * (1.0 + 1e-6) + 1e-12
     assert solution.error_bound < 1e-4 * solution.cost
 

@@ -84,6 +84,15 @@ def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
         assert stages.next_to(stages.next_to(second, rate), rate).number == number
 
 
+def test_a_stage_says_where_it_is_left() -> None:
+    """What a decision compares the rate with; only beyond it is the next stage looked for."""
+    stages = Stages(bank())
+    edges = (0.0, *stages.boundaries, inf)
+    for number in range(len(stages)):
+        assert stages[number].falls == pytest.approx(0.95 * edges[number])
+        assert stages[number].rises == pytest.approx(1.05 * edges[number + 1])
+
+
 def test_only_a_promise_bounds_waits_by_age() -> None:
     assert {(stage.allowance, stage.latest) for stage in every(bank())} == {(None, None)}
     for stage in every(promised()):

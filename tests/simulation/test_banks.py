@@ -12,6 +12,7 @@ from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats, Profile
 from weir.simulation import banks, promises
 from weir.simulation.banks import CREW_LOADS, PROMISE_LOADS, crew_limit, make_bank
+from weir.simulation.promises import Keeper
 from weir.simulation.rounds import Rounds, Rule, figures
 from weir.simulation.simulator import run
 from weir.simulation.trials import Trials, lowest
@@ -98,6 +99,14 @@ def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends
     rival = best_limit(P4, times, objective=P99)
     assert rival is not None and rival.figures.late_share <= P99.late_share
     assert seen.excess_w <= 0.6 * rival.figures.excess_w
+
+
+@pytest.mark.parametrize("index", [8, 10, 12, 14])
+def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: Bank, index: int) -> None:
+    worst = float(np.sqrt(promised.rates[index] * promised.rates[index + 1]))
+    keeper = Keeper(P4, P99)
+    rule = keeper.rule(int(promised.limits()[index]), float(promised.shares[index]), int(promised.max_waiting[index]))
+    assert keeper.keeps(keeper.trials(banks.PROMISE_REQUESTS)(worst, rule))
 
 
 def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised: Bank) -> None:

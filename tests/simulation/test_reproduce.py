@@ -14,9 +14,9 @@ from weir.simulation.reproduce import CLAIMS, reproduce
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reproduce one column of the table, four claims and two pictures only."""
+    """Reproduce one column of the table, four claims and one picture only."""
     monkeypatch.setattr(module, "CLAIMS", CLAIMS[:4])
-    monkeypatch.setattr(module, "PICTURES", [each for each in PICTURES if each.name in ("fig2-3", "timeline")])
+    monkeypatch.setattr(module, "PICTURES", [each for each in PICTURES if each.name == "fig2-3"])
     for each in (claims_accuracy, report):
         monkeypatch.setattr(each, "TABLE", TABLE[2:3])
 
@@ -30,9 +30,9 @@ def test_the_report_has_table_claims_and_pictures(tmp_path: Path) -> None:
     assert all(f"**{number}. {claim.says}**" in " ".join(page.split()) for number, claim in enumerate(CLAIMS[:4], 1))
     assert "![Fig. 2 and 3](fig2-3.png)" in page
     assert (tmp_path / "fig2-3.png").stat().st_size < 150_000
-    assert (tmp_path / "timeline.svg").exists()
+    assert (tmp_path / "fig2-3.svg").exists()
     assert all(len(line) <= 160 for line in page.splitlines() if not line.startswith(("|", "!")))
-    assert told[-1] == ("done", 6, 6)
+    assert told[-1] == ("done", 5, 5)
     assert sum(found.count(verdict) for verdict in Verdict) == 4
 
 
@@ -40,6 +40,7 @@ def test_the_command_writes_the_same_and_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "paper"
+    monkeypatch.setattr(module, "PICTURES", [])
     monkeypatch.setattr(sys, "argv", ["weir", "reproduce", "smdp", "-o", str(folder)])
     with pytest.raises(SystemExit) as ended:
         main()

@@ -79,9 +79,12 @@ def table_of(policy: str, largest: int) -> Table:
     ]
 
 
-def test_means_are_those_of_the_exact_evaluation() -> None:
+@pytest.mark.parametrize("of", PROFILES)
+def test_means_are_those_of_the_exact_evaluation(of: str) -> None:
     prices, outside = Prices(1.0, 2.0), Counter[str]()
     for seed, (name, load, policy) in enumerate(GRID):
+        if name != of:
+            continue
         profile = PROFILES[name]
         compared = simulate(profile, [policy], f"poisson:{load}", requests=10_000, seed=seed, prices=prices)
         seen = compared.outcomes[policy]
@@ -98,8 +101,8 @@ def test_means_are_those_of_the_exact_evaluation() -> None:
         law = response_time(profile, compared.rate, table)
         for what, share in (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99)):
             outside[what] += law.quantile_ms(share) not in getattr(seen, what)
-    # Of 26 intervals of 95 %, more than 4 miss in less than 4 of 100 such tests; these are seeded.
-    assert all(misses <= 4 for misses in outside.values()), outside
+    # Of 9 intervals of 95 %, more than 2 miss in 1 of 100 such tests; these are seeded, by their place in the grid.
+    assert all(misses <= 2 for misses in outside.values()), outside
 
 
 def test_the_same_seed_gives_the_same_and_another_another() -> None:
@@ -149,6 +152,13 @@ def test_on_and_off_nobody_waits_for_ever() -> None:
     assert "drain" not in compared.outcomes["smdp"].reasons
     waits = simulate(GOOGLENET_P4, ["full:16"], "on-off:0.1,on=1s,off=5s", requests=5_000)
     assert waits.outcomes["full:16"].longest_ms > 4000.0  # what the guards are for
+
+
+def test_the_price_of_latency_is_that_at_the_rate() -> None:
+    """At half of the rate that the price is stated for, a millisecond of the mean response time costs half."""
+    prices = Prices(3.0, 2.0, reference_rate=0.8 * NOISY.max_rate)
+    seen = simulate(NOISY, ["greedy"], "poisson:0.4", requests=2_000, prices=prices).outcomes["greedy"]
+    assert seen.cost.value == pytest.approx(1.5 * seen.response_time_ms.value + 2.0 * seen.power_w.value)
 
 
 def test_smdp_is_solved_for_the_very_case() -> None:
