@@ -28,6 +28,14 @@ def test_finds_the_limit_that_is_best_by_the_exact_model() -> None:
     assert exact[limit - 1] <= min(exact) * 1.01
 
 
+def test_the_price_of_latency_is_that_at_the_rate_of_the_line() -> None:
+    """Stated at a tenth of the rate, a millisecond of the mean response time costs ten times as much there."""
+    times = poisson(0.5, 4_000)
+    rate = len(times) / float(times[-1])
+    stated = best_limit(P4, times, Prices(1.0, 10.0, reference_rate=rate / 10.0))
+    assert stated == best_limit(P4, times, Prices(10.0, 10.0)) != best_limit(P4, times, Prices(1.0, 10.0))
+
+
 def test_a_timeout_that_never_ends_a_wait_is_a_limit() -> None:
     times, prices = poisson(0.6, 5_000), Prices(1.0, 1.0)
     limit = best_limit(P4, times, prices)
