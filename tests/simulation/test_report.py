@@ -10,6 +10,7 @@ from weir.policy.decision import Policy
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
+from weir.simulation import banks
 from weir.simulation.banks import make_bank
 from weir.simulation.outcome import Comparison
 from weir.simulation.report import draw, heading, table
@@ -80,7 +81,8 @@ def test_with_an_objective_policies_are_compared_by_power_and_by_whether_they_ke
     assert "p99=40ms" in (tmp_path / "it.svg").read_text()
 
 
-def test_refusing_more_than_it_takes_keeps_no_promise_best() -> None:
+def test_refusing_more_than_it_takes_keeps_no_promise_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 8_000)
     refusing = SolvedPolicy(make_bank(GOOGLENET_P4.up_to(8), objective=Objective.parse("p99=8ms")))
     policies: dict[str, str | Policy] = {"smdp": "smdp", "strict": cast(Policy, refusing), "greedy": "greedy"}
     compared = simulate(GOOGLENET_P4.up_to(8), policies, "poisson:0.93", requests=8_000, latency_objective="p99=40ms")
