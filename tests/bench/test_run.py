@@ -11,7 +11,7 @@ import uvloop
 from rich.console import Console
 from tests.bench.stubs import Echo
 
-from weir.bench import LoadSettings, Report, run_bench
+from weir.bench import LoadSettings, Report, bench, run_bench
 from weir.bench.batches import Batches
 from weir.bench.display import Display, state_line
 from weir.bench.drawing import draw
@@ -170,3 +170,11 @@ def test_unknown_numbers_are_dashes() -> None:
     report = run(echo(outcome="500"))
     assert math.isnan(report.outcome.max_ms)
     assert "| max | – |" in markdown(report)
+
+
+def test_where_a_loop_runs_bench_says_what_to_await() -> None:
+    async def within() -> None:
+        bench("http://localhost:1/infer/square", rate=5.0)
+
+    with pytest.raises(SettingsError, match="await run_bench"):
+        asyncio.run(within())

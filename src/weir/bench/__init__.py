@@ -17,6 +17,7 @@ display.py     the progress bar
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import uvloop
@@ -28,6 +29,7 @@ from weir.bench.load import LoadSettings
 from weir.bench.outcome import Lag, Outcome
 from weir.bench.run import Report, run_bench
 from weir.bench.target import Target
+from weir.errors import SettingsError
 from weir.manager.service import Service
 from weir.model import Model
 from weir.simulation.statistics import Estimate
@@ -52,6 +54,11 @@ def bench(
     `progress` shows a bar on stderr. Runs an event loop of its own; within one, await `run_bench`. Raises SettingsError when a setting is wrong or a target
     cannot be had. A run that is no measurement says so in the report's `failures`.
     """
+    with suppress(RuntimeError):  # what it raises where there is none
+        asyncio.get_running_loop()
+        raise SettingsError(
+            "bench: cannot run where an event loop runs; await run_bench([target, ...], LoadSettings(...))"
+        )
     options = HttpOptions(headers=headers or {}, timeout=timeout)
     made = [_target(each, data, options) for each in targets]
     return run_shown(made, LoadSettings(**settings), progress=progress)

@@ -18,6 +18,7 @@ from weir.simulation.statistics import STRETCHES, Estimate, estimate
 Floats = NDArray[np.float64]
 
 _FEWEST = 10  # stretches that an interval is made of
+_ROUNDING = 1e-9  # seconds; an instant is a difference of two on a clock that may have run for months
 
 
 class Lag(NamedTuple):
@@ -114,7 +115,7 @@ def _counted(round_: Round, load: Load, offset: float) -> _Counted:
     intended, sent, ended = (np.array(each) - round_.start for each in (ledger.intended, ledger.sent, ledger.ended))
     outcomes = np.array(ledger.outcomes, dtype=np.int64)
     kinds = np.array(ledger.kinds)
-    counted = intended >= load.warm_up
+    counted = intended >= load.warm_up - _ROUNDING
     numbers = np.bincount(outcomes[counted], minlength=len(kinds))
     timed = counted & np.isin(kinds[outcomes], (OK, TIMEOUT, UNSENT))
     well = kinds[outcomes] == OK

@@ -64,8 +64,8 @@ def simulate(
     from weir.policy.prices import Prices
     from weir.simulation.bars import Bars
     from weir.simulation.policies import settings_for, split_policies
+    from weir.simulation.reading import read_profile
     from weir.simulation.simulator import simulate as compare
-    from weir.simulation.solving import read_profile
 
     measured = read_profile(profile)
     named = [each for text in policy or ["smdp,greedy"] for each in split_policies(text)]

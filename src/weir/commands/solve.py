@@ -60,7 +60,7 @@ def solve(
     """
     from weir.commands.files import check_results
     from weir.policy.prices import Prices
-    from weir.simulation.solving import read_profile
+    from weir.simulation.reading import read_profile
 
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)

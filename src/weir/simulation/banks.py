@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from weir.errors import SettingsError
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.crew import crew_table, start_limit
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.policy.tables import stacked
+from weir.simulation.checks import check_count
 from weir.simulation.promises import Keeper, Kept
 from weir.simulation.rounds import Rule
-from weir.simulation.services import check_seed
 from weir.simulation.trials import Trials, lowest
 
 Progress = Callable[[int, int], None]  # rates done, of how many
@@ -52,9 +51,8 @@ def make_bank(
     Raises SettingsError for fewer than one worker, and, naming it, for an objective that cannot be kept.
     """
     prices = prices or Prices()
-    if workers < 1:
-        raise SettingsError(f"workers={workers}: must be 1 or more")
-    check_seed(seed)
+    check_count("workers", workers, 1)
+    check_count("seed", seed, 0)
     told = progress or (lambda done, total: None)
     if objective is not None:
         return _promised(profile, prices, workers, objective, seed, told)

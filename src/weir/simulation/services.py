@@ -5,20 +5,12 @@ from typing import cast
 
 import numpy as np
 
-from weir.errors import SettingsError
 from weir.policy.profile import Profile
 
 BLOCK = 16_384  # requests whose luck is drawn at once
 KEPT = 16  # blocks of luck that are remembered; others are drawn again, and come out the same
 STREAM = 2  # arrivals draw from 0, and searches from 1; what they shared would not be independent
 EXACT = 1e-4  # a smaller coefficient of variation than this is none
-
-
-def check_seed(seed: int) -> int:
-    """Return `seed`. Raises SettingsError unless it is a whole number, 0 or more, as generators of luck demand."""
-    if not isinstance(seed, int) or seed < 0:
-        raise SettingsError(f"seed={seed!r}: must be a whole number, 0 or more")
-    return seed
 
 
 class Services:

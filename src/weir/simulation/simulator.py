@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,12 +16,14 @@ from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.simulation.arrivals import Arrivals, parse_arrivals
 from weir.simulation.book import Book
+from weir.simulation.checks import check_count, check_seconds
 from weir.simulation.engine import Engine
 from weir.simulation.measuring import Stretches
 from weir.simulation.outcome import Comparison, Outcome, outcome_of
-from weir.simulation.policies import policy_for, settings_for
+from weir.simulation.policies import policy_for, settings_for, split_policies
+from weir.simulation.reading import read_profile
 from weir.simulation.runs import Run, Whole
-from weir.simulation.services import Services, check_seed
+from weir.simulation.services import Services
 from weir.simulation.stability import capacity_of, is_bounded
 from weir.simulation.traces import Floats, Ints
 
@@ -52,14 +55,15 @@ def run(
 
 
 def simulate(
-    profile: Profile, policies: Sequence[str | Policy] | Mapping[str, str | Policy], arrivals: Arrivals | str, *,
-    workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
+    profile: Profile | str | Path, policies: str | Sequence[str | Policy] | Mapping[str, str | Policy],
+    arrivals: Arrivals | str, *, workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
     latency_objective: Objective | str | None = None, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
     """Return how each policy does with the same arrivals and the same luck.
 
-    `arrivals` is a process or its text (arrivals.py). `requests` of them are simulated, 100 000 if left out, of a trace
+    `profile` may be a file, and `policies` a text with commas between them, as for `weir simulate`. `arrivals` is a process or
+    its text (arrivals.py). `requests` of them are simulated, 100 000 if left out, of a trace
     all; of these the share `warm_up` is not counted. `deadline` is each request's timeout in seconds; `late_after` only counts
     those that take longer. With a `latency_objective`, such as "p99=20ms", `smdp` is solved for it, the best policy is the one
     of least power that keeps it, and `late_after` is its deadline if left out. Memory does not grow with `requests`. `progress`
@@ -67,10 +71,13 @@ def simulate(
 
     Raises SettingsError naming the key, the value and the rule.
     """
-    if workers < 1:
-        raise SettingsError(f"workers={workers}: must be 1 or more")
+    check_count("workers", workers, 1)
+    check_count("seed", seed, 0)
+    check_seconds("deadline", deadline)
+    check_seconds("late_after", late_after)
+    if not isinstance(profile, Profile):
+        profile = read_profile(profile)
     process = parse_arrivals(arrivals, capacity=workers * profile.max_rate) if isinstance(arrivals, str) else arrivals
-    check_seed(seed)
     prices = prices or Prices()
     objective = _objective(latency_objective, profile)
     if late_after is None:
@@ -157,14 +164,13 @@ def _count(arrivals: Arrivals, requests: int | None, warm_up: float) -> int:
         raise SettingsError(f"warm_up={warm_up!r}: must be a share, from 0 to below 1")
     count = arrivals.length or REQUESTS if requests is None else requests
     count = min(count, arrivals.length or count)
-    if count < 2:
-        raise SettingsError(f"requests={requests}: must be 2 or more")
+    check_count("requests", count, 2)
     return count
 
 
-def _named(policies: Sequence[str | Policy]) -> dict[str, str | Policy]:
+def _named(policies: str | Sequence[str | Policy]) -> dict[str, str | Policy]:
     named: dict[str, str | Policy] = {}
-    for policy in policies:
+    for policy in split_policies(policies) if isinstance(policies, str) else policies:
         name = policy if isinstance(policy, str) else str(policy)
         if name in named:
             raise SettingsError(f"policy={name!r}: given twice; give each once, or as a mapping of names to policies")

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from weir.errors import SettingsError
 from weir.policy.bank import Bank
 from weir.policy.evaluation import Performance, evaluate
 from weir.policy.objective import Objective
@@ -11,17 +10,8 @@ from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.policy.tables import greedy_table, limit_table
 from weir.simulation.banks import Progress, make_bank
+from weir.simulation.reading import read_profile
 from weir.simulation.trials import lowest
-
-
-def read_profile(path: str | Path) -> Profile:
-    """Return the profile in the file `path`. Raises SettingsError naming the file if there is none."""
-    try:
-        return Profile.from_toml(Path(path).read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"{path}: must be a profile made by `weir profile`: {error}") from error
 
 
 def solve(
