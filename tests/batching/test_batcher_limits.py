@@ -242,9 +242,11 @@ class Moody:
     def __init__(self, rows: int = 0, max_waiting: int | None = None) -> None:
         self.rows = rows
         self.max_waiting = max_waiting
+        self.arrivals = 0
 
     def decide(self, seen: Observation) -> Decision:
         """Say what it was told."""
+        self.arrivals = seen.arrivals
         return Decision(self.rows)
 
 
@@ -275,6 +277,18 @@ def test_a_policy_may_let_fewer_wait_than_the_settings() -> None:
     mill.submit(*many(2))
     with pytest.raises(Overloaded, match="5 rows wait, max_waiting of the policy=5"):
         mill.batcher.submit(Asked(0), 0.0)
+
+
+def test_rows_that_are_refused_for_want_of_room_have_arrived_all_the_same() -> None:
+    policy = Moody(max_waiting=3)
+    mill = Mill(policy, max_queue_delay=1e6)
+    mill.submit(*many(3))
+    for _ in range(4):
+        with pytest.raises(Overloaded):
+            mill.batcher.submit(Asked(0, rows=2), 0.0)
+    mill.batcher.reconsider()
+    mill.turn(Wakeup.ARRIVAL)
+    assert policy.arrivals == 3 + 4 * 2
 
 
 def test_those_that_wait_already_stay_when_the_policy_takes_its_bound_down() -> None:

@@ -42,7 +42,7 @@ class Batcher:
 
     __slots__ = (
         "_bound", "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places",
-        "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
+        "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
@@ -60,6 +60,7 @@ class Batcher:
         self._bound: int | None = None  # the policy's, on how many rows wait
         self._late: list[Request] = []  # left out at dispatch, settled, for `expire` to hand over
         self._late_at = 0.0
+        self._refused = 0  # rows that found the line full: arrivals all the same
         self._freed = False  # a place became free since the last poll
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
         self._small = settings.small_request_size or inf
@@ -104,6 +105,7 @@ class Batcher:
         if request.deadline <= now:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
         if not self.room(request.rows):
+            self._refused += request.rows
             key = "max_queue_size" if self._bound is None else "max_waiting of the policy"
             raise Overloaded(
                 f"rows={request.rows}: {self.waiting_rows} rows wait, {key}={self.max_waiting}",
@@ -196,7 +198,8 @@ class Batcher:
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
         line, settings = self._line, self.settings
         seen = Observation(
-            now, group.waiting, group.oldest(), group.earliest(), line.arrivals, line.last_arrival, self._places.free,
+            now, group.waiting, group.oldest(), group.earliest(), line.arrivals + self._refused, line.last_arrival,
+            self._places.free,
             len(self._places), settings.max_batch_size, settings.max_queue_delay, self.draining,
         )  # fmt: skip
         try:

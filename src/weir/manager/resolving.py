@@ -139,7 +139,8 @@ class Resolver(SilentObserver):
         self.profile = self.profile.scaled(time=factor, energy=factor if derived else 1.0)
         self.drift *= factor
         self._detector = DriftDetector(self.profile)
-        logger.info("model %r: batches take %.2f times as long as before", self._model, factor)
+        # Not louder: on a machine with other work this comes every second. That tables were solved anew is said below.
+        logger.debug("model %r: batches take %.2f times as long as before", self._model, factor)
         self._look("drift")
 
     async def change(self, said: Any) -> None:

@@ -64,6 +64,6 @@ class Sampler:
         """Return the time that `count` batches of `size` rows take, 0 for size 0; `longer`: as long as a row meets them."""
         profile = self._model.profile
         mean, cv = profile.service_time_ms[size - 1], profile.cv[size - 1]
-        varied = np.maximum(cv**2, np.finfo(float).tiny)
+        varied = np.where(cv > 0.0, cv**2, 1.0)
         drawn = self._draw.standard_gamma(np.where(cv > 0.0, count / varied + longer, 0.0)) * varied
         return np.where(size > 0, mean * np.where(cv > 0.0, drawn, count), 0.0)
