@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.parts import PARTS
-from benchmarks.parts.theory import LOADS, RULES, SOLVED
+from benchmarks.parts.theory import AUTO, LOADS, RULES, SOLVED
 from benchmarks.pictures import draw
 from benchmarks.result import Part, Result, count, milliseconds
 from benchmarks.servers import ROOT
@@ -100,7 +100,7 @@ def _solved(values: dict[str, float]) -> str:
         return "unstable" if known is None else f"{known:.1f}"
 
     rows = [[f"{load}", *(cost(name, load) for name in (SOLVED, *RULES))] for load in LOADS]
-    return "\n".join(_table(["load", SOLVED, *RULES], rows))
+    return "\n".join(_table(["load", SOLVED, f"`{AUTO}`", *RULES], rows))
 
 
 def _figures(values: dict[str, float]) -> str:
