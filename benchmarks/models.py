@@ -9,7 +9,7 @@ from weir.policy.profile import GOOGLENET_P4
 
 # The paper's example ten times slower, so that sleeping is accurate: 3.051·b + 10.52 ms.
 TEN_TIMES = GOOGLENET_P4.scaled(time=10.0, energy=10.0)
-SLEEP_ERROR = 0.0003  # seconds that a sleep may last too long
+SLEEP_ERROR = 0.0005  # seconds that a sleep may last too long
 
 
 class Square(weir.Model):

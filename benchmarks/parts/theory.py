@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,7 @@ from weir.policy.bank import solve_bank
 from weir.policy.evaluation import Performance, evaluate
 from weir.policy.prices import Prices
 from weir.policy.solver import solve
-from weir.policy.tables import greedy_table, static_table
+from weir.policy.tables import Table, greedy_table, static_table
 from weir.simulation.plots.predictions import Point, draw_predictions
 from weir.simulation.statistics import estimate
 
@@ -30,7 +31,7 @@ RULES = {
     "static 16": ("full:16", static_table(16)),
 }
 PICTURE = ROOT / "docs" / "pictures" / "theory.png"
-AT_ONCE = 3  # more of them, on two cores, wait for each other to wake up
+AT_ONCE = 5
 STRETCH = 5  # rounds · seconds is for a server that answers thousands of requests a second; here there are hundreds
 
 
@@ -78,8 +79,9 @@ def measure(run: Run) -> Result:
             if load not in LOADS:
                 run.step(f"load {load}: auto beside greedy")
                 continue
-            predicted = _predicted(rate)
-            _add(result, load, seen, predicted)
+            tables = _tables(rate)
+            predicted = _predicted(rate, tables)
+            _add(result, load, seen, predicted, tables)
             _follow(result, load, auto, predicted[SOLVED])
             for name, one in seen.items():
                 ends = (one["response_ms"], one["low_ms"], one["high_ms"])
@@ -93,8 +95,8 @@ def measure(run: Run) -> Result:
         "in W. The solved policy has the one table that is best at the load; `auto` has tables for all rates and estimates the "
         "rate. Response times count from the intended instant of "
         "arrival. *Simulated* is what the same batcher and policy do with these very arrivals in virtual time.",
-        f"Seen from the server, waking up included, a batch took {min(excesses):.2f} to {max(excesses):.2f} ms longer than it "
-        "should, by cell: what is off has the sign of that.",
+        f"Seen from the server a batch took {min(excesses):.2f} to {max(excesses):.2f} ms longer than it should (medians by "
+        "cell): the way to the worker and back, and two processes that wake up. *Predicted as served* counts that in.",
         "`auto` starts greedy, lets its tables be solved in another process and adopts them; it is held against greedy over "
         "the first quarter of the time, the start included.",
     ]
@@ -113,28 +115,47 @@ def _starts(result: Result, load: float, auto: dict[str, Any], greedy: dict[str,
     )
 
 
-def _predicted(rate: float) -> dict[str, Performance]:
-    tables = {SOLVED: solve(TEN_TIMES, rate, PRICES).table, **{name: table for name, (_, table) in RULES.items()}}
+def _tables(rate: float) -> dict[str, Table]:
+    return {SOLVED: solve(TEN_TIMES, rate, PRICES).table, **{name: table for name, (_, table) in RULES.items()}}
+
+
+def _as_served(excess_ms: float, rate: float, table: Table) -> float:
+    """Return the predicted mean response time where each batch takes that much longer: on its way, and waking up."""
+    served = replace(TEN_TIMES, service_time_ms=TEN_TIMES.service_time_ms + excess_ms)
+    return evaluate(served, rate, table, PRICES).response_time_ms
+
+
+def _predicted(rate: float, tables: dict[str, Table]) -> dict[str, Performance]:
     return {name: evaluate(TEN_TIMES, rate, table, PRICES) for name, table in tables.items()}
 
 
-def _add(result: Result, load: float, seen: dict[str, Any], predicted: dict[str, Performance]) -> None:
+def _add(
+    result: Result, load: float, seen: dict[str, Any], predicted: dict[str, Performance], tables: dict[str, Table]
+) -> None:
     for name, one in seen.items():
         theory = predicted[name]
         if not theory.stable:
             grown = f"unstable: {one['waiting']:,} wait at the end"
-            result.rows.append([f"{load}", name, grown, "unstable", "", "", f"{one['power_w']:.1f}", "", "", ""])
+            result.rows.append(
+                [f"{load}", name, grown, "unstable", "", "", "", "", f"{one['power_w']:.1f}", "", "", ""]
+            )
             result.goal(f"load {load}: {name} is unstable, as predicted", grown, one["waiting"] > 100)
             continue
         off = one["response_ms"] / theory.response_time_ms - 1.0
+        served_ms = _as_served(one["excess_ms"], load * TEN_TIMES.max_rate, tables[name])
+        off_served = one["response_ms"] / served_ms - 1.0
         response = f"{one['response_ms']:.1f} ({one['low_ms']:.1f} to {one['high_ms']:.1f})"
         result.rows.append(
             [f"{load}", name, response, f"{theory.response_time_ms:.1f}", f"{100 * off:+.1f} %",
-             f"{one['simulated_ms']:.1f}", f"{one['power_w']:.2f}",
+             f"{served_ms:.1f}", f"{100 * off_served:+.1f} %", f"{one['simulated_ms']:.1f}", f"{one['power_w']:.2f}",
              f"{theory.power_w:.2f}", f"{one['cost']:.1f}", f"{theory.cost:.1f}"]
         )  # fmt: skip
         result.values |= {f"{name} {load}": off, f"{name} {load} cost": one["cost"]}
         result.goal(f"load {load}: {name} within 5 % of the prediction", f"{100 * off:+.1f} %", abs(off) <= 0.05)
+        result.goal(
+            f"load {load}: {name} within 5 % of the prediction for the service times that the server saw",
+            f"{100 * off_served:+.1f} %", abs(off_served) <= 0.05,
+        )  # fmt: skip
     _against_rules(result, load, seen, predicted)
 
 
@@ -142,7 +163,9 @@ def _follow(result: Result, load: float, one: dict[str, Any], best: Performance)
     """`auto` has tables for other rates, which cost about the same with other response times; so it is held to the cost."""
     off = one["cost"] / best.cost - 1.0
     response = f"{one['response_ms']:.1f} ({one['low_ms']:.1f} to {one['high_ms']:.1f})"
-    result.rows.append([f"{load}", AUTO, response, "", "", "", f"{one['power_w']:.2f}", "", f"{one['cost']:.1f}", ""])
+    result.rows.append(
+        [f"{load}", AUTO, response, "", "", "", "", "", f"{one['power_w']:.2f}", "", f"{one['cost']:.1f}", ""]
+    )
     result.values[f"{AUTO} {load} cost"] = one["cost"]
     result.goal(
         f"load {load}: `auto` costs what the table solved for the very rate is predicted to, within 5 %",

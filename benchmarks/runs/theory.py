@@ -104,7 +104,7 @@ def account(ledger: Ledger, intended: NDArray[np.float64], waiting: int) -> dict
     return {
         "response_ms": mean.value, "low_ms": mean.low, "high_ms": mean.high, "power_w": power_w,
         "cost": mean.value + ENERGY_WEIGHT * power_w, "waiting": waiting, "answered": len(response_ms),
-        "excess_ms": float(np.mean(ledger.excess_ms)), "batch_size": float(np.mean([rows for _, rows in ledger.batches])),
+        "excess_ms": float(np.median(ledger.excess_ms)), "batch_size": float(np.mean([rows for _, rows in ledger.batches])),
     }  # fmt: skip
 
 
