@@ -36,23 +36,13 @@ STRETCH = 5  # rounds · seconds is for a server that answers thousands of reque
 
 
 def measure(run: Run) -> Result:
-    """At each load a few policies at once, each in a process of its own, on the same arrivals; a sleeping model needs
-    hardly any CPU."""
+    """At each load all policies at once, each in a process of its own, on the same arrivals: a sleeping model needs hardly
+    any CPU."""
     seconds = STRETCH * run.rounds * run.seconds
     result = Result(
-        [
-            "load",
-            "policy",
-            "response, ms",
-            "predicted",
-            "off by",
-            "simulated",
-            "power, W",
-            "predicted",
-            "cost",
-            "predicted",
-        ]
-    )
+        ["load", "policy", "response, ms", "predicted", "off by", "predicted as served", "off by", "simulated",
+         "power, W", "predicted", "cost", "predicted"]
+    )  # fmt: skip
     excesses: list[float] = []
     points: dict[str, list[Point]] = {name: [] for name in (SOLVED, *RULES)}
     with TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as together:
