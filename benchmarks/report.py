@@ -99,7 +99,7 @@ def _solved(values: dict[str, float]) -> str:
         known = values.get(f"theory: {name} {load} cost")
         return "unstable" if known is None else f"{known:.1f}"
 
-    rows = [[f"{load}", *(cost(name, load) for name in (SOLVED, *RULES))] for load in LOADS]
+    rows = [[f"{load}", *(cost(name, load) for name in (SOLVED, AUTO, *RULES))] for load in LOADS]
     return "\n".join(_table(["load", SOLVED, f"`{AUTO}`", *RULES], rows))
 
 

@@ -71,6 +71,17 @@ def test_the_readme_gets_the_figures_between_its_marks(folder: Path) -> None:
         assert f"| 20,000 concurrent calls in process on {loop}, items/s | 2 | mpservice: 2 | 2.0 |" in text
 
 
+def test_the_readme_says_what_each_policy_costs_live(folder: Path) -> None:
+    (folder / "README.md").write_text(f"before\n{report.BEGIN_SOLVED}\nold\n{report.END_SOLVED}\nafter\n")
+    costs = {"solved": 1.0, "auto": 2.0, "greedy": 3.0, "static 8": 4.0}
+    stored = {"theory": {"values": {f"{name} 0.3 cost": cost for name, cost in costs.items()}}}
+    assert report._write_readme(stored)
+    text = (folder / "README.md").read_text()
+    assert "| load | solved | `auto` | greedy | static 8 | static 16 |\n" in text
+    assert "| 0.3 | 1.0 | 2.0 | 3.0 | 4.0 | unstable |\n" in text
+    assert "old" not in text and text.endswith("after\n")
+
+
 @pytest.mark.parametrize("name", PARTS)
 def test_a_part_says_how_many_steps_it_has(name: str) -> None:
     part = PARTS[name]
