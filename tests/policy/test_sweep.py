@@ -37,8 +37,8 @@ def test_a_bank_predicts_what_evaluation_says() -> None:
 
 
 def test_where_long_lines_leave_rows_behind_the_percentile_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = np.arange(1, 17)
-    thrifty = Profile(1.0 + 0.3 * sizes, 5.0 + sizes + np.maximum(0, sizes - 8) ** 2, np.zeros(16))
+    sizes = np.arange(1.0, 17.0)
+    thrifty = Profile(1.0 + 0.3 * sizes, 5.0 + sizes + np.maximum(0.0, sizes - 8.0) ** 2, np.zeros(16))
     rates = np.array([0.4, 0.6]) * thrifty.max_rate
     followed = solve_bank(thrifty, Prices(1e-3, 1.0), rates=rates)
     monkeypatch.setattr(sweep, "MOST_LENGTHS", 0)
