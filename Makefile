@@ -43,6 +43,7 @@ check: $(VENV)/.check
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
