@@ -9,6 +9,7 @@ import pytest
 
 import weir
 from weir.manager.targets import load_target
+from weir.model import check_model
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "examples" / "repository"
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -17,7 +18,7 @@ SECOND = np.full((1, 16), 3, np.int32)
 
 def infer(target: str, **arrays: Any) -> Any:
     """Return the answer of a model of the example repository."""
-    model = load_target(f"{REPOSITORY / target}")
+    model = check_model(load_target(f"{REPOSITORY / target}"))
 
     async def main() -> Any:
         async with weir.Service(model, name=target.partition("/")[0]) as service:

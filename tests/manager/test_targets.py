@@ -121,9 +121,28 @@ def test_a_syntax_error_names_its_line(folder: Path) -> None:
     assert "SyntaxError" in refused("target_syntax:Square") and "line 2" in refused("target_syntax:Square")
 
 
-def test_two_files_of_one_name_are_refused(folder: Path) -> None:
+def test_two_files_of_one_name_are_two_modules(folder: Path) -> None:
     for name in ("one", "two"):
         (folder / name).mkdir()
         (folder / name / "target_same.py").write_text(SQUARE)
-    load_target("one/target_same.py:Square")
-    assert "file names must differ" in refused("two/target_same.py:Square")
+    first, second = load_target("one/target_same.py:Square"), load_target("two/target_same.py:Square")
+    assert first is not second and first.__module__ == "target_same" != second.__module__
+    assert load_target("two/target_same.py:Square") is second  # imported once
+
+
+def test_a_file_of_a_name_that_is_taken_may_fail_too(folder: Path) -> None:
+    for name, source in (("one", SQUARE), ("two", "raise KeyError('x')")):
+        (folder / name).mkdir()
+        (folder / name / "target_twice.py").write_text(source)
+    load_target("one/target_twice.py:Square")
+    assert "raised KeyError" in refused("two/target_twice.py:Square")
+    assert "raised KeyError" in refused("two/target_twice.py:Square")
+
+
+def test_two_packages_of_one_name_are_refused(folder: Path) -> None:
+    for name in ("one", "two"):
+        (folder / name / "target_twin").mkdir(parents=True)
+        (folder / name / "target_twin" / "__init__.py").touch()
+        (folder / name / "target_twin" / "model.py").write_text(SQUARE)
+    load_target("one/target_twin/model.py:Square")
+    assert "names of packages must differ" in refused("two/target_twin/model.py:Square")

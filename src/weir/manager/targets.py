@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from zlib import crc32
 
 from weir.errors import SettingsError
 from weir.manager.service import Service
@@ -41,11 +42,30 @@ def _load_file(target: str, path: Path) -> ModuleType:
     _add_to_path(folder)
     module = _import(target, ".".join(parts))
     loaded_from = getattr(module, "__file__", None)
-    if loaded_from is None or not os.path.samefile(loaded_from, path):
+    if loaded_from is not None and os.path.samefile(loaded_from, path):
+        return module
+    if len(parts) > 1:
         raise SettingsError(
             f"TARGET {target!r}: its name is taken by module {module.__name__!r} of "
-            f"{loaded_from or 'the interpreter'}; file names must differ"
+            f"{loaded_from or 'the interpreter'}; the names of packages must differ"
         )
+    return _import_apart(target, path.resolve())
+
+
+def _import_apart(target: str, path: Path) -> ModuleType:
+    """Import a file whose name another module has: in a model repository every file is called the same."""
+    name = f"{path.stem}_{crc32(bytes(path)):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SettingsError(f"TARGET {target!r}: {path} cannot be imported as a module")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise SettingsError(f"TARGET {target!r}: importing {path} raised {_describe(error)}") from error
     return module
 
 

@@ -24,10 +24,10 @@ class SimpleString(weir.Model):
 
 def _numbers(texts: NDArray[Any]) -> NDArray[np.int64]:
     try:
-        return np.vectorize(int, otypes=[np.int64])(texts)
+        return np.array([int(text) for text in texts.flat], np.int64).reshape(texts.shape)
     except (ValueError, OverflowError) as error:
         raise weir.InvalidRequest(f"INPUT0 and INPUT1 must be integers of at most 64 bits: {error}") from error
 
 
 def _texts(numbers: NDArray[np.int64]) -> NDArray[Any]:
-    return np.vectorize(lambda number: str(number).encode(), otypes=[object])(numbers)
+    return np.array([str(number).encode() for number in numbers.flat], object).reshape(numbers.shape)
