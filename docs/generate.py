@@ -22,6 +22,7 @@ PARTS = {
     "Workers": "How batches are run.",
     "Service": "How callers are treated.",
     "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
+    "Doors": "Doors beside those that Weir has. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
 }
 

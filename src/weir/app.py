@@ -23,6 +23,7 @@ from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.messages import Observer
+from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
@@ -36,7 +37,7 @@ WRITE_TIMEOUT = 5.0  # seconds that finished answers get to leave, at the end of
 
 
 class App:
-    """One server: its models and its HTTP door.
+    """One server: its models and its doors, of which HTTP is the first.
 
     `observers` hear what happens beside metrics and logs. Raises SettingsError for a wrong target or setting; nothing
     has been started then.
@@ -55,6 +56,8 @@ class App:
         render = None if metrics is None else make_exposition(metrics, self.registry).render
         asgi = make_app(self.registry, settings.http, metrics=render)
         self.server = HttpServer(self.registry, asgi, settings.http, heard)
+        context = DoorContext(self.registry, settings, heard)
+        self.doors: list[Door] = [self.server, *open_doors(settings.doors.doors, context)]
         self._signalled = asyncio.Event()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:
@@ -71,16 +74,17 @@ class App:
         self._logger.info("stopped")
 
     async def _serve(self, ready: Callable[[], None]) -> None:
-        await self.server.start()
         try:
-            self._logger.info("listening", address=self.server.address)
+            for door in self.doors:
+                await door.start()
+                self._logger.info("listening", address=door.address)
             if await self._load():
                 ready()
                 await self._signalled.wait()
                 await self._drain()
         finally:
             await self.registry.stop(0.0)
-            await self.server.stop()
+            await asyncio.gather(*[door.stop() for door in self.doors])
 
     async def _load(self) -> bool:
         """Load all models; False if a signal came first."""
@@ -102,13 +106,14 @@ class App:
     async def _drain(self) -> None:
         """Finish what was accepted; every model has its own drain_timeout for it."""
         self._logger.info("draining", **self._unfinished())
-        self.server.refuse()
+        for door in self.doors:
+            door.refuse()
         await self.registry.drain()
         unfinished = self._unfinished()
         if any(unfinished.values()):
             self._logger.warning("unfinished after drain_timeout", **unfinished)
         await self.registry.stop(0.0)  # what is unfinished now is told so
-        if not await self.server.drain(WRITE_TIMEOUT):
+        if not all(await asyncio.gather(*[door.drain(WRITE_TIMEOUT) for door in self.doors])):
             self._logger.warning("some answers were not read in time")
 
     def _unfinished(self) -> dict[str, int]:

@@ -32,7 +32,7 @@ def serve(settings: Settings) -> None:
 
         def ready() -> None:
             loading.close()
-            _print(_served(app), "", *_curl_lines(app))
+            _print(_served(app), "", *_curl_lines(app), *_other_doors(app))
 
         try:
             loading.show(list(app.registry.services.values()))
@@ -119,6 +119,11 @@ def _curl_lines(app: App) -> list[str]:
         f"  curl {socket}-d {_example_of(service)} {base}/infer/{name}"
         for name, service in app.registry.services.items()
     ]
+
+
+def _other_doors(app: App) -> list[str]:
+    addresses = [door.address for door in app.doors if door is not app.server]
+    return ["", "also at " + ", ".join(addresses)] if addresses else []
 
 
 def _example_of(service: Service) -> str:

@@ -20,6 +20,7 @@ from weir.errors import SettingsError
 from weir.fields import Rule, setting
 from weir.manager.settings import ServiceSettings
 from weir.parsing import from_text, from_texts, from_toml
+from weir.protocols.door import DoorsSettings
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.settings import TelemetrySettings
 from weir.workers.settings import WorkerSettings
@@ -49,7 +50,7 @@ MODEL_PARTS: dict[str, type[Any]] = {
     "Workers": WorkerSettings,
     "Service": ServiceSettings,
 }
-SERVER_PARTS: dict[str, type[Any]] = {"HTTP": HttpSettings, "Telemetry": TelemetrySettings}
+SERVER_PARTS: dict[str, type[Any]] = {"HTTP": HttpSettings, "Doors": DoorsSettings, "Telemetry": TelemetrySettings}
 
 
 class Declared(NamedTuple):
@@ -92,6 +93,7 @@ class Settings(NamedTuple):
 
     models: list[ModelToServe]
     http: HttpSettings
+    doors: DoorsSettings
     telemetry: TelemetrySettings
 
 
@@ -134,11 +136,11 @@ def read_settings(
     said = _layered(_from_environment(environment, catalog), _from_flags(flags, catalog))
     models = _models(targets, general, tables, said, catalog)
     server = _layered(general, said)
-    http, telemetry = (
+    parts = (
         kind(**{name: value for name, value in server.items() if catalog[name].part == part})
         for part, kind in SERVER_PARTS.items()
     )
-    return Settings(models, http, telemetry)
+    return Settings(models, *parts)
 
 
 def default_name(target: str) -> str:

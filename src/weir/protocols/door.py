@@ -1,0 +1,109 @@
+"""What a door is: it takes requests from outside, puts them into the line of a model, and brings the answers back.
+
+HTTP and gRPC are doors. A package adds another by an entry point of the group `weir.doors`; `--door NAME=OPTIONS` opens it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from weir.errors import SettingsError, WeirError
+from weir.fields import check, setting
+from weir.messages import Observer
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+
+ENTRY_POINTS = "weir.doors"
+
+
+class Door(Protocol):
+    """Opens at `start`. At the end come `refuse`, `drain` and `stop`; `stop` alone when the start of another failed.
+
+    What it does with a request: makes a `messages.RequestBase` of it that knows how to `finish` and `fail`, finds the
+    service in the registry, and calls `service.submit`. When the caller leaves, `service.cancel`.
+    """
+
+    @property
+    def address(self) -> str:
+        """Where it is open, for the log and for people: a URL, or `unix:PATH`."""
+
+    async def start(self) -> None:
+        """Listen. Models may still be loading: they refuse by themselves. Raises SettingsError naming an address that is
+        taken or unusable; nothing is left open then."""
+
+    def refuse(self) -> None:
+        """Refuse what is new from now on with Draining; what was accepted goes on."""
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept nothing more and return when all answers have left; False if that took longer than `drain_timeout`
+        seconds (None: wait for ever)."""
+
+    async def stop(self) -> None:
+        """Close everything at once. Idempotent, and harmless before `start`."""
+
+
+class DoorSettings(Protocol):
+    """What a door may know of the server's settings."""
+
+    @property
+    def http(self) -> HttpSettings:
+        """Of the HTTP door: address, limits, certificate."""
+
+
+class DoorContext(NamedTuple):
+    """What a door is made from: the models, the server's settings, those who want to hear, and its own options."""
+
+    registry: "Registry"
+    settings: DoorSettings
+    observers: Sequence[Observer]  # `refused` and `transferred` are the door's to tell; the services tell the rest
+    options: Any = None  # what was said for it: JSON, or else plain text
+
+
+class DoorFactory(Protocol):
+    """What an entry point names."""
+
+    def __call__(self, context: DoorContext, /) -> Door | None:
+        """Return a door that is not open yet, or None if the settings switch it off. Raises SettingsError."""
+
+
+@dataclass(frozen=True)
+class DoorsSettings:
+    """Doors beside those that Weir has."""
+
+    doors: dict[str, Any] = setting(
+        {}, "open a door that an installed package brings, with its options: JSON, or else plain text",
+        metavar="NAME=OPTIONS",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def open_doors(wanted: Mapping[str, Any], context: DoorContext) -> list[Door]:
+    """Return the doors `wanted`, by entry point's name, each with its options; none is open yet.
+
+    Raises SettingsError for a name that no installed package brings, or one whose factory fails.
+    """
+    made = [_make(name, context._replace(options=options)) for name, options in wanted.items()]
+    return [door for door in made if door is not None]
+
+
+def _make(name: str, context: DoorContext) -> Door | None:
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        known = ", ".join(sorted(found)) or "none"
+        raise SettingsError(f"door={name!r}: no installed package brings it (entry points {ENTRY_POINTS}: {known})")
+    try:
+        return _load(found[name])(context)
+    except WeirError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"door={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
+
+
+def _load(entry: EntryPoint) -> DoorFactory:
+    factory: DoorFactory = entry.load()
+    return factory
