@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from weir.errors import SettingsError
 from weir.policy import policy_iteration
 from weir.policy.policy_iteration import iterate_policies, start_actions
 from weir.policy.prices import Prices
@@ -40,6 +41,14 @@ def test_the_optimum_is_within_the_bound_of_any_policy(
         assert met.cost == pytest.approx(cost_of(model, actions, law_of(model, actions)), rel=1e-9)
         assert met.cost - met.error_bound <= best.cost * (1.0 + 1e-9) <= met.cost * (1.0 + 2e-9)
         assert met.error_bound == pytest.approx(largest_gain(model, actions, met.cost), rel=1e-6, abs=1e-9 * met.cost)
+
+
+def test_a_line_in_two_parts_is_refused() -> None:
+    """Batches of 2 from 5, a wait at 3: where hardly anything arrives during a batch, a line of 3 never gets to 2."""
+    model = model_of(QUICK, 1e-10, Prices(), 12)
+    actions = np.array([0, 0, 2, 0, 0, *[2] * 9])
+    with pytest.raises(SettingsError, match="rate=1e-10: too low for these actions"):
+        iterate_policies(model, actions)
 
 
 def largest_gain(model: Model, actions: Actions, gain: float) -> float:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weir.errors import SettingsError
+from weir.policy.lookahead import Lookahead
 from weir.policy.profile import Floats
 from weir.policy.smdp import Actions, Model
 
@@ -41,29 +43,29 @@ def iterate_policies(model: Model, start: Actions, *, overflow_cost: float | Non
     safely, see `safe_overflow_cost`.
     """
     actions = start
-    system = _system(model, actions)
-    plain, extra = _values(model, actions, system)
+    equations = _Equations(model, actions)
+    plain, extra = equations.values()
     cost = _safe_cost(model, float(plain[0])) if overflow_cost is None else overflow_cost
     model = model.with_overflow(float(cost))
+    lookahead = Lookahead(model.arrivals, model.s_max)
     met: set[bytes] = set()
     while True:  # there are finitely many policies, and each is evaluated once
         gain, relative = _split(plain + cost * extra)
-        choices = _choices(model, gain, relative)
+        choices = _choices(model, lookahead, gain, relative)
         better = _improved(model, actions, choices, relative)
         met.add(actions.tobytes())
         if better.tobytes() in met:  # the same one; or one of before, where rounding decides between equals
             # The largest improvement per time.
             bound = max(0.0, -float(((choices - relative) / model.sojourn[:, None]).min()))
-            return Solved(model, actions, relative, gain, bound, len(met), _law(system))
+            return Solved(model, actions, relative, gain, bound, len(met), equations.law())
         actions = better
-        system = _system(model, actions)
-        plain, extra = _values(model, actions, system)
+        equations = _Equations(model, actions)
+        plain, extra = equations.values()
 
 
 def safe_overflow_cost(model: Model) -> float:
     """Return a cost of overflow that keeps policies from waiting, and from losing rows, in S_o."""
-    actions = start_actions(model)
-    plain, _ = _values(model, actions, _system(model, actions))
+    plain, _ = _Equations(model, start_actions(model)).values()
     return _safe_cost(model, float(plain[0]))
 
 
@@ -77,32 +79,49 @@ def _safe_cost(model: Model, start_cost: float) -> float:
 
 def quick_law(model: Model, actions: Actions) -> Floats:
     """Return the stationary law of the states under `actions`, right to about 1e-15: not for what is rarer than that."""
-    return _law(_system(model, actions))
+    return _Equations(model, actions).law()
 
 
-def _law(system: Floats) -> Floats:
-    first = np.zeros(len(system))
-    first[0] = 1.0
-    law = np.maximum(np.linalg.solve(system.T, first), 0.0)
-    return np.asarray(law / law.sum(), dtype=np.float64)
+class _Equations:
+    """The linear equations for the cost per millisecond (in the place of state 0) and the relative values of the other states
+    under `actions`. Their matrix is decomposed once, for the values and for the stationary law.
 
+    Raises SettingsError if to a float's precision the states fall into parts that do not reach each other.
+    """
 
-def _system(model: Model, actions: Actions) -> Floats:
-    """Return the matrix of the equations for the cost per millisecond (in the place of state 0) and the other values."""
-    system = np.negative(model.law(actions))
-    system.flat[:: len(actions) + 1] += 1.0
-    system[:, 0] = model.sojourn[actions]
-    return system
+    def __init__(self, model: Model, actions: Actions) -> None:
+        from scipy.linalg import lapack  # only those who solve need it
 
+        self._model, self._actions = model, actions
+        system = model.law(actions)
+        np.negative(system, out=system)
+        system.flat[:: len(actions) + 1] += 1.0
+        system[:, 0] = model.sojourn[actions]
+        self._solve = lapack.dgetrs
+        # LAPACK's arrays go by columns: it is given the transposed matrix, in place.
+        self._factors, self._pivots, singular = lapack.dgetrf(system.T, overwrite_a=True)
+        if singular:
+            raise SettingsError(
+                f"rate={1000.0 * model.rate_per_ms:g}: too low for these actions: some lines would, to a float's "
+                "precision, never become as short as others"
+            )
 
-def _values(model: Model, actions: Actions, system: Floats) -> tuple[Floats, Floats]:
-    """Return, for the costs without overflow and for a unit cost of overflow, the cost per millisecond (in the place of
-    state 0, whose relative value is 0) and the relative values of the other states under `actions`."""
-    sides = np.zeros((len(actions), 2))
-    sides[:, 0] = model.chosen(model.costs_without_overflow, actions)
-    sides[-1, 1] = model.sojourn[actions[-1]]
-    plain, extra = np.linalg.solve(system, sides).T
-    return plain, extra
+    def values(self) -> tuple[Floats, Floats]:
+        """Return the solutions for the costs without overflow and for a unit cost of overflow."""
+        model, actions = self._model, self._actions
+        sides = np.zeros((len(actions), 2), order="F")
+        sides[:, 0] = model.chosen(model.costs_without_overflow, actions)
+        sides[-1, 1] = model.sojourn[actions[-1]]
+        found, _ = self._solve(self._factors, self._pivots, sides, trans=1, overwrite_b=True)
+        return found[:, 0], found[:, 1]
+
+    def law(self) -> Floats:
+        """Return the stationary law of the states."""
+        first = np.zeros(len(self._actions))
+        first[0] = 1.0
+        found, _ = self._solve(self._factors, self._pivots, first, overwrite_b=True)
+        law = np.maximum(found, 0.0)
+        return np.asarray(law / law.sum(), dtype=np.float64)
 
 
 def _split(values: Floats) -> tuple[float, Floats]:
@@ -111,11 +130,10 @@ def _split(values: Floats) -> tuple[float, Floats]:
     return float(values[0]), relative
 
 
-def _choices(model: Model, gain: float, values: Floats) -> Floats:
+def _choices(model: Model, lookahead: Lookahead, gain: float, values: Floats) -> Floats:
     """Return what each action is worth in each state: the right side of equation 16."""
-    choices = model.expected(values)
-    choices += model.costs
-    choices -= gain * model.sojourn[:, None]
+    choices = model.costs - gain * model.sojourn[:, None]
+    lookahead.add(values, choices)
     choices[0, -1] = np.inf  # S_o serves
     return choices
 

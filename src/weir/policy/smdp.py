@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided, sliding_window_view
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
+from weir.policy.lookahead import Lookahead
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 
@@ -26,6 +27,7 @@ Actions = NDArray[np.int64]
 # Numbers of arrivals less likely than this, for every batch size, are counted as the largest one that is kept. It is
 # far below what any share of the cost is asked for (1e-14).
 _LEAST_LIKELY = 1e-32
+_OF_OVERFLOW = ("overflow_cost", "costs")  # what differs between models that differ in their overflow cost
 
 
 def check_rate(profile: Profile, rate: float) -> None:
@@ -47,12 +49,10 @@ def arrivals(profile: Profile, rate_per_ms: float, most: int | None = None) -> F
     """
     length = reach(profile, rate_per_ms)
     table = arrivals_up_to(profile, rate_per_ms, length - 1)
-    tails = np.cumsum(table[:, ::-1], axis=1)[:, ::-1]
-    likely = int(np.argmax(tails.max(axis=0) < _LEAST_LIKELY)) or length
+    likely = int(np.flatnonzero(table.max(axis=0) >= _LEAST_LIKELY)[-1]) + 1
     kept = likely if most is None else min(likely, most)
-    table = table[:, :kept].copy()
-    table[:, -1] = tails[:, kept - 1]
-    return table
+    table[:, kept - 1] = table[:, kept - 1 :][:, ::-1].sum(axis=1)
+    return table[:, :kept].copy()
 
 
 def reach(profile: Profile, rate_per_ms: float) -> int:
@@ -94,8 +94,7 @@ class Model:
     def with_overflow(self, cost: float) -> "Model":
         """Return the same model with another `overflow_cost`; what does not depend on it is not made again."""
         other = replace(self, overflow_cost=cost)
-        for name in ("arrivals", "tails", "costs_without_overflow"):
-            other.__dict__[name] = getattr(self, name)
+        other.__dict__.update({name: made for name, made in self.__dict__.items() if name not in _OF_OVERFLOW})
         return other
 
     @cached_property
@@ -120,17 +119,20 @@ class Model:
 
     @cached_property
     def _shifted(self) -> Floats:
-        """The arrivals' law seen from any number of rows left behind: [a - 1, s_max + 2 - left] is a row of states."""
+        """The law of the arrivals until the next decision (one, if it is to wait) seen from any number of rows left behind:
+        [a, s_max + 2 - left] is a row of states."""
         size = self.s_max + 2
-        padded = np.zeros((len(self.arrivals), 2 * size))
-        padded[:, size : size + self.arrivals.shape[1]] = self.arrivals
+        padded = np.zeros((len(self.sojourn), 2 * size))
+        padded[0, size + 1] = 1.0
+        padded[1:, size : size + self.arrivals.shape[1]] = self.arrivals
         return sliding_window_view(padded, size, axis=1)
 
     @cached_property
     def _tails_by_room(self) -> Floats:
-        """`tails`, continued with zeros to s_max + 1."""
-        tails = np.zeros((len(self.arrivals), self.s_max + 2))
-        tails[:, : self.tails.shape[1]] = self.tails
+        """`tails` by action, continued with zeros to s_max + 1; of waiting too."""
+        tails = np.zeros((len(self.sojourn), self.s_max + 2))
+        tails[0, :2] = 1.0
+        tails[1:, : self.tails.shape[1]] = self.tails
         return tails
 
     @cached_property
@@ -152,35 +154,17 @@ class Model:
         return costs
 
     def expected(self, values: Floats) -> Floats:
-        """Return E[values(next state)] for each action and state; what is not allowed holds arbitrary finite numbers.
-
-        One matrix product: the law of the arrivals times the values seen from each number of rows left behind.
-        """
-        width, kept = self.s_max + 1, self.arrivals.shape[1]
-        padded = np.full(width + kept, values[-1])
-        padded[:width] = values[:-1]
-        seen = as_strided(padded, (kept, width), (8, 8)).copy()
-        batches = len(self.arrivals)
-        flat = np.zeros(1 + batches * width + 1)
-        left = flat[1:-1].reshape(batches, width)  # [a - 1, rows left behind]
-        np.matmul(self.arrivals, seen, out=left)
-        result = np.empty((batches + 1, width + 1))
-        result[0, :width] = padded[1 : width + 1]
-        result[0, width] = values[-1]
-        # Row a - 1 shifted right by a: element (a, s) is left[a - 1, s - a].
-        result[1:, :width] = as_strided(flat, (batches, width), ((width - 1) * 8, 8))
-        result[1:, width] = result[1:, width - 1]
-        return result
+        """Return E[values(next state)] for each action and state; what is not allowed holds arbitrary finite numbers."""
+        table = np.zeros((len(self.sojourn), self.s_max + 2))
+        Lookahead(self.arrivals, self.s_max).add(values, table)
+        return table
 
     def law(self, actions: Actions) -> Floats:
         """Return the transition matrix of the chain under `actions` [state] (equation 12)."""
-        size = self.s_max + 2
-        law = np.zeros((size, size))
-        serving, waiting = np.flatnonzero(actions), np.flatnonzero(actions == 0)
-        left = self.rows[serving] - actions[serving]
-        law[serving] = self._shifted[actions[serving] - 1, size - left]
-        law[serving, -1] = self._tails_by_room[actions[serving] - 1, size - 1 - left]
-        law[waiting, np.minimum(waiting + 1, size - 1)] = 1.0
+        last = self.s_max + 1
+        left = self.rows - actions
+        law: Floats = self._shifted[actions, last + 1 - left]
+        law[:, last] = self._tails_by_room[actions, last - left]
         return law
 
     def chosen(self, table: Floats, actions: Actions) -> Floats:

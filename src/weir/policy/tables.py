@@ -77,12 +77,11 @@ def full_batch_table(profile: Profile) -> Table:
     """Return the table that never waits and always dispatches the size, of those there are rows for, that serves the
     most rows per second: all up to b* on a profile where larger is faster, the largest step worth taking on one with
     steps. No table serves more rows per second, so it is stable wherever any is."""
-    table = np.zeros(profile.best_batch_size + 1, dtype=np.uint16)
-    speed = profile.sizes / profile.service_time_ms
-    for n in range(1, len(table)):
-        last = int(table[n - 1])
-        table[n] = n if n == 1 or speed[n - 1] >= speed[last - 1] else last
-    return table
+    speed = [0.0, *(profile.sizes / profile.service_time_ms).tolist()]
+    table = [0]
+    for size in range(1, profile.best_batch_size + 1):
+        table.append(size if speed[size] >= speed[table[-1]] else table[-1])
+    return np.array(table, dtype=np.uint16)
 
 
 def with_full_batches(table: Table, from_state: int, profile: Profile) -> Table:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from weir.errors import SettingsError
+from weir.policy.lookahead import Lookahead
 from weir.policy.profile import Floats
 from weir.policy.smdp import Actions, Model
 
@@ -61,48 +61,22 @@ def iterate_values(
     return Swept(actions, eta * (values - values[0]), span, done)
 
 
-def _without_rounding(arrivals: Floats) -> Floats:
-    """Return the law of the arrivals without the columns that a sum of floats would lose."""
-    kept = int(np.flatnonzero(arrivals.max(axis=0) > 1e-18)[-1]) + 1
-    return arrivals[:, :kept]
-
-
 class _Sweep:
-    """One application of equation 21, all that stays the same made once.
-
-    `Model.expected` with its buffers kept and eta / y multiplied into the law of the arrivals: half the time.
-    """
+    """One application of equation 21, all that stays the same made once."""
 
     def __init__(self, model: Model, eta: float) -> None:
-        arrivals = _without_rounding(model.arrivals)
-        width, kept, batches = model.s_max + 1, arrivals.shape[1], len(arrivals)
         moved = eta / model.sojourn
         self._costs = model.costs / model.sojourn[:, None]
         self._stays = (1.0 - moved)[:, None]
-        self._waits = float(moved[0])
-        self._arrivals = arrivals * moved[1:, None]
-        self._padded = np.zeros(width + kept)
-        self._seen = as_strided(self._padded, (kept, width), (8, 8))
-        self._packed = np.empty((kept, width))
-        flat = np.zeros(1 + batches * width + 1)
-        self._left = flat[1:-1].reshape(batches, width)
-        self._expected = as_strided(flat, (batches, width), ((width - 1) * 8, 8))
-        self._width = width
-        self.choices = np.empty((batches + 1, width + 1))
+        self._moves = Lookahead(model.arrivals, model.s_max, moved)
+        self.choices = np.empty(self._costs.shape)
 
     def best(self, values: Floats) -> Floats:
         """Return the least of `choices` by state, which hold for the actions what equation 21 minimises, before J(s*) is
         subtracted."""
-        width, choices = self._width, self.choices
-        self._padded[:width] = values[:-1]
-        self._padded[width:] = values[-1]
-        np.copyto(self._packed, self._seen)
-        np.matmul(self._arrivals, self._packed, out=self._left)
+        choices = self.choices
         np.multiply(self._stays, values, out=choices)
         choices += self._costs
-        choices[0, :width] += self._waits * self._padded[1 : width + 1]
-        choices[0, width] += self._waits * values[-1]
-        choices[1:, :width] += self._expected
-        choices[1:, width] += self._expected[:, width - 1]
+        self._moves.add(values, choices)
         least: Floats = choices.min(axis=0)
         return least
