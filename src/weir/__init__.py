@@ -18,6 +18,7 @@ from weir.errors import (
     Conflict,
     DeadlineExceeded,
     Draining,
+    Forbidden,
     InvalidRequest,
     MethodNotAllowed,
     ModelCrashed,
@@ -28,6 +29,7 @@ from weir.errors import (
     RequestError,
     SettingsError,
     TooLarge,
+    Unauthorized,
     Unsupported,
     UnsupportedMediaType,
     ValidationFailed,
@@ -63,9 +65,9 @@ __all__ = [
     # policies of one's own
     "Decision", "Observation", "Policy", "Reason", "SolvedPolicy",
     # errors
-    "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Draining", "InvalidRequest", "MethodNotAllowed",
+    "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Draining", "Forbidden", "InvalidRequest", "MethodNotAllowed",
     "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Overloaded", "RequestError", "SettingsError",
-    "TooLarge", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError", "WorkerLost",
+    "TooLarge", "Unauthorized", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError", "WorkerLost",
     "__version__",
 ]  # fmt: skip
 

@@ -9,7 +9,9 @@
     │   ├── MethodNotAllowed
     │   ├── UnsupportedMediaType
     │   ├── Unsupported            a call that this server does not offer
-    │   └── Conflict               contradicts what is running
+    │   ├── Conflict               contradicts what is running
+    │   ├── Unauthorized           this call needs the control token
+    │   └── Forbidden              who calls from there may not control this server
     ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
     ├── Cancelled                  the caller left
     ├── CapacityError              the server is at fault, for now; safe to send again after `retry_after`
@@ -83,6 +85,14 @@ class Unsupported(RequestError):
 
 class Conflict(RequestError):
     """Contradicts what is running."""
+
+
+class Unauthorized(RequestError):
+    """The call needs the control token, and came without it or with another one."""
+
+
+class Forbidden(RequestError):
+    """The call is not allowed to whoever makes it from there, or not on this server."""
 
 
 class DeadlineExceeded(WeirError, TimeoutError):

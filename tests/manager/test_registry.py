@@ -6,13 +6,13 @@ from tests.manager.kit import Square, squares, turns
 
 from weir import ModelError, ModelNotFound, Registry, Service, SettingsError
 from weir.manager.lifespan import running
-from weir.manager.registry import RESERVED
+from weir.manager.registry import RESERVED, version_order
 from weir.testing import FakeExecutor
 from weir.workers.executor import Listener
 
 
-def named(name: str, executor: FakeExecutor | None = None) -> Service:
-    return Service(Square, name=name, executor=executor or FakeExecutor(squares))
+def named(name: str, executor: FakeExecutor | None = None, version: str = "") -> Service:
+    return Service(Square, name=name, version=version, executor=executor or FakeExecutor(squares))
 
 
 def test_services_are_found_by_name() -> None:
@@ -35,6 +35,52 @@ def test_routes_lead_to_models() -> None:
     one, two = named("one"), named("two")
     registry = Registry([one, two], {"one": "/classify", "two": ["/embed", "/api/embed"]})
     assert registry.routes == {"/classify": one, "/embed": two, "/api/embed": two}
+
+
+def test_a_model_may_have_several_versions_of_which_the_highest_is_the_default() -> None:
+    services = {version: named("one", version=version) for version in ("2", "10", "9")}
+    registry = Registry([*services.values(), named("two")], {"one": "/first"})
+    assert registry.get("one") is registry.services["one"] is registry.routes["/first"] is services["10"]
+    assert registry.get("one", "9") is services["9"]
+    assert list(registry.versions("one")) == ["2", "9", "10"]
+    assert [service.label for service in registry.all] == ["one/2", "one/10", "one/9", "two"]
+    assert set(registry.not_ready_reasons) == {"one/2", "one/9", "one/10", "two"}
+    with pytest.raises(ModelNotFound, match="model 'one': there is no version '3'; there are 2, 10, 9"):
+        registry.get("one", "3")
+    with pytest.raises(ModelNotFound, match="model 'two': there is no version '1'; there are no versions"):
+        registry.get("two", "1")
+    with pytest.raises(ModelNotFound, match="none of this name"):
+        registry.versions("three")
+
+
+@pytest.mark.parametrize(
+    "ascending", [["1", "2", "10"], ["", "1"], ["1.2", "1.10"], ["beta", "beta2", "1"], ["1-rc", "2-rc"]]
+)
+def test_versions_are_ordered_as_people_count(ascending: list[str]) -> None:
+    descending = ascending[::-1]
+    assert sorted(descending, key=version_order) == ascending
+
+
+def test_a_change_is_told_and_leaves_what_was_read_before_as_it_is() -> None:
+    one, other, two = named("one", version="1"), named("one", version="2"), named("two")
+    registry = Registry([one, two], {"one": "/first"})
+    before, told = registry.services, list[list[str]]()
+    registry.changed.append(lambda: told.append(list(registry.services)))
+    registry.put([one, other], default="1")
+    assert registry.get("one") is registry.routes["/first"] is one
+    registry.put([one, other])
+    assert registry.get("one") is registry.routes["/first"] is other
+    registry.remove("one")
+    assert (registry.services, registry.routes) == ({"two": two}, {})
+    assert before == {"one": one, "two": two}
+    assert told == [["one", "two"], ["one", "two"], ["two"]]
+    registry.put([one])
+    assert registry.routes == {"/first": one}
+
+
+def test_a_version_that_cannot_stand_in_a_path_is_refused() -> None:
+    with pytest.raises(SettingsError, match="version='1/2': must be of letters"):
+        named("one", version="1/2")
 
 
 @pytest.mark.parametrize("segment", RESERVED)

@@ -14,6 +14,8 @@ EXPECTED = [
     (errors.UnsupportedMediaType, 415, "INVALID_ARGUMENT"),
     (errors.Unsupported, 501, "UNIMPLEMENTED"),
     (errors.Conflict, 409, "ALREADY_EXISTS"),
+    (errors.Unauthorized, 401, "UNAUTHENTICATED"),
+    (errors.Forbidden, 403, "PERMISSION_DENIED"),
     (errors.DeadlineExceeded, 408, "DEADLINE_EXCEEDED"),
     (errors.Cancelled, 499, "CANCELLED"),
     (errors.Overloaded, 429, "RESOURCE_EXHAUSTED"),

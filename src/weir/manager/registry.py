@@ -1,8 +1,8 @@
-"""The models of one server, by name and by path."""
+"""The models of one server, by name, version and path."""
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weir.errors import ModelNotFound, SettingsError
@@ -13,28 +13,41 @@ RESERVED = ("docs", "health", "infer", "inference", "metrics", "models", "openap
 
 
 PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+_DIGITS = re.compile(r"(\d+)")
 
 
 class Registry:
-    """Owns the services of a server: finds one by name or route, starts and stops them together.
+    """Owns the services of a server: finds one by name and version or by route, starts and stops them together.
 
-    `routes` maps a model's name to one path or several of its own. Raises SettingsError for a name given twice, a route of a
-    model that is not there, a route that two models claim, and a reserved path.
+    `services` are the models by name, each in its default version; `routes` are those of them that have paths of their own,
+    by path. Both are new dicts after a change, so whoever goes through them may be interrupted. `changed` are called after
+    every change.
+
+    `routes` maps a model's name to one path or several of its own. Raises SettingsError for a name and version given twice,
+    a route of a model that is not there, a route that two models claim, and a reserved path.
     """
 
     def __init__(self, services: Sequence[Service], routes: Mapping[str, str | Sequence[str]] | None = None) -> None:
         self.services: dict[str, Service] = {}
-        for service in services:
-            if service.name in self.services:
-                raise SettingsError(f"name={service.name!r}: two models have this name; give one of them another")
-            self.services[service.name] = service
         self.routes: dict[str, Service] = {}
+        self.changed: list[Callable[[], None]] = []
+        self._versions: dict[str, dict[str, Service]] = {}
+        self._default: dict[str, str] = {}  # versions that were named as such
+        self._paths: dict[str, str] = {}  # to the names of models, which need not be there all the time
+        for service in services:
+            versions = self._versions.setdefault(service.name, {})
+            if service.version in versions:
+                raise SettingsError(f"name={service.label!r}: two models have this name; give one of them another")
+            versions[service.version] = service
         for name, paths in (routes or {}).items():
-            for path in [paths] if isinstance(paths, str) else paths:
-                self._add_route(name, path)
-        for path in self.routes:
-            if path.removesuffix("/batch") in self.routes.keys() - {path}:
-                raise SettingsError(f"route={path!r}: is where the route {path.removesuffix('/batch')!r} takes lists")
+            if name not in self._versions:
+                raise SettingsError(
+                    f"route={paths!r}: there is no model {name!r}; there are {', '.join(self._versions)}"
+                )
+            self.claim(name, paths)
+        self._renew()
+
+    # What there is.
 
     @property
     def sole(self) -> Service | None:
@@ -42,28 +55,48 @@ class Registry:
         return next(iter(self.services.values())) if len(self.services) == 1 else None
 
     @property
+    def all(self) -> list[Service]:
+        """Every service, of all versions."""
+        return [service for versions in self._versions.values() for service in versions.values()]
+
+    @property
     def ready(self) -> bool:
         """Whether every model takes requests."""
-        return bool(self.services) and all(service.ready for service in self.services.values())
+        return all(service.ready for service in self.all)
 
     @property
     def not_ready_reasons(self) -> dict[str, str]:
-        """Why each model that takes no requests does not, by name."""
-        return {name: service.not_ready_reason for name, service in self.services.items() if not service.ready}
+        """Why each model that takes no requests does not, by label."""
+        return {service.label: service.not_ready_reason for service in self.all if not service.ready}
 
-    def get(self, name: str) -> Service:
-        """Return the service of that name. Raises ModelNotFound, which names those there are."""
-        service = self.services.get(name)
-        if service is None:
-            raise ModelNotFound(f"model {name!r}: there is none of this name; there are {', '.join(self.services)}")
-        return service
+    def get(self, name: str, version: str = "") -> Service:
+        """Return the service of that name and version; without a version, the default one. Raises ModelNotFound, which names
+        those there are."""
+        service = self._versions.get(name, {}).get(version) if version else self.services.get(name)
+        if service is not None:
+            return service
+        if name in self.services:
+            there = ", ".join(filter(None, self._versions[name])) or "no versions"
+            raise ModelNotFound(f"model {name!r}: there is no version {version!r}; there are {there}")
+        raise ModelNotFound(f"model {name!r}: there is none of this name; there are {', '.join(self.services)}")
+
+    def versions(self, name: str) -> dict[str, Service]:
+        """Return the services of that name by version, the oldest first. Raises ModelNotFound."""
+        self.get(name)
+        return dict(sorted(self._versions[name].items(), key=lambda each: version_order(each[0])))
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of every model, by label, as a JSON-able dict."""
+        return {service.label: service.state() for service in self.all}
+
+    # The life of all of them.
 
     async def start(self) -> None:
         """Start all models at the same time; return when all are ready.
 
         When one fails, the others are stopped and its error is raised.
         """
-        starts = [asyncio.ensure_future(service.start()) for service in self.services.values()]
+        starts = [asyncio.ensure_future(service.start()) for service in self.all]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -76,26 +109,59 @@ class Registry:
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Drain and stop all models at the same time; see Service.stop. Idempotent."""
-        await asyncio.gather(*[service.stop(drain_timeout) for service in self.services.values()])
+        await asyncio.gather(*[service.stop(drain_timeout) for service in self.all])
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Take no more; return when all that was accepted has its end, or after the timeout. Workers stay."""
-        await asyncio.gather(*[service.drain(drain_timeout) for service in self.services.values()])
+        await asyncio.gather(*[service.drain(drain_timeout) for service in self.all])
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of every model, by name, as a JSON-able dict."""
-        return {name: service.state() for name, service in self.services.items()}
+    # Changes: the Manager's alone.
 
-    def _add_route(self, name: str, path: str) -> None:
-        service = self.services.get(name)
-        if service is None:
-            raise SettingsError(f"route={path!r}: there is no model {name!r}; there are {', '.join(self.services)}")
-        check_route(path)
-        claimed = self.routes.setdefault(path, service)
-        if claimed is not service:
-            raise SettingsError(
-                f"route={path!r}: both {claimed.name!r} and {name!r} claim it; a path leads to one model"
-            )
+    def put(self, services: Iterable[Service], default: str | None = None) -> None:
+        """Let these services, all of one name, be those of that name from now on, and no others. `default` names the version
+        that is asked for when none is named; without it that is the highest."""
+        there = {service.version: service for service in services}
+        name = next(iter(there.values())).name
+        self._versions[name] = there
+        self._default.pop(name, None)
+        if default is not None:
+            self._default[name] = default
+        self._changed()
+
+    def remove(self, name: str) -> None:
+        """Serve no model of this name any more."""
+        self._versions.pop(name, None)
+        self._changed()
+
+    def claim(self, name: str, paths: str | Sequence[str]) -> None:
+        """Let these paths lead to the model `name`, whenever it is there. Raises SettingsError; see the class."""
+        for path in [paths] if isinstance(paths, str) else paths:
+            check_route(path)
+            claimed = self._paths.setdefault(path, name)
+            if claimed != name:
+                raise SettingsError(
+                    f"route={path!r}: both {claimed!r} and {name!r} claim it; a path leads to one model"
+                )
+        for path in self._paths:
+            if path.removesuffix("/batch") in self._paths.keys() - {path}:
+                raise SettingsError(f"route={path!r}: is where the route {path.removesuffix('/batch')!r} takes lists")
+
+    def _changed(self) -> None:
+        self._renew()
+        for changed in self.changed:
+            changed()
+
+    def _renew(self) -> None:
+        self.services = {
+            name: versions.get(self._default.get(name, ""), versions[max(versions, key=version_order)])
+            for name, versions in self._versions.items()
+        }  # fmt: skip
+        self.routes = {path: self.services[name] for path, name in self._paths.items() if name in self.services}
+
+
+def version_order(version: str) -> list[tuple[int, str]]:
+    """Return what versions are sorted by: 2 comes before 10, 1.9 before 1.10, and words before numbers."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(version) if part]
 
 
 def check_route(path: str) -> None:

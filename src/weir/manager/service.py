@@ -46,10 +46,12 @@ class Service:
             assert await service.infer(3) == 9
 
     `model` is a subclass of Model (or a class attribute of a subclass of Service), `params` the keyword arguments of its
-    constructor, `name` what it is called (the class name in lower case). Settings are those of BatchingSettings,
-    WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it is not the name
-    that the setting takes, replaces the workers that the settings ask for. `observers` hear what happens. `clock` returns
-    seconds; one with a method `call_at` keeps the timers too (testing.FakeClock).
+    constructor, `name` what it is called (the class name in lower case), `version` which of several of that name it is
+    ("": it has none). Observers and logs know it by its `label`: the name, and after a slash the version. Settings are those
+    of BatchingSettings, WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it
+    is not the name that the setting takes, replaces the workers that the settings ask for. `observers` hear what happens.
+    `clock` returns seconds; one with a method `call_at` keeps the timers too (testing.FakeClock). `platform` is what the
+    metadata calls the kind of model.
 
     Raises SettingsError for an unusable model or setting.
     """
@@ -57,12 +59,15 @@ class Service:
     model: type[Model] = Model
 
     def __init__(
-        self, model: type[Model] | None = None, *, name: str | None = None, params: dict[str, Any] | None = None,
-        executor: Executor | str | None = None, observers: Sequence[Observer] = (),
-        clock: Callable[[], float] = time.monotonic, **settings: Any,
+        self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
+        params: dict[str, Any] | None = None, executor: Executor | str | None = None, observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: Any,
     ) -> None:  # fmt: skip
         self.model = check_model(model or type(self).model)
         self.name = check_name(name or self.model.__name__.lower())
+        self.version = check_version(version)
+        self.label = f"{self.name}/{version}" if version else self.name
+        self.platform = platform
         self.params = params or {}
         if isinstance(executor, str):
             settings["executor"], executor = executor, None
@@ -323,11 +328,11 @@ class Service:
             return None
         from weir.manager.solved import make_resolver  # numpy is for those who need it
 
-        return make_resolver(self.name, self.policy, self.batching.max_batch_size)
+        return make_resolver(self.label, self.policy, self.batching.max_batch_size)
 
     def _new_driver(self) -> Driver:
         executor = self._executor or make_executor(
-            self.model, self.params, self.workers, name=self.name, max_batch_size=self.batching.max_batch_size
+            self.model, self.params, self.workers, name=self.label, max_batch_size=self.batching.max_batch_size
         )
         batcher, resolver = Batcher(self.batching, self.policy), self._resolver
         if resolver is not None:
@@ -336,7 +341,7 @@ class Service:
             executor = with_profile(executor, resolver, self.model, self.workers, self.batching.max_batch_size)
         self._measured = Measured(self._clock, lambda: batcher.arrivals, self.batching.max_batch_size)
         observers = (*self.observers, self._measured, *([] if resolver is None else [resolver]))
-        driver = Driver(batcher, executor, Delivery(self.name, observers), self._clock)
+        driver = Driver(batcher, executor, Delivery(self.label, observers), self._clock)
         kind = type(self)
         before = self.before_batch if kind.before_batch is not Service.before_batch else None
         after = self.after_batch if kind.after_batch is not Service.after_batch else None
@@ -358,3 +363,12 @@ def check_name(name: str) -> str:
     if not NAME.fullmatch(name):
         raise SettingsError(f"name={name!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -")
     return name
+
+
+def check_version(version: str) -> str:
+    """Return `version` if it can stand in a path, or is "" (none); SettingsError otherwise."""
+    if version and not NAME.fullmatch(version):
+        raise SettingsError(
+            f"version={version!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -"
+        )
+    return version

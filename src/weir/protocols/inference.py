@@ -71,7 +71,7 @@ class Inference:
         if ask.accept_coding and len(answer.body) > self._settings.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
         for observer in ask.service.observers:
-            observer.transferred(ask.service.name, DOOR, len(body), len(answer.body))
+            observer.transferred(ask.service.label, DOOR, len(body), len(answer.body))
         return answer
 
     async def _read(self, ask: Ask, body: bytes) -> list[Work | WeirError] | Answer:
@@ -107,7 +107,7 @@ class Inference:
     def _refusal(self, error: WeirError, service: "Service | None") -> Answer:
         if service is not None:
             for observer in service.observers:
-                observer.refused(service.name, DOOR, error)
+                observer.refused(service.label, DOOR, error)
         return self._error(error, service)
 
     def _error(self, error: Exception, service: "Service | None") -> Answer:

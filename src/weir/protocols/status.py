@@ -22,6 +22,8 @@ TABLE: dict[type[BaseException], Codes] = {
     errors.UnsupportedMediaType: Codes(415, "INVALID_ARGUMENT"),
     errors.Unsupported: Codes(501, "UNIMPLEMENTED"),
     errors.Conflict: Codes(409, "ALREADY_EXISTS"),
+    errors.Unauthorized: Codes(401, "UNAUTHENTICATED"),
+    errors.Forbidden: Codes(403, "PERMISSION_DENIED"),
     errors.DeadlineExceeded: Codes(408, "DEADLINE_EXCEEDED"),
     errors.Cancelled: Codes(499, "CANCELLED"),
     errors.CapacityError: Codes(503, "UNAVAILABLE"),

@@ -99,7 +99,7 @@ class Lane:
     def _make_plan(self, head: Head) -> Plan:
         plan = make_plan(head, self.registry, self.settings)
         if plan.service is not None:
-            plan.tally = self._tallies.setdefault(plan.service.name, Tally(plan.service))
+            plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))
         return plan
 
     def routes_changed(self) -> None:
@@ -130,12 +130,12 @@ class Lane:
     def refused(self, service: "Service | None", error: WeirError) -> None:
         """Tell the observers of a request that was refused before a service has heard of it."""
         for observer in self.observers if service is None else service.observers:
-            observer.refused("" if service is None else service.name, DOOR, error)
+            observer.refused("" if service is None else service.label, DOOR, error)
 
     def tell_observers(self) -> None:
         """Tell the observers the bytes transferred since the last time."""
         for tally in self._tallies.values():
             if tally.received or tally.sent:
                 for observer in tally.service.observers:
-                    observer.transferred(tally.service.name, DOOR, tally.received, tally.sent)
+                    observer.transferred(tally.service.label, DOOR, tally.received, tally.sent)
                 tally.received = tally.sent = 0
