@@ -15,6 +15,8 @@ OBJECT = "object"
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 OCTETS = "application/octet-stream"
+# The JSON body of an inference request of the Open Inference Protocol, and of its response.
+KSERVE = "application/vnd.kserve.v2+json"
 
 
 class Kind(IntEnum):

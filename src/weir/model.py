@@ -10,6 +10,7 @@ from weir.errors import SettingsError
 
 DATATYPES = (
     "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES",
+    "BF16",
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ A value is converted where nothing is lost: integers to floats, floats to shorte
 out of range, no string to a number.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -30,6 +30,7 @@ DTYPES: dict[str, numpy.dtype[Any]] = {
     "FP32": numpy.dtype(numpy.float32),
     "FP64": numpy.dtype(numpy.float64),
     "BYTES": numpy.dtype(numpy.object_),
+    "BF16": numpy.dtype("<u2"),  # bit patterns, as numpy has no such type
 }
 # The kinds of array (numpy's letters) that may become a datatype's.
 _SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
@@ -51,10 +52,37 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
         if tensor.name not in value:
             raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
         array = _array(value[tensor.name], tensor, complain)
-        _check_shape(array, tensor, complain)
+        _check_shape(array.shape, tensor, complain)
         arrays[tensor.name] = array
     _check_rows(arrays, complain)
     return arrays
+
+
+def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequence[Tensor]) -> int:
+    """Check the datatypes and shapes `found`, by name, against what is `declared`; return how many rows there are.
+
+    Raises InvalidRequest naming tensor, value and rule: names, datatypes, shapes, and an equal first dimension of at least 1.
+    """
+    unknown = [name for name in found if all(name != tensor.name for tensor in declared)]
+    if unknown:
+        raise InvalidRequest(f"tensor {unknown[0]!r}: not one of {_names(declared)}")
+    rows = 0
+    for tensor in declared:
+        if tensor.name not in found:
+            raise InvalidRequest(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
+        datatype, shape = found[tensor.name]
+        if datatype != tensor.datatype:
+            raise InvalidRequest(f"tensor {tensor.name!r}: has datatype {datatype!r}, must be {tensor.datatype}")
+        _check_shape(shape, tensor, InvalidRequest)
+        if not shape[0]:
+            raise InvalidRequest(f"tensor {tensor.name!r}: has 0 rows, must have at least 1")
+        if shape[0] != (rows or shape[0]):
+            first = declared[0].name
+            raise InvalidRequest(
+                f"tensor {tensor.name!r}: has {shape[0]} rows, tensor {first!r} has {rows}; they must be equal"
+            )
+        rows = shape[0]
+    return rows
 
 
 def rows_of(arrays: Arrays) -> int:
@@ -65,6 +93,17 @@ def rows_of(arrays: Arrays) -> int:
 def shape_key(arrays: Arrays) -> tuple[Any, ...]:
     """Return what must be equal in tensors that share a batch: datatypes, and all dimensions but the first."""
     return tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items())
+
+
+def batch_key(declared: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
+    """Return the batch key of a request whose tensors, in the order `declared`, have these shapes (rows first).
+
+    Requests of one model share a batch if these are equal: names, dtypes and all dimensions but the first.
+    """
+    return tuple(
+        (tensor.name, DTYPES[tensor.datatype].str, tuple(shape[1:]))
+        for tensor, shape in zip(declared, shapes, strict=True)
+    )
 
 
 def concatenate(parts: Sequence[Arrays]) -> Arrays:
@@ -157,9 +196,9 @@ def _bytes_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Compl
     return elements
 
 
-def _check_shape(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Complain) -> None:
+def _check_shape(shape: Sequence[int], tensor: Tensor, complain: Complain) -> None:
     """The first dimension is the batch: any length."""
-    shape, declared = array.shape, tuple(tensor.shape)
+    declared = tuple(tensor.shape)
     if len(shape) == len(declared) and all(
         rule in (-1, length) for length, rule in zip(shape[1:], declared[1:], strict=True)
     ):

@@ -1,0 +1,184 @@
+"""The binary tensor extension of the Open Inference Protocol: JSON, and after it the raw bytes of tensors, in order.
+
+Nothing is copied: arrays are views into the body, and what is written is a list of parts, the arrays' own memory among
+them. Bytes are little-endian and row-major.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from weir.errors import InvalidRequest
+from weir.model import Tensor
+from weir.wire import kserve_json as plain
+from weir.wire.bytes_tensors import pack_elements
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.kserve_json import BINARY_SIZE, REGION, Body, Find, WrittenTensor, encode
+from weir.wire.shapes import element_count
+from weir.wire.tensors import DTYPES
+
+# Raw bytes begin at multiples of this, where a body's place is chosen by `lead`: no array of any datatype is unaligned then.
+ALIGNMENT = 64
+
+
+class Written(NamedTuple):
+    """A body in parts. `header_length` is that of the JSON, or None if the JSON is all."""
+
+    parts: list[bytes | memoryview]
+    header_length: int | None
+
+    @property
+    def length(self) -> int:
+        """How many bytes all parts have."""
+        return sum(len(part) for part in self.parts)
+
+
+def lead(header_length: int) -> int:
+    """Return how many bytes to leave free before a body of such a header, so that the bytes after it are aligned."""
+    return -header_length % ALIGNMENT
+
+
+def read_request(
+    body: Body, header_length: int, model: str, version: str = "", *, find: Find | None = None
+) -> InferenceRequest:
+    """Return the request in `body`, whose first `header_length` bytes are JSON. Arrays are read-only views into it.
+
+    `find` returns the bytes of a tensor that lie in shared memory. Raises InvalidRequest for what is malformed.
+    """
+    rest = _Rest(body, header_length, find)
+    read = plain.parse(plain.decode_request, rest.header, "an inference request")
+    request = plain.request_of(read, model, version, rest)
+    rest.end()
+    return request
+
+
+def read_response(body: Body, header_length: int, *, find: Find | None = None) -> InferenceResponse:
+    """Return the response in `body`, whose first `header_length` bytes are JSON. Arrays are read-only views into it."""
+    rest = _Rest(body, header_length, find)
+    read = plain.parse(plain.decode_response, rest.header, "an inference response")
+    response = plain.response_of(read, rest)
+    rest.end()
+    return response
+
+
+def read_raw_request(body: Body, declared: Sequence[Tensor], model: str, version: str = "") -> InferenceRequest:
+    """Return the request whose `body` is its one tensor, of one row; all outputs come back as binary data.
+
+    The model must have `declared` one input with at most one variable dimension besides the batch; BYTES: one element,
+    which is the whole body. Raises InvalidRequest otherwise.
+    """
+    if len(declared) != 1:
+        raise InvalidRequest(f"body: is one raw tensor, but the model has {len(declared)} inputs")
+    name, datatype = declared[0].name, declared[0].datatype
+    shape = _raw_shape(declared[0], len(body))
+    if datatype == "BYTES":
+        array: numpy.ndarray[Any, Any] = numpy.empty(1, object)
+        array[0] = bytes(body)
+    else:
+        count = element_count(name, shape, DTYPES[datatype].itemsize)
+        array = plain.read_raw(name, datatype, shape, count, memoryview(body))
+    value = TensorValue(name, datatype, array.reshape(shape))
+    return InferenceRequest(model, [value], version=version, parameters={"binary_data_output": True})
+
+
+def binary_outputs(request: InferenceRequest) -> Callable[[str], bool]:
+    """Return the function that tells of an output's name whether `request` asks for it as binary data."""
+    default = request.parameters.get("binary_data_output") is True
+    asked = {output.name: output.parameters.get("binary_data", default) is True for output in request.outputs or ()}
+    return lambda name: asked.get(name, default)
+
+
+def write_request(request: InferenceRequest, binary: Callable[[str], bool] = lambda _: True) -> Written:
+    """Return `request` in parts; those inputs that `binary` names as binary data. The arrays are not copied."""
+    inputs, raw = _written(request.inputs, binary)
+    return _parts(encode(plain.request_to_write(request, inputs)), raw)
+
+
+def write_response(response: InferenceResponse, binary: Callable[[str], bool]) -> Written:
+    """Return `response` in parts; those outputs that `binary` names as binary data. The arrays are not copied."""
+    outputs, raw = _written(response.outputs, binary)
+    return _parts(encode(plain.response_to_write(response, outputs)), raw)
+
+
+def raw_bytes(tensor: TensorValue) -> bytes | memoryview:
+    """Return the tensor as raw bytes: its own memory if that is contiguous and little-endian."""
+    if tensor.datatype == "BYTES":
+        return pack_elements(tensor.array)
+    array = numpy.ascontiguousarray(tensor.array, DTYPES[tensor.datatype].newbyteorder("<"))
+    return array.reshape(-1).view(numpy.uint8).data
+
+
+class _Rest:
+    """What comes after the JSON: hands out the bytes of one tensor after the other."""
+
+    def __init__(self, body: Body, header_length: int, find: Find | None) -> None:
+        view = memoryview(body)
+        if not 0 <= header_length <= len(view):
+            raise InvalidRequest(
+                f"Inference-Header-Content-Length {header_length}: must be from 0 to the body's length, {len(view)}"
+            )
+        self.header = view[:header_length]
+        self._rest = view[header_length:].toreadonly()
+        self._find = find or plain.nowhere
+
+    def __call__(self, name: str, parameters: Parameters) -> memoryview | None:
+        size = parameters.get(BINARY_SIZE)
+        if size is None:
+            return self._find(name, parameters)
+        if REGION in parameters:
+            raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} and {REGION}, only one may be")
+        if type(size) is not int or not 0 <= size <= len(self._rest):
+            left = f"a number of bytes from 0 to those left in the body, {len(self._rest)}"
+            raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} {size!r:.40}, must be {left}")
+        taken, self._rest = self._rest[:size], self._rest[size:]
+        return taken
+
+    def end(self) -> None:
+        """Raise InvalidRequest unless every byte has been handed out."""
+        if len(self._rest):
+            raise InvalidRequest(f"body: has {len(self._rest)} bytes after the last binary tensor")
+
+
+def _raw_shape(tensor: Tensor, size: int) -> tuple[int, ...]:
+    _, *rest = tensor.shape
+    variable = [place for place, length in enumerate(rest) if length < 0]
+    if tensor.datatype == "BYTES":
+        if any(length > 1 for length in rest):
+            raise InvalidRequest(f"tensor {tensor.name!r}: BYTES {list(tensor.shape)} cannot be one raw element")
+        return (1,) * len(tensor.shape)
+    if len(variable) > 1:
+        raise InvalidRequest(
+            f"tensor {tensor.name!r}: {list(tensor.shape)} has {len(variable)} variable dimensions besides the batch, a raw "
+            "body can have at most 1"
+        )
+    if variable:
+        row = DTYPES[tensor.datatype].itemsize
+        for length in rest:
+            row *= abs(length)
+        if not size or size % row:
+            raise InvalidRequest(f"tensor {tensor.name!r}: {size} bytes, must be a multiple of {row}")
+        rest[variable[0]] = size // row
+    return (1, *rest)
+
+
+def _written(
+    tensors: Sequence[TensorValue], binary: Callable[[str], bool]
+) -> tuple[list[WrittenTensor], list[bytes | memoryview]]:
+    written: list[WrittenTensor] = []
+    raw: list[bytes | memoryview] = []
+    for tensor in tensors:
+        if REGION in tensor.parameters or not binary(tensor.name):
+            written.append(plain.written(tensor))
+            continue
+        data = raw_bytes(tensor)
+        parameters = tensor.parameters | {BINARY_SIZE: len(data)}
+        written.append(WrittenTensor(tensor.name, tensor.datatype, tensor.array.shape, parameters))
+        raw.append(data)
+    return written, raw
+
+
+def _parts(header: bytes, raw: list[bytes | memoryview]) -> Written:
+    if not raw:
+        return Written([header], None)
+    return Written([header, *raw], len(header))

@@ -1,0 +1,87 @@
+"""What the line must know of a JSON inference request, read without reading the data: rows, batch key, parameters.
+
+The body then travels undecoded to the worker (content type messages.KSERVE).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weir.errors import InvalidRequest
+from weir.model import Tensor
+from weir.wire.inference import Parameters
+from weir.wire.kserve_json import Body, parse, refuse_duplicates
+from weir.wire.shapes import element_count
+from weir.wire.tensors import DTYPES, batch_key, check_bound
+
+MAX_REMEMBERED = 256  # shapes; there are few where it matters
+
+
+class Outline(NamedTuple):
+    """What a body says besides its data. `binary`: an output is asked for as binary data, so that the worker cannot
+    write the answer."""
+
+    rows: int
+    key: tuple[Any, ...]
+    parameters: Parameters
+    binary: bool
+
+
+class _Tensor(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+class _Output(msgspec.Struct, gc=False):
+    parameters: Parameters | None = None
+
+
+class _Head(msgspec.Struct, gc=False):
+    inputs: tuple[_Tensor, ...]
+    outputs: list[_Output] | None = None
+    parameters: Parameters | None = None
+
+
+_decode = msgspec.json.Decoder(_Head).decode
+_NO_PARAMETERS: Parameters = {}
+
+
+class Outliner:
+    """Reads outlines for one model, whose inputs are `declared`. Remembers the shapes that it has met."""
+
+    def __init__(self, declared: Sequence[Tensor]) -> None:
+        self._declared = tuple(declared)
+        self._known: dict[tuple[_Tensor, ...], tuple[int, tuple[Any, ...]]] = {}
+
+    def __call__(self, body: Body) -> Outline:
+        """Return the outline of `body`.
+
+        Raises InvalidRequest if it is no inference request, or if its tensors' names, datatypes, shapes or numbers of rows
+        are not those declared. Of the data it looks only at the brackets: the worker refuses what is wrong there.
+        """
+        head = parse(_decode, body, "an inference request")
+        found = self._known.get(head.inputs) or self._learn(head.inputs)
+        parameters = head.parameters or _NO_PARAMETERS
+        binary = parameters.get("binary_data_output") is True or (
+            head.outputs is not None
+            and any(out.parameters and out.parameters.get("binary_data") for out in head.outputs)
+        )
+        return Outline(*found, parameters, binary)
+
+    def _learn(self, inputs: tuple[_Tensor, ...]) -> tuple[int, tuple[Any, ...]]:
+        refuse_duplicates("tensor", [tensor.name for tensor in inputs])
+        shapes = {tensor.name: tensor.shape for tensor in inputs}
+        for tensor in inputs:
+            if tensor.datatype not in DTYPES:
+                raise InvalidRequest(
+                    f"tensor {tensor.name!r}: has datatype {tensor.datatype!r}, not one of {', '.join(DTYPES)}"
+                )
+            element_count(tensor.name, tensor.shape, 1)
+        rows = check_bound({tensor.name: (tensor.datatype, tensor.shape) for tensor in inputs}, self._declared)
+        found = rows, batch_key(self._declared, [shapes[tensor.name] for tensor in self._declared])
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[inputs] = found
+        return found

@@ -1,0 +1,66 @@
+import pickle
+from typing import Any
+
+import numpy
+import pytest
+
+from weir.errors import InvalidRequest
+from weir.model import Tensor
+from weir.wire.inference import ArenaArrays, TensorValue, bind
+
+DECLARED = [Tensor("a", "INT32", [-1, 2]), Tensor("b", "BF16", [-1])]
+A = TensorValue("a", "INT32", numpy.zeros((3, 2), numpy.int32))
+B = TensorValue("b", "BF16", numpy.zeros(3, "<u2"))
+
+
+class Place:
+    view = memoryview(bytearray(8))
+
+    def __init__(self) -> None:
+        self.shares = 1
+
+    def retain(self) -> None:
+        self.shares += 1
+
+    def release(self) -> None:
+        self.shares -= 1
+
+
+def test_arrays_come_in_the_order_declared() -> None:
+    arrays = bind([B, A], DECLARED)
+    assert list(arrays) == ["a", "b"]
+    assert arrays["a"] is A.array
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ([A], "tensor 'b': is missing, the model declares 'a', 'b'"),
+        ([A, A], "tensor 'a': is there twice"),
+        ([A, B, TensorValue("c", "INT32", A.array)], "tensor 'c': not one of 'a', 'b'"),
+        ([A, TensorValue("b", "UINT16", B.array)], "tensor 'b': has datatype 'UINT16', must be BF16"),
+        ([A, TensorValue("b", "BF16", B.array[:2])], "tensor 'b': has 2 rows, tensor 'a' has 3"),
+    ],
+)
+def test_what_is_wrong_is_named(inputs: list[TensorValue], words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        bind(inputs, DECLARED)
+    assert words in caught.value.message
+
+
+def test_arrays_in_a_block_share_its_fate_and_travel_without_it() -> None:
+    place = Place()
+    arrays = ArenaArrays({"a": A.array}, place)
+    arrays.retain()
+    assert place.shares == 2
+    arrays.release()
+    arrays.release()
+    assert place.shares == 0
+    assert arrays.view is place.view
+    again: Any = pickle.loads(pickle.dumps(arrays, 5))
+    assert type(again) is dict
+    assert again["a"].tolist() == A.array.tolist()
+
+
+def test_a_value_says_what_it_is() -> None:
+    assert repr(A) == "TensorValue('a', INT32, shape [3, 2])"
