@@ -23,6 +23,7 @@ from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.messages import Observer
+from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
@@ -46,6 +47,7 @@ class App:
     def __init__(self, settings: Settings, observers: Sequence[Observer] = ()) -> None:
         self.settings = settings
         self._logger = get_logger("weir")
+        self.control = Control(settings.control)
         metrics = Metrics() if settings.telemetry.metrics else None
         counting: list[Observer] = [] if metrics is None else [metrics]
         record = settings.telemetry.record
@@ -54,9 +56,9 @@ class App:
         services = [make_service(model, heard) for model in settings.models]
         self.registry = Registry(services, {model.name: model.routes for model in settings.models})
         render = None if metrics is None else make_exposition(metrics, self.registry).render
-        asgi = make_app(self.registry, settings.http, metrics=render)
+        asgi = make_app(self.registry, settings.http, metrics=render, control=self.control)
         self.server = HttpServer(self.registry, asgi, settings.http, heard)
-        context = DoorContext(self.registry, settings, heard)
+        context = DoorContext(self.registry, settings, heard, self.control)
         self.doors: list[Door] = [self.server, *open_doors(settings.doors.doors, context)]
         self._signalled = asyncio.Event()
 

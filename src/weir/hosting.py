@@ -16,6 +16,7 @@ from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
+from weir.protocols.control import Control, ControlSettings
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
@@ -27,6 +28,7 @@ Target = str | type[Model] | type[Service] | Service
 # What belongs to the server that hosts the application, and is said there.
 _OF_THE_HOST = ("host", "port", "uds", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
+_CONTROL = {declared.name for declared in fields(ControlSettings)}
 
 
 def asgi(
@@ -43,11 +45,14 @@ def asgi(
 
     `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), and
     those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
-    own. `metrics` are collected and served at /metrics; a Service already made counts only if its observers do.
+    own. Nobody may change anything while it runs, but with `allow_control=True` or the token of `control_token_file`: where
+    a caller is, only the hosting server knows. `metrics` are collected and served at /metrics; a Service already made counts only if its observers do.
 
     Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
     http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
+    said = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
+    control = Control(said, trusts_local=False)
     recorded = Metrics() if metrics else None
     heard: list[Observer] = [LogObserver(get_logger("weir")), *observers]
     if recorded is not None:
@@ -60,7 +65,7 @@ def asgi(
         async with running(registry):
             yield
 
-    return make_app(registry, http, metrics=render, lifespan=lifespan)
+    return make_app(registry, http, metrics=render, control=control, lifespan=lifespan)
 
 
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:

@@ -20,6 +20,7 @@ from weir.errors import SettingsError
 from weir.fields import Rule, setting
 from weir.manager.settings import ServiceSettings
 from weir.parsing import from_text, from_texts, from_toml
+from weir.protocols.control import ControlSettings
 from weir.protocols.door import DoorsSettings
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.settings import TelemetrySettings
@@ -50,7 +51,12 @@ MODEL_PARTS: dict[str, type[Any]] = {
     "Workers": WorkerSettings,
     "Service": ServiceSettings,
 }
-SERVER_PARTS: dict[str, type[Any]] = {"HTTP": HttpSettings, "Doors": DoorsSettings, "Telemetry": TelemetrySettings}
+SERVER_PARTS: dict[str, type[Any]] = {
+    "HTTP": HttpSettings,
+    "Doors": DoorsSettings,
+    "Control": ControlSettings,
+    "Telemetry": TelemetrySettings,
+}
 
 
 class Declared(NamedTuple):
@@ -94,6 +100,7 @@ class Settings(NamedTuple):
     models: list[ModelToServe]
     http: HttpSettings
     doors: DoorsSettings
+    control: ControlSettings
     telemetry: TelemetrySettings
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from weir.errors import CapacityError, MethodNotAllowed, ModelError, WeirError
+from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Request
 from weir.protocols.codings import compress
 from weir.protocols.native import Ask
@@ -36,7 +36,7 @@ class Ended(Request, Protocol):
 
 
 def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> Answer:
-    """Return the answer for `error`: its code, its JSON body, and Retry-After or Allow where they belong.
+    """Return the answer for `error`: its code, its JSON body, and Retry-After, Allow or WWW-Authenticate where they belong.
 
     `model` is the name of the model that was asked for, if known. Only with `development` is a traceback shown.
     """
@@ -45,6 +45,8 @@ def error_answer(error: BaseException, model: str | None = None, *, development:
         headers.append((b"retry-after", str(retry_after(error)).encode()))
     elif isinstance(error, MethodNotAllowed) and isinstance(error.details, dict):
         headers.append((b"allow", ", ".join(error.details.get("allow", [])).encode()))
+    elif isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b"Bearer"))
     return Answer(http_code(error), headers, error_body(error, model, development=development))
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weir.errors import SettingsError, WeirError
 from weir.fields import check, setting
 from weir.messages import Observer
+from weir.protocols.control import Control
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -54,11 +55,13 @@ class DoorSettings(Protocol):
 
 
 class DoorContext(NamedTuple):
-    """What a door is made from: the models, the server's settings, those who want to hear, and its own options."""
+    """What a door is made from: the models, the server's settings, those who want to hear, who may control the server, and
+    its own options."""
 
     registry: "Registry"
     settings: DoorSettings
     observers: Sequence[Observer]  # `refused` and `transferred` are the door's to tell; the services tell the rest
+    control: Control = Control()
     options: Any = None  # what was said for it: JSON, or else plain text
 
 

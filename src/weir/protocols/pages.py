@@ -15,6 +15,7 @@ from weir.messages import JSON
 from weir.protocols.answers import Answer, Headers, compressed, encode_safely
 from weir.protocols.bodies import Body
 from weir.protocols.codings import accepted_coding
+from weir.protocols.control import Control
 from weir.protocols.openapi import CHANGES, openapi, paths_of
 from weir.protocols.sending import as_response
 from weir.protocols.settings import HttpSettings
@@ -40,10 +41,13 @@ _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 class Pages:
     """The pages about the models of `registry`."""
 
-    def __init__(self, registry: "Registry", settings: HttpSettings, metrics: RenderMetrics | None) -> None:
+    def __init__(
+        self, registry: "Registry", settings: HttpSettings, metrics: RenderMetrics | None, control: Control
+    ) -> None:
         self._registry = registry
         self._settings = settings
         self._metrics = metrics
+        self._control = control
         self._checking: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     def routes(self) -> list[Route]:
@@ -101,6 +105,8 @@ class Pages:
 
     async def policy(self, request: Request) -> Answer:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
+        if request.method == "PUT":
+            self._control.require_http(_peer(request), request.headers.raw)
         service = self._registry.get(request.path_params["model"])
         if request.method == "PUT":
             return _json(await self._change(service, request))
@@ -169,6 +175,10 @@ def _health(value: dict[str, Any], good: bool) -> Answer:
     if not good:
         answer.headers.append((b"retry-after", b"1"))
     return answer
+
+
+def _peer(request: Request) -> str | None:
+    return None if request.client is None else request.client.host
 
 
 def _summary(page: Page) -> str:

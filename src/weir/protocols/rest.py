@@ -7,6 +7,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
+from weir.protocols.control import Control
 from weir.protocols.failures import exception_handlers
 from weir.protocols.inference import Inference
 from weir.protocols.pages import Pages, RenderMetrics
@@ -26,12 +27,13 @@ def make_app(
     settings: HttpSettings,
     *,
     metrics: RenderMetrics | None = None,
+    control: Control | None = None,
     lifespan: Lifespan[Any] | None = None,
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
-    /metrics.
+    /metrics; `control` says who may change anything, without it those on this machine.
     """
     middleware = [Middleware(Inference, registry, settings)]
     if settings.cors_origins:
@@ -41,7 +43,7 @@ def make_app(
         )  # fmt: skip
         middleware.insert(0, cors)
     app = Starlette(
-        routes=Pages(registry, settings, metrics).routes(),
+        routes=Pages(registry, settings, metrics, control or Control()).routes(),
         middleware=middleware,
         exception_handlers=exception_handlers(settings),
         lifespan=lifespan,
