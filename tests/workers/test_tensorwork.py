@@ -20,8 +20,8 @@ def test_read_predict_divide_write() -> None:
     model = Doubled()
     entries = [readers(model)[JSON](b'{"x": [1]}'), readers(model)[OBJECT]({"x": [2, 3]})]
     first, second = judge_of(model)(predictor(model)(entries), entries)
-    assert writers()[JSON](first) == b'{"y":[2]}'
-    assert writers()[MSGPACK](second) == b"\x81\xa1y\x92\x04\x06"
+    assert writers(model, "doubled")[JSON](first) == b'{"y":[2]}'
+    assert writers(model, "doubled")[MSGPACK](second) == b"\x81\xa1y\x92\x04\x06"
 
 
 def test_rows_must_be_those_of_the_batch() -> None:

@@ -6,6 +6,7 @@ for BYTES (as UTF-8), numbers for floats. FP16 and BF16 have no JSON form. NaN a
 
 from collections.abc import Sequence
 from itertools import chain
+from types import GenericAlias
 from typing import Annotated, Any
 
 import msgspec
@@ -36,7 +37,9 @@ ELEMENT_TYPES: dict[str, Any] = {
     for datatype in DTYPES
     if datatype not in BINARY_ONLY
 }
-_FLAT = {datatype: msgspec.json.Decoder(list[kind]) for datatype, kind in ELEMENT_TYPES.items()}  # type: ignore[valid-type]  # made at run time
+_FLAT: dict[str, msgspec.json.Decoder[Any]] = {
+    datatype: msgspec.json.Decoder(GenericAlias(list, (kind,))) for datatype, kind in ELEMENT_TYPES.items()
+}
 _ANY = msgspec.json.Decoder()
 
 

@@ -24,7 +24,7 @@ class InlineExecutor:
     ) -> None:
         self._settings = settings
         self._name = name
-        self._runner = make_runner(model, params, settings, 0, max_batch_size, fatal=(KeyboardInterrupt,))
+        self._runner = make_runner(model, params, settings, 0, max_batch_size, fatal=(KeyboardInterrupt,), label=name)
         self._state = LocalState(0)
         self._cancelled: dict[int, set[int]] = {}
         self._listener: Listener

@@ -49,12 +49,12 @@ def no_arena(restarts: int = 0) -> dict[str, Any]:
 
 def make_runner(
     model: type[Model], params: dict[str, Any], settings: WorkerSettings, index: int, max_batch_size: int,
-    fatal: tuple[type[BaseException], ...],
+    fatal: tuple[type[BaseException], ...], label: str,
 ) -> Runner:  # fmt: skip
     """Return a runner that has not been started."""
     return Runner(
         model, params, worker_index=index, max_batch_size=max_batch_size, retry_in_halves=settings.retry_in_halves,
-        fatal=fatal,
+        fatal=fatal, label=label,
     )  # fmt: skip
 
 

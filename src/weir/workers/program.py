@@ -71,7 +71,7 @@ def build(start: Start) -> Runner:
     model, params = unpack_source(start.target)
     runner = Runner(
         model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
-        retry_in_halves=options["retry_in_halves"],
+        retry_in_halves=options["retry_in_halves"], label=options["name"],
     )  # fmt: skip
     runner.start()
     gc.collect()

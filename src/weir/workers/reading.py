@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weir.errors import InvalidRequest, UnsupportedMediaType, WeirError
-from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, UNREADABLE, unreadable
@@ -23,6 +23,7 @@ class Reader:
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
         self._takes_type = takes_second(model.decode, "content_type")
+        self._has_heads = is_tensor_model(type(model))
         declared = type(model).Input
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
@@ -40,6 +41,14 @@ class Reader:
             return [payload if isinstance(payload, WeirError) else UnsupportedMediaType(text) for payload in payloads]
         read, fault = step
         return payloads if read is None else each(read, payloads, fault, fatal=self._fatal)
+
+    def heads(self, items: Column, content_types: str | list[str]) -> Column | None:
+        """Return what the Writer must know of each of these items besides its answer; None if it is nothing."""
+        if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
+            return None
+        from weir.workers import tensorwork
+
+        return tensorwork.heads_of(items)
 
     def _reads(self) -> dict[str, Read | None]:
         """How each content type is read; None where there is nothing to do."""

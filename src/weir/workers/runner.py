@@ -26,6 +26,7 @@ class Prepared(NamedTuple):
     batch_id: int
     accepts: str | list[str]
     column: Column
+    heads: Column | None  # what the Writer must know of the entries besides their answers
     seconds: float  # that it took
 
 
@@ -33,12 +34,12 @@ class Runner:
     """Owns one instance of a model and runs batches through it, from any thread, one `compute` at a time.
 
     `fatal` are the exceptions that are passed on, as they end the place that the runner is in; every other that the
-    model raises is some entry's error.
+    model raises is some entry's error. `label` is what the model is served as (Service.label).
     """
 
     def __init__(
         self, model_class: type[Model], params: dict[str, Any], *, worker_index: int, max_batch_size: int,
-        retry_in_halves: bool, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS,
+        retry_in_halves: bool, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS, label: str = "",
     ) -> None:  # fmt: skip
         self._class = model_class
         self._params = params
@@ -46,6 +47,7 @@ class Runner:
         self._max_batch_size = max_batch_size
         self._retry_in_halves = retry_in_halves
         self._fatal = fatal
+        self._label = label
         self._model: Model
         self._reader: Reader
         self._prediction: Prediction
@@ -60,7 +62,7 @@ class Runner:
         self._model = model
         self._reader = Reader(model, self._fatal)
         self._prediction = Prediction(model, retry_in_halves=self._retry_in_halves, fatal=self._fatal)
-        self._writer = Writer(model, self._fatal)
+        self._writer = Writer(model, self._fatal, self._label)
         for batch in warmup_batches(self._class, self._max_batch_size):
             self._warm_up(batch)
 
@@ -68,8 +70,9 @@ class Runner:
         """Decode, validate and preprocess. May run in another thread while `compute` runs for the batch before."""
         began = perf_counter()
         items = self._reader.read(batch.payloads, batch.content_types)
+        heads = self._reader.heads(items, batch.content_types)
         column = self._prediction.preprocess(items)
-        return Prepared(batch.batch_id, batch.accepts, column, perf_counter() - began)
+        return Prepared(batch.batch_id, batch.accepts, column, heads, perf_counter() - began)
 
     def compute(
         self, prepared: Prepared, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
@@ -84,7 +87,7 @@ class Runner:
         answers = self._prediction.predict(column, restarted)
         predicted = perf_counter()
         answers = self._prediction.postprocess(answers, column)
-        outputs = self._writer.write(answers, prepared.accepts)
+        outputs = self._writer.write(answers, prepared.accepts, prepared.heads)
         timing = Timing(prepared.seconds, predicted - began, perf_counter() - predicted)
         kinds = _kinds(outputs) if has_failed(outputs) else None
         return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from weir.errors import ModelError
-from weir.messages import JSON, MSGPACK, OBJECT
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import Model
 from weir.wire.tensors import concatenate, divide, rows_of, to_arrays, to_text
 from weir.wire.values import DECODE, ENCODE
+from weir.workers.kservework import BodyReader, BodyWriter, head_of
 
 
 def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
@@ -23,13 +24,26 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
         decode = DECODE[content_type]
         return lambda payload: arrays(decode(payload))
 
-    return {OBJECT: arrays, JSON: arrays_in(JSON), MSGPACK: arrays_in(MSGPACK)}
+    return {
+        OBJECT: arrays, JSON: arrays_in(JSON), MSGPACK: arrays_in(MSGPACK), KSERVE: BodyReader(type(model)),
+    }  # fmt: skip
 
 
-def writers() -> dict[str, Callable[[Any], bytes]]:
-    """Return how an entry's answer is written for each content type."""
+def writers(model: Model, label: str) -> dict[str, Callable[..., bytes]]:
+    """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label`: name of
+    the service, and after a slash its version, if it has one."""
     json = ENCODE[JSON]
-    return {JSON: lambda arrays: json(to_text(arrays)), MSGPACK: ENCODE[MSGPACK]}
+    name, _, version = label.partition("/")
+    return {
+        JSON: lambda arrays: json(to_text(arrays)),
+        MSGPACK: ENCODE[MSGPACK],
+        KSERVE: BodyWriter(type(model), name, version),
+    }
+
+
+def heads_of(items: list[Any]) -> list[Any]:
+    """Return what the writer for KSERVE must know of each entry besides the answer."""
+    return list(map(head_of, items))
 
 
 def predictor(model: Model) -> Callable[[list[Any]], Any]:

@@ -31,7 +31,7 @@ class WorkerThread:
         self._name = name
         self._places = settings.pipeline_depth
         self._cpus: list[int] | None = for_worker(settings.cpu_affinity, index)
-        self._runner = make_runner(model, params, settings, index, max_batch_size, fatal=())
+        self._runner = make_runner(model, params, settings, index, max_batch_size, fatal=(), label=name)
         self._listener = listener
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._cancelled: dict[int, set[int]] = {}  # of the batches in flight, in order

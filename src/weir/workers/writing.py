@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, WeirError
-from weir.messages import JSON, MSGPACK, OBJECT, OCTETS
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import schema_of
 from weir.wire.values import ENCODE, UNWRITABLE
@@ -12,14 +12,15 @@ from weir.workers.arity import takes_second
 from weir.workers.faults import Fault, model_error
 from weir.workers.steps import Column, Fatal, each
 
-Write = Callable[[Any], bytes]
+Write = Callable[..., bytes]
 
 
 class Writer:
     """Writes what a model's doors give: JSON, msgpack, bytes, Python values, and content types of the model's own."""
 
-    def __init__(self, model: Model, fatal: Fatal) -> None:
+    def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
         self._model = model
+        self._label = label  # what the model is served as: its name, and after a slash its version
         self._fatal = fatal
         self._own = tuple(model.content_types) if overrides(type(model), "encode") else ()
         self._takes_type = takes_second(model.encode, "content_type")
@@ -27,16 +28,18 @@ class Writer:
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
         self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
 
-    def write(self, answers: Column, accepts: str | list[str]) -> Column:
+    def write(self, answers: Column, accepts: str | list[str], heads: Column | None = None) -> Column:
         """Return the outputs. An answer that `Output` refuses, or that cannot be written, is a ModelError in its place; a
-        form that the model does not write is an UnsupportedMediaType."""
+        form that the model does not write is an UnsupportedMediaType. `heads` is what Reader.heads said."""
         if self._schema is not None:
             answers = each(self._schema.check, answers, _wrong_output, fatal=self._fatal)
         if isinstance(accepts, str):
-            return self._written(answers, accepts)
-        return [self._written([answer], accept)[0] for answer, accept in zip(answers, accepts, strict=True)]
+            return self._written(answers, accepts, heads)
+        heads = heads or [None] * len(answers)
+        triples = zip(answers, accepts, heads, strict=True)
+        return [self._written([answer], accept, [head])[0] for answer, accept, head in triples]
 
-    def _written(self, answers: Column, accept: str) -> Column:
+    def _written(self, answers: Column, accept: str, heads: Column | None) -> Column:
         if accept == OBJECT:
             return answers
         step = self._steps.get(accept)
@@ -45,14 +48,15 @@ class Writer:
             text = f"accept {accept!r}: not one that the model writes ({known})"
             return [answer if isinstance(answer, WeirError) else UnsupportedMediaType(text) for answer in answers]
         write, fault = step
-        return each(write, answers, fault, fatal=self._fatal)
+        more = () if heads is None or accept != KSERVE else (heads,)
+        return each(write, answers, fault, *more, fatal=self._fatal)
 
     def _writes(self) -> dict[str, Write]:
         own = {content_type: self._encoded_by_model(content_type) for content_type in self._own}
         if is_tensor_model(type(self._model)):
             from weir.workers import tensorwork
 
-            return tensorwork.writers() | own
+            return tensorwork.writers(self._model, self._label) | own
         return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets, **own}
 
     def _encoded_by_model(self, content_type: str) -> Write:

@@ -1,0 +1,154 @@
+"""JSON bodies of the Open Inference Protocol that came undecoded: to a tensor model's arrays, and its answers to bodies.
+
+Most requests have the model's inputs in their declared order and flat data. For these msgspec checks names, datatypes and
+every element while it decodes; all others go the long way, which also finds the words for what is wrong.
+"""
+
+from collections.abc import Sequence
+from types import GenericAlias
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from weir.errors import InvalidRequest
+from weir.model import Model, Tensor
+from weir.wire.elements import ELEMENT_TYPES, array_of, write_elements
+from weir.wire.inference import AskedOutput, bind
+from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
+from weir.wire.shapes import element_count
+from weir.wire.tensors import Arrays, check_bound
+from weir.wire.values import UNREADABLE
+
+MAX_REMEMBERED = 256  # shapes; there are few where it matters
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+class Head(NamedTuple):
+    """What the answer needs of a request besides its tensors. `asked`: names of outputs; None for all."""
+
+    id: str
+    asked: list[str] | None
+
+
+class Asked(Arrays):
+    """The arrays of a request, with its head."""
+
+    __slots__ = ("head",)
+
+    def __init__(self, arrays: Arrays, head: Head) -> None:
+        super().__init__(arrays)
+        self.head = head
+
+
+def head_of(item: Any) -> Head | None:
+    """Return the head of a request that was read here; None for any other."""
+    return item.head if type(item) is Asked else None
+
+
+class BodyReader:
+    """Reads bodies for one model."""
+
+    def __init__(self, model: type[Model]) -> None:
+        self._declared = tuple(model.inputs)
+        self._outputs = [tensor.name for tensor in model.outputs]
+        self._decode = _decoder(self._declared)
+        self._known: dict[Shapes, list[int]] = {}
+
+    def __call__(self, body: bytes | memoryview) -> Asked:
+        """Return the arrays in `body`. Raises InvalidRequest naming tensor, value and rule."""
+        if self._decode is None:
+            return self._read_any(body)
+        try:
+            read = self._decode(body)
+        except UNREADABLE:
+            return self._read_any(body)
+        head = Head(read.id or "", self._asked(read.outputs))
+        shapes = tuple([tensor.shape for tensor in read.inputs])
+        counts = self._known.get(shapes) or self._learn(shapes)
+        arrays = {}
+        for tensor, declared, shape, count in zip(read.inputs, self._declared, shapes, counts, strict=True):
+            if len(tensor.data) != count:
+                return self._read_any(body)
+            arrays[declared.name] = array_of(declared.name, declared.datatype, tensor.data).reshape(shape)
+        return Asked(arrays, head)
+
+    def _read_any(self, body: bytes | memoryview) -> Asked:
+        request = read_request(body, "")
+        arrays = bind(request.inputs, self._declared)
+        return Asked(arrays, Head(request.id, self._asked(request.outputs)))
+
+    def _asked(self, outputs: Sequence[ReadOutput | AskedOutput] | None) -> list[str] | None:
+        if not outputs:
+            return None
+        names = [output.name for output in outputs]
+        for name in names:
+            if name not in self._outputs:
+                raise InvalidRequest(f"output {name!r}: not one of {', '.join(map(repr, self._outputs))}")
+            if names.count(name) > 1:
+                raise InvalidRequest(f"output {name!r}: is there twice, names must be unique")
+        return names
+
+    def _learn(self, shapes: Shapes) -> list[int]:
+        pairs = list(zip(self._declared, shapes, strict=True))
+        counts = [element_count(tensor.name, shape, 1) for tensor, shape in pairs]
+        check_bound({tensor.name: (tensor.datatype, shape) for tensor, shape in pairs}, self._declared)
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[shapes] = counts
+        return counts
+
+
+class BodyWriter:
+    """Writes bodies for one model, which is served as `name` in `version` ("": none)."""
+
+    def __init__(self, model: type[Model], name: str, version: str) -> None:
+        self._declared = tuple(model.outputs)
+        self._name = name
+        self._version = version
+
+    def __call__(self, arrays: Arrays, head: Head | None = None) -> bytes:
+        """Return the response with the outputs asked for, in the order declared.
+
+        Raises InvalidRequest for one that has no JSON form: the caller must ask for binary data.
+        """
+        identity, asked = head or ("", None)
+        outputs = [
+            WrittenTensor(
+                tensor.name,
+                tensor.datatype,
+                arrays[tensor.name].shape,
+                data=write_elements(tensor.name, tensor.datatype, arrays[tensor.name]),
+            )
+            for tensor in self._declared
+            if asked is None or tensor.name in asked
+        ]
+        return encode(WrittenResponse(self._name, outputs, self._version, identity))
+
+
+def _decoder(declared: Sequence[Tensor]) -> Any:
+    """Return the function that decodes bodies with exactly these inputs; None if they have no JSON form."""
+    if any(tensor.datatype not in ELEMENT_TYPES for tensor in declared):
+        return None
+    tensors = [
+        msgspec.defstruct(
+            "Input",
+            [
+                ("name", Literal[tensor.name]),
+                ("shape", tuple[int, ...]),
+                ("datatype", Literal[tensor.datatype]),
+                ("data", GenericAlias(list, (ELEMENT_TYPES[tensor.datatype],))),
+            ],
+            gc=False,
+        )
+        for tensor in declared
+    ]
+    body = msgspec.defstruct(
+        "Body",
+        [
+            ("inputs", GenericAlias(tuple, tuple(tensors))),
+            ("id", str | None, None),
+            ("outputs", list[ReadOutput] | None, None),
+        ],
+    )
+    return msgspec.json.Decoder(body).decode
