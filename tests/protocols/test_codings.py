@@ -1,4 +1,4 @@
-"""gzip and zstd, both ways, never more than the limit."""
+"""zstd, gzip and deflate, both ways, never more than the limit."""
 
 import os
 import tracemalloc
@@ -63,13 +63,14 @@ def test_bytes_after_the_end_are_refused(coding: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "coding"),
-    [("", ""), ("identity", ""), ("gzip", "gzip"), (" GZIP ", "gzip"), ("x-gzip", "gzip"), ("zstd", "zstd")],
-)
+    [("", ""), ("identity", ""), ("gzip", "gzip"), (" GZIP ", "gzip"), ("x-gzip", "gzip"), ("zstd", "zstd"),
+     ("deflate", "deflate")],
+)  # fmt: skip
 def test_content_encodings(value: str, coding: str) -> None:
     assert coding_of(value) == coding
 
 
-@pytest.mark.parametrize("value", ["br", "deflate", "gzip, gzip", "*"])
+@pytest.mark.parametrize("value", ["br", "compress", "gzip, gzip", "*"])
 def test_an_unknown_content_encoding_is_refused_by_name(value: str) -> None:
     with pytest.raises(UnsupportedMediaType, match="gzip"):
         coding_of(value)
@@ -80,7 +81,15 @@ def test_an_unknown_content_encoding_is_refused_by_name(value: str) -> None:
     [
         ("", ""), ("gzip", "gzip"), ("gzip, deflate, br", "gzip"), ("gzip, zstd", "zstd"), ("zstd;q=0.5, gzip", "gzip"),
         ("br", ""), ("*", "zstd"), ("*;q=0", ""), ("gzip;q=0, *", "zstd"), ("gzip;q=x", ""), (";;,,", ""), ("identity", ""),
+        ("deflate", "deflate"),
     ],
 )  # fmt: skip
 def test_accept_encodings(value: str, coding: str) -> None:
     assert accepted_coding(value) == coding
+
+
+@pytest.mark.parametrize(
+    ("value", "coding"), [("zstd", ""), ("zstd, deflate", "deflate"), ("*", "gzip"), ("gzip;q=0", "")]
+)
+def test_a_door_may_offer_fewer(value: str, coding: str) -> None:
+    assert accepted_coding(value, ("gzip", "deflate")) == coding

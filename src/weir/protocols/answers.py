@@ -40,6 +40,11 @@ def error_answer(error: BaseException, model: str | None = None, *, development:
 
     `model` is the name of the model that was asked for, if known. Only with `development` is a traceback shown.
     """
+    return Answer(http_code(error), error_headers(error), error_body(error, model, development=development))
+
+
+def error_headers(error: BaseException) -> Headers:
+    """Return the headers of the answer for `error`: Content-Type, and Retry-After or Allow where they belong."""
     headers = [_JSON_HEADER]
     if isinstance(error, CapacityError):
         headers.append((b"retry-after", str(retry_after(error)).encode()))
@@ -47,7 +52,7 @@ def error_answer(error: BaseException, model: str | None = None, *, development:
         headers.append((b"allow", ", ".join(error.details.get("allow", [])).encode()))
     elif isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b"Bearer"))
-    return Answer(http_code(error), headers, error_body(error, model, development=development))
+    return headers
 
 
 def error_body(error: BaseException, model: str | None = None, *, development: bool = False) -> bytes:

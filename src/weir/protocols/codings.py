@@ -1,14 +1,16 @@
-"""Content codings: gzip and zstd, both ways. Decompression never makes more than the limit."""
+"""Content codings: zstd, gzip and deflate, both ways. Decompression never makes more than the limit."""
 
 import gzip
 import zlib
+from collections.abc import Sequence
 
 import zstandard
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
 from weir.protocols.media import weighted
 
-CODINGS = ("zstd", "gzip")  # the better one first
+CODINGS = ("zstd", "gzip", "deflate")  # the better one first
+_WINDOWS = {"gzip": 31, "deflate": 15}  # how zlib is told which of its formats it is
 _MAX_WINDOW = 8 << 20  # what RFC 9659 lets a server expect of zstd over HTTP
 
 
@@ -27,22 +29,20 @@ def coding_of(value: str) -> str:
     return coding
 
 
-def accepted_coding(value: str) -> str:
-    """Return the coding that an Accept-Encoding header's `value` allows for answers; "" for none."""
+def accepted_coding(value: str, offered: Sequence[str] = CODINGS) -> str:
+    """Return the one of `offered` that an Accept-Encoding header's `value` allows for answers; "" for none."""
     wishes = weighted(value)
     everything = wishes.get("*", 0.0)
-    return max(CODINGS, key=lambda coding: wishes.get(coding, everything)) if _any_allowed(wishes) else ""
-
-
-def _any_allowed(wishes: dict[str, float]) -> bool:
-    everything = wishes.get("*", 0.0)
-    return any(wishes.get(coding, everything) > 0 for coding in CODINGS)
+    best = max(offered, key=lambda coding: wishes.get(coding, everything))
+    return best if wishes.get(best, everything) > 0 else ""
 
 
 def compress(data: bytes, coding: str) -> bytes:
     """Return `data` in `coding`, which is one of CODINGS."""
     if coding == "zstd":
         return zstandard.ZstdCompressor(level=1).compress(data)
+    if coding == "deflate":
+        return zlib.compress(data, level=1)
     return gzip.compress(data, compresslevel=1, mtime=0)
 
 
@@ -52,7 +52,7 @@ def decompress(data: bytes, coding: str, max_size: int) -> bytes:
     Raises TooLarge as soon as it has more, and InvalidRequest when it is damaged or cut short.
     """
     try:
-        plain = _unzstd(data, max_size + 1) if coding == "zstd" else _gunzip(data, max_size + 1)
+        plain = _unzstd(data, max_size + 1) if coding == "zstd" else _inflate(data, max_size + 1, _WINDOWS[coding])
     except (zlib.error, zstandard.ZstdError) as error:
         raise InvalidRequest(f"body: is not {coding}, as Content-Encoding says ({error})") from error
     if len(plain) > max_size:
@@ -60,11 +60,11 @@ def decompress(data: bytes, coding: str, max_size: int) -> bytes:
     return plain
 
 
-def _gunzip(data: bytes, limit: int) -> bytes:
+def _inflate(data: bytes, limit: int, window: int) -> bytes:
     parts: list[bytes] = []
     room = limit
     while data and room > 0:  # a gzip body may have several members
-        member = zlib.decompressobj(wbits=31)
+        member = zlib.decompressobj(wbits=window)
         parts.append(member.decompress(data, room))
         room -= len(parts[-1])
         if room > 0 and not member.eof:

@@ -4,14 +4,17 @@ Most bodies stay as they are and the worker decodes them. A door decodes only wh
 list, and the size of items that differ (`Model.measure`).
 """
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Kind
 from weir.model import is_tensor_model
 from weir.protocols.native import Ask
-from weir.wire.tensors import rows_of, shape_key, to_arrays
+from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays
 from weir.wire.values import decode, split
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
 
 
 class Work(NamedTuple):
@@ -57,7 +60,7 @@ def read_item(ask: Ask, body: bytes) -> Work:
     """Make work of one item: a body that is neither empty nor compressed, or an element of a list. Raises RequestErrors."""
     service = ask.service
     if is_tensor_model(service.model):
-        return _tensors(ask, decode(body, ask.content_type))
+        return tensor_work(service, to_arrays(decode(body, ask.content_type), service.model.inputs), ask.key)
     if not service.needs_measure or ask.content_type not in (JSON, MSGPACK, OCTETS):
         return _work(ask, body, Kind.ITEM, 1, 1.0, ask.key)
     measured = service.measure(body if ask.content_type == OCTETS else decode(body, ask.content_type))
@@ -71,14 +74,15 @@ def _item_or_error(ask: Ask, body: bytes) -> Work | WeirError:
         return error
 
 
-def _tensors(ask: Ask, value: Any) -> Work:
-    arrays = to_arrays(value, ask.service.model.inputs)
-    rows, key = rows_of(arrays), _joined(shape_key(arrays), ask.key)
+def tensor_work(service: "Service", arrays: Arrays, key: Any = None) -> Work:
+    """Make work of `arrays`, which are as the model declares them. Raises TooLarge for more rows than the line can ever take,
+    and what the model's `measure` raises."""
+    rows, key = rows_of(arrays), _joined(shape_key(arrays), key)
     cost = float(rows)
-    if ask.service.needs_measure:
-        measured = ask.service.measure(arrays)
+    if service.needs_measure:
+        measured = service.measure(arrays)
         cost, key = measured.cost, _joined(measured.key, key)
-    return _work(ask, arrays, Kind.TENSORS, rows, cost, key)._replace(content_type=OBJECT, accept=OBJECT)
+    return as_work(service, arrays, Kind.TENSORS, rows, cost, key)
 
 
 def _joined(measured: Any, given: Any) -> Any:
@@ -87,8 +91,16 @@ def _joined(measured: Any, given: Any) -> Any:
 
 
 def _work(ask: Ask, payload: Any, kind: Kind, rows: int, cost: float, key: Any) -> Work:
-    batching = ask.service.batching
+    return as_work(ask.service, payload, kind, rows, cost, key, content_type=ask.content_type, accept=ask.accept)
+
+
+def as_work(
+    service: "Service", payload: Any, kind: Kind, rows: int, cost: float, key: Any, *, content_type: str = OBJECT,
+    accept: str = OBJECT,
+) -> Work:  # fmt: skip
+    """Return work of so many rows. Raises TooLarge for more than the line can ever take."""
+    batching = service.batching
     if rows > batching.max_queue_size:
         raise TooLarge(f"body of {rows} rows: must have at most {batching.max_queue_size} (max_queue_size)")
     large = 0 < batching.small_request_size < rows
-    return Work(payload, kind, ask.content_type, ask.accept, rows, cost, key, large)
+    return Work(payload, kind, content_type, accept, rows, cost, key, large)

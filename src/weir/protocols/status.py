@@ -51,6 +51,16 @@ def http_code(error: BaseException) -> int:
     return codes(error).http
 
 
+# The Open Inference Protocol knows fewer: its clients expect 400 for whatever is wrong with a request.
+_KSERVE = {422: 400, 409: 400}
+
+
+def kserve_code(error: BaseException) -> int:
+    """Return the HTTP status code for `error` at the doors of the Open Inference Protocol."""
+    code = http_code(error)
+    return _KSERVE.get(code, code)
+
+
 def grpc_code(error: BaseException) -> str:
     """Return the name of the gRPC status code for `error`."""
     return codes(error).grpc

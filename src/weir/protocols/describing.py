@@ -1,0 +1,79 @@
+"""What the Open Inference Protocol shows of a server and its models; its doors write it in their own ways."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weir._version import __version__
+from weir.model import Model, Tensor, is_tensor_model
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
+
+# A model of items at these doors: BYTES tensors whose elements are JSON documents.
+ITEM_INPUTS = (Tensor("input", "BYTES", (-1,)),)
+ITEM_OUTPUTS = (Tensor("output", "BYTES", (-1,)),)
+
+# What a server offers beyond what the protocol requires, as its metadata lists it. Shared memory only where it is allowed.
+EXTENSIONS = (
+    "binary_tensor_data", "compression", "model_configuration", "model_repository",
+    "model_repository(unload_dependents)", "schedule_policy", "statistics",
+)  # fmt: skip
+SHARED_MEMORY = "system_shared_memory"
+
+_BACKEND = "python"
+_MICROSECONDS = 1e6
+_CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the protocol
+
+
+def inputs_of(model: type[Model]) -> Sequence[Tensor]:
+    """Return the tensors that requests for `model` hold."""
+    return model.inputs if is_tensor_model(model) else ITEM_INPUTS
+
+
+def outputs_of(model: type[Model]) -> Sequence[Tensor]:
+    """Return the tensors that answers of `model` hold."""
+    return model.outputs if is_tensor_model(model) else ITEM_OUTPUTS
+
+
+def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
+    """Return the metadata of a server of that `name` which offers `extensions`."""
+    return {"name": name, "version": __version__, "extensions": list(extensions)}
+
+
+def metadata(service: "Service", versions: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the metadata of a model; `versions` are those that are served."""
+    return {
+        "name": service.name,
+        "versions": list(versions),
+        "platform": service.platform,
+        "inputs": [_tensor(tensor) for tensor in inputs_of(service.model)],
+        "outputs": [_tensor(tensor) for tensor in outputs_of(service.model)],
+    }
+
+
+def _tensor(tensor: Tensor) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+
+
+def config(service: "Service") -> dict[str, Any]:
+    """Return the configuration of a model in the words of Triton's `ModelConfig`, as far as they say what is so here."""
+    batching = service.batching
+    delay = int(batching.max_queue_delay * _MICROSECONDS)
+    said = {"policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size)}
+    return {
+        "name": service.name,
+        "platform": service.platform,
+        "backend": _BACKEND,
+        "max_batch_size": batching.max_batch_size,
+        "input": [_declared(tensor) for tensor in inputs_of(service.model)],
+        "output": [_declared(tensor) for tensor in outputs_of(service.model)],
+        "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
+        "dynamic_batching": {"max_queue_delay_microseconds": delay},
+        "parameters": {name: {"string_value": value} for name, value in said.items()},
+    }
+
+
+def _declared(tensor: Tensor) -> dict[str, Any]:
+    """Return a tensor as a configuration says it: without the batch, which is its first dimension."""
+    kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
+    return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:])}

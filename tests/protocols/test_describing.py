@@ -1,0 +1,57 @@
+"""What the Open Inference Protocol shows of a server and its models."""
+
+from examples.tensors import Affine
+
+from weir._version import __version__
+from weir.manager.service import Service
+from weir.model import Model, Tensor
+from weir.protocols.describing import EXTENSIONS, config, metadata, server_metadata
+
+
+class Echo(Model):
+    """Items."""
+
+    def predict(self, batch: list[object]) -> list[object]:
+        return batch
+
+
+class Words(Model):
+    """Tensors that are not numbers."""
+
+    inputs = (Tensor("words", "BYTES", (-1, -1)),)
+    outputs = (Tensor("count", "UINT16", (-1,)),)
+
+    def predict(self, batch: object) -> object:
+        return batch
+
+
+def test_a_server() -> None:
+    described = server_metadata("mine")
+    assert described == {"name": "mine", "version": __version__, "extensions": list(EXTENSIONS)}
+    assert server_metadata("mine", ["one"])["extensions"] == ["one"]
+
+
+def test_a_tensor_model() -> None:
+    assert metadata(Service(Affine, version="2", platform="onnx"), ["1", "2"]) == {
+        "name": "affine", "versions": ["1", "2"], "platform": "onnx",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [-1, 3]}],
+        "outputs": [{"name": "y", "datatype": "FP32", "shape": [-1, 2]}],
+    }  # fmt: skip
+
+
+def test_a_model_of_items_is_one_tensor_of_documents() -> None:
+    assert metadata(Service(Echo)) == {
+        "name": "echo", "versions": [], "platform": "python",
+        "inputs": [{"name": "input", "datatype": "BYTES", "shape": [-1]}],
+        "outputs": [{"name": "output", "datatype": "BYTES", "shape": [-1]}],
+    }  # fmt: skip
+
+
+def test_a_configuration_says_dimensions_without_the_batch() -> None:
+    said = config(Service(Words, max_batch_size=8, max_queue_delay=0.25, workers=2))
+    assert said["max_batch_size"] == 8
+    assert said["input"] == [{"name": "words", "data_type": "TYPE_STRING", "dims": [-1]}]
+    assert said["output"] == [{"name": "count", "data_type": "TYPE_UINT16", "dims": []}]
+    assert said["instance_group"] == [{"name": "words", "kind": "KIND_CPU", "count": 2}]
+    assert said["dynamic_batching"] == {"max_queue_delay_microseconds": 250_000}
+    assert said["parameters"]["policy"] == {"string_value": "greedy"}

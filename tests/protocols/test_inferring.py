@@ -1,0 +1,237 @@
+"""From a request of the Open Inference Protocol to the line and back, whichever door it came through."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from examples.tensors import Affine
+
+from weir.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.model import Measure, Model
+from weir.protocols.contents import NO_WISH, schedule_of
+from weir.protocols.inferring import find, infer
+from weir.testing import FakeClock, RecordingObserver
+from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue
+
+
+class Pair(Model):
+    """Items that must be numbers; each is answered with itself twice."""
+
+    Input: ClassVar[Any] = int
+    max_batch_size = 4
+
+    def predict(self, batch: list[int]) -> list[list[int]]:
+        return [[x, x] for x in batch]
+
+
+class Words(Pair):
+    """Items of different size."""
+
+    Input: ClassVar[Any] = str
+
+    @classmethod
+    def measure(cls, item: Any) -> Measure:
+        return Measure(rows=len(item.split()))
+
+
+def tensor(values: Any, name: str = "x", datatype: str = "FP32") -> TensorValue:
+    """Return a tensor for a request."""
+    return TensorValue(name, datatype, np.array(values, np.float32))
+
+
+def items(*documents: bytes) -> TensorValue:
+    """Return the tensor that a model of items takes."""
+    return TensorValue("input", "BYTES", np.array(documents, object))
+
+
+def with_service(
+    model: type[Model], test: Callable[[Service], Coroutine[Any, Any, None]], **settings: Any
+) -> RecordingObserver:
+    """Run `test` with a service of `model`; return what its observer has heard."""
+    observer = RecordingObserver()
+
+    async def main() -> None:
+        async with Service(model, executor="inline", observers=[observer], **settings) as service:
+            await asyncio.wait_for(test(service), 20)
+
+    asyncio.run(main())
+    return observer
+
+
+def test_tensors() -> None:
+    async def test(service: Service) -> None:
+        response = await infer(service, InferenceRequest("affine", [tensor([[1, 0, 0]])], id="7"), door="grpc")
+        expected = await service.infer({"x": [[1.0, 0.0, 0.0]]})
+        assert (response.model, response.version, response.id) == ("affine", "3", "7")
+        [output] = response.outputs
+        assert (output.name, output.datatype) == ("y", "FP32")
+        np.testing.assert_array_equal(output.array, expected["y"])
+
+    with_service(Affine, test, version="3")
+
+
+def test_a_request_larger_than_a_batch_is_divided() -> None:
+    async def test(service: Service) -> None:
+        x = np.arange(30, dtype=np.float32).reshape(10, 3)
+        response = await infer(service, InferenceRequest("affine", [tensor(x)]), door="grpc")
+        assert response.outputs[0].array.shape == (10, 2)
+
+    with_service(Affine, test, max_batch_size=4)
+
+
+def test_items_are_json_documents() -> None:
+    async def test(service: Service) -> None:
+        response = await infer(service, InferenceRequest("pair", [items(b"1", b" 2", b"3")]), door="grpc")
+        [output] = response.outputs
+        assert (output.name, output.datatype, output.array.tolist()) == (
+            "output",
+            "BYTES",
+            [b"[1,1]", b"[2,2]", b"[3,3]"],
+        )
+
+    with_service(Pair, test)
+
+
+def test_items_that_differ_in_size() -> None:
+    async def test(service: Service) -> None:
+        response = await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c"', b'"d e f"')]), door="grpc")
+        assert response.outputs[0].array.tolist() == [b'["a b","a b"]', b'["c","c"]', b'["d e f","d e f"]']
+
+    with_service(Words, test)
+
+
+@pytest.mark.parametrize("model", [Pair, Words])
+def test_an_item_that_fails_fails_the_request_and_is_named(model: type[Model]) -> None:
+    good = b"1" if model is Pair else b'"a"'
+
+    async def test(service: Service) -> None:
+        with pytest.raises(ValidationFailed if model is Pair else InvalidRequest, match=r"tensor 'input'\[1\]: "):
+            await infer(service, InferenceRequest("pair", [items(good, b"[]")]), door="grpc")
+
+    with_service(model, test)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "said"),
+    [
+        (InferenceRequest("affine", [tensor([[1, 2, 3]], "z")]), InvalidRequest, "'z'"),
+        (InferenceRequest("affine", []), InvalidRequest, "'x': is missing"),
+        (InferenceRequest("affine", [tensor([[1, 2, 3]], datatype="FP64")]), InvalidRequest, "'FP64', must be FP32"),
+        (InferenceRequest("affine", [tensor([[1, 2]])]), InvalidRequest, r"\[1, 2\]"),
+        (InferenceRequest("affine", [tensor(np.zeros((9, 3)))]), TooLarge, "9 rows"),
+        (InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[AskedOutput("z", {})]), InvalidRequest, "'z'.*'y'"),
+        (
+            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[AskedOutput("y", {})] * 2), InvalidRequest,
+            "'y'.*twice",
+        ),
+        (
+            InferenceRequest("affine", [tensor([[1, 2, 3]])], outputs=[AskedOutput("y", {"classification": 3})]),
+            Unsupported, "'classification'=3",
+        ),
+        (InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"priority": -1}), InvalidRequest, "'priority'=-1"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_and_the_observers_hear_of_it(
+    request_: InferenceRequest, error: type[Exception], said: str
+) -> None:
+    async def test(service: Service) -> None:
+        with pytest.raises(error, match=said):
+            await infer(service, request_, door="grpc")
+
+    observer = with_service(Affine, test, max_queue_size=8)
+    assert len(observer.refusals) == 1
+
+
+def test_an_empty_item_is_refused() -> None:
+    async def test(service: Service) -> None:
+        with pytest.raises(InvalidRequest, match=r"'input'\[1\]: is empty"):
+            await infer(service, InferenceRequest("pair", [items(b"1", b"")]), door="grpc")
+
+    with_service(Pair, test)
+
+
+def test_when_one_of_several_is_refused_the_others_are_withdrawn() -> None:
+    async def test(service: Service) -> None:
+        with pytest.raises(Overloaded):
+            await infer(service, InferenceRequest("words", [items(b'"a b"', b'"c d"', b'"e"')]), door="grpc")
+        assert service.state()["waiting"] == 0
+
+    with_service(Words, test, max_queue_size=3)
+
+
+def test_cancelling_withdraws_the_request() -> None:
+    clock = FakeClock()
+
+    async def main() -> None:
+        async with Service(Affine, executor="inline", clock=clock, policy="control-limit:4") as service:
+            asked = asyncio.ensure_future(
+                infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
+            )
+            await asyncio.sleep(0)
+            assert service.state()["waiting"] == 1
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            assert service.state()["waiting"] == 0
+
+    asyncio.run(main())
+
+
+def test_priority_and_timeout() -> None:
+    assert schedule_of({}) == schedule_of({"timeout": 0, "priority": 0, "other": "x"}) == NO_WISH
+    highest, lower = schedule_of({"priority": 1}), schedule_of({"priority": "2"})
+    assert highest.priority > lower.priority > NO_WISH.priority
+    assert schedule_of({"timeout": 250_000}).timeout == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"priority": 1.5},
+        {"priority": True},
+        {"priority": "x"},
+        {"timeout": -1},
+        {"timeout": 1 << 63},
+        {"timeout": "9" * 30},
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match=f"{next(iter(parameters))}"):
+        schedule_of(parameters)
+
+
+def test_sequences_are_not_offered() -> None:
+    with pytest.raises(Unsupported, match="'sequence_id'=7"):
+        schedule_of({"sequence_id": 7})
+
+
+def test_the_shortest_timeout_holds() -> None:
+    async def test(service: Service) -> None:
+        seen: list[float] = []
+        submit = service.submit
+
+        def spy(request: Any, now: float | None = None) -> None:
+            seen.append(request.timeout)
+            submit(request, now)
+
+        service.submit = spy  # type: ignore[method-assign]  # to see what goes into the line
+        asked = InferenceRequest("affine", [tensor([[1, 2, 3]])], parameters={"timeout": 2_000_000})
+        for timeout in (None, 1.0, 3.0):
+            await infer(service, asked, door="grpc", timeout=timeout)
+        await infer(service, InferenceRequest("affine", [tensor([[1, 2, 3]])]), door="grpc")
+        assert seen == [pytest.approx(2.0), 1.0, pytest.approx(2.0), service.settings.timeout]
+
+    with_service(Affine, test)
+
+
+def test_an_unknown_model_is_named_as_clients_expect() -> None:
+    registry = Registry([Service(Affine, version="1"), Service(Pair)])
+    assert find(registry, "affine") is find(registry, "affine", "1")
+    with pytest.raises(ModelNotFound, match=r"Request for unknown model: 'x' is not found; there are affine, pair"):
+        find(registry, "x")
+    with pytest.raises(ModelNotFound, match=r"Request for unknown model: 'affine' version '2' is not found"):
+        find(registry, "affine", "2")
