@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-# uvloop counts in whole milliseconds: a timer that fired early by less than one is armed again for at least this long,
-# so that it does not spin.
-SHORTEST_REARM = 0.001
+# Seconds: uvloop counts in whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than one
+# is armed again for at least this long, so that it does not spin unless it is asked to.
+LOOP_TICK = 0.001
 
 
 class Cancellable(Protocol):
@@ -32,6 +32,9 @@ class Timer:
 
     Arming it for a later instant than it is armed for does nothing: it fires early once, which costs less than to cancel
     and arm a timer for every batch.
+
+    `spin`: seconds before an instant from which on the loop goes round without sleeping, so that the timer is not late by
+    the millisecond that loops count in.
     """
 
     def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
@@ -41,6 +44,7 @@ class Timer:
         self._armed: float | None = None
         self._handle: Cancellable | None = None
         self._fired_early = False
+        self.spin = 0.0
 
     def arm(self, when: float | None) -> None:
         """Fire not later than at `when`; None asks for nothing."""
@@ -54,8 +58,22 @@ class Timer:
             self._handle = self._loop.call_soon(self._fire)
         elif isinstance(self._clock, TimekeepingClock):
             self._handle = self._clock.call_at(when, self._fire)
+        elif self.spin:
+            self._handle = self._approach(left)
         else:
-            self._handle = self._loop.call_later(max(left, SHORTEST_REARM if self._fired_early else 0.0), self._fire)
+            self._handle = self._loop.call_later(max(left, LOOP_TICK if self._fired_early else 0.0), self._fire)
+
+    def _approach(self, left: float) -> Cancellable:
+        early = left - self.spin - LOOP_TICK
+        return self._loop.call_later(early, self._come_near) if early > 0.0 else self._loop.call_soon(self._come_near)
+
+    def _come_near(self) -> None:
+        assert self._armed is not None  # whoever disarms it cancels this
+        left = self._armed - self._clock()
+        if left > 0.0:
+            self._handle = self._approach(left)
+        else:
+            self._fire()
 
     def cancel(self) -> None:
         """Fire no more until armed again."""

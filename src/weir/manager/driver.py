@@ -22,6 +22,7 @@ from weir.errors import (
     Overloaded,
     WeirError,
 )
+from weir.manager.alertness import Alertness
 from weir.manager.clock import Timer
 from weir.manager.delivery import Delivery, discard, logger
 from weir.manager.outside import Outside, Patient
@@ -48,6 +49,7 @@ class Driver:
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
+        self._alertness: Alertness | None = None
         self._delivery = delivery
         self._clock = clock
         self._polling = False
@@ -82,6 +84,8 @@ class Driver:
         finally:
             self.phase = Phase.STOPPED
             self.not_ready_reason = "stopped"
+            if self._alertness is not None:
+                self._alertness.close()
             self._fail_all(lambda request: Draining("the service stopped before the answer was there"))
             self._timer.cancel()
             await self.executor.stop()
@@ -98,6 +102,11 @@ class Driver:
         self._poll(Wakeup.ARRIVAL)
         await self._emptied.wait()
         limit.cancel()
+
+    def stay_alert(self, alertness: Alertness) -> None:
+        """Have `alertness` keep the loop awake for what is about to happen, until the driver is stopped."""
+        self._alertness = alertness
+        self._timer.spin = alertness.seconds
 
     def _drain_limit(self, limit: Timer, give_up: float) -> None:
         if self._clock() >= give_up:
@@ -213,6 +222,8 @@ class Driver:
             self.batcher.finished(events.batch_id, now)
             self._poll(Wakeup.WORKER)
         self._delivery.give(dispatch, events, now)
+        if self._alertness is not None:
+            self._alertness.expect(now, now)
         self._note_if_emptied()
 
     def unavailable(self, reason: str) -> None:
@@ -229,6 +240,9 @@ class Driver:
     def _poll_arrivals(self) -> None:
         self._polling = False
         self._poll(Wakeup.ARRIVAL)
+        if self._alertness is not None:
+            now = self._clock()
+            self._alertness.expect(now, now)
 
     def _timer_due(self) -> None:
         self._expire(self._clock())
@@ -271,6 +285,8 @@ class Driver:
                 self._could_not_run(dispatch, batch, error)
             if not self.handed_later:
                 self._delivery.dispatched(dispatch)
+            if self._alertness is not None:
+                self._alertness.expect(now + self.batcher.service.expected(dispatch.rows), now)
 
     def handed(self, batch_id: int) -> None:
         """A batch that went through a hook is with its worker only now: the time before counts as waiting."""

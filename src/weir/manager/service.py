@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weir.batching.batcher import Batcher
 from weir.errors import Conflict, InvalidRequest, SettingsError, WeirError
 from weir.manager.call import Call, ListCall, ThreadCall
+from weir.manager.clock import TimekeepingClock
 from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver, Phase
 from weir.manager.executors import make_executor
@@ -106,9 +107,19 @@ class Service:
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         await self._driver.start()
+        if self.settings.loop_spin and not isinstance(self._clock, TimekeepingClock):
+            await self._stay_alert(self.settings.loop_spin)
         self._measured.forget()
         if self._resolver is not None:
             self._resolver.open()
+
+    async def _stay_alert(self, seconds: float) -> None:
+        from weir.manager.alertness import Alertness
+        from weir.manager.rehearsal import Rehearsal
+
+        rehearsal = Rehearsal(self._clock)
+        await rehearsal.start()
+        self._driver.stay_alert(Alertness(seconds, self._clock, asyncio.get_running_loop(), rehearsal.once))
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Take no more, finish what was accepted, end the workers.

@@ -19,6 +19,13 @@ class ServiceSettings:
     drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
     backpressure: bool = setting(True, "calls in process wait while the line is full; otherwise they get Overloaded")
 
+    loop_spin: float = setting(
+        0.0,
+        "seconds that the event loop polls rather than sleeps before and after a batch or a request is expected or has come; "
+        "takes CPU, saves some tenths of a millisecond a batch",
+        rule=AT_LEAST_ZERO,
+    )
+
     def __post_init__(self) -> None:
         check(self)
 

@@ -9,6 +9,7 @@ from collections.abc import Container
 from weir.messages import Batch
 from weir.wire.frames import Cancel, Frame, FrameParser, Free, Start, Stop
 from weir.workers.places import ResultPlaces, own_values
+from weir.workers.rehearsal import EVERY, Frames
 
 RECEIVE_BYTES = 256 << 10
 
@@ -31,6 +32,7 @@ class ChildChannel:
         self._frames: deque[Start | Batch | Stop] = deque()
         self._cancelled: dict[int, set[int]] = {}  # of the batches that are here
         self.spin = 0.0
+        self._frames_of_none = Frames()
 
     def receive(self) -> Start | Batch | Stop:
         """Wait for the next frame to act on."""
@@ -89,10 +91,15 @@ class ChildChannel:
     def _spin(self) -> int:
         if not self.spin or self._cancelled:  # with a batch here, another thread needs this CPU
             return 0
-        until = time.perf_counter() + self.spin
-        while time.perf_counter() < until:
+        now = time.perf_counter()
+        until, rehearsal = now + self.spin, now + EVERY
+        while now < until:
             size = self._receive_now()
             if size:
                 return size
             os.sched_yield()
+            now = time.perf_counter()
+            if now >= rehearsal:
+                self._frames_of_none.rehearse()
+                rehearsal = time.perf_counter() + EVERY
         return 0
