@@ -37,7 +37,7 @@ from weir.errors import (
     WorkerLost,
 )  # fmt: skip
 from weir.messages import Reason
-from weir.model import Example, Measure, Model, Tensor
+from weir.model import Example, Last, Measure, Model, Tensor
 from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ __all__ = [
     # what most programs need
     "Model", "Service", "BlockingService",
     # what a model may say
-    "Example", "Measure", "Tensor",
+    "Example", "Last", "Measure", "Tensor",
     # several models, and a server of your own
     "Registry", "asgi",
     # policies that are solved

@@ -5,10 +5,10 @@ is what goes to a worker: the same work as a flat list of entries. *Events* come
 """
 
 from collections.abc import Hashable, Sequence
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from weir.errors import WeirError
+from weir.errors import Unsupported, WeirError
 
 # How a payload is encoded: a content type, or OBJECT for a Python value of this process tree.
 OBJECT = "object"
@@ -55,7 +55,8 @@ class Request(Protocol):
     """What the batcher and the executors need of a request; each door has a class of its own.
 
     A door sets the first group of attributes; the batcher keeps its books in the second.
-    Exactly one of `finish` and `fail` is called, exactly once, unless the caller has cancelled.
+    Exactly one of `finish` and `fail` is called, exactly once, unless the caller has cancelled. Only of a streaming model
+    comes `part`, any number of times before.
     """
 
     kind: Kind
@@ -77,11 +78,25 @@ class Request(Protocol):
     overtaken: int  # batches of small requests that have gone before it
     partial: Any  # answers gathered so far, while only some pieces of a divided request are back
 
+    def part(self, output: Any, dispatch: "Dispatch") -> None:
+        """Deliver one of several answers; more may come. Raises the WeirError that is to be the end of the request, if
+        its reader cannot take it (Overloaded): `fail` is called with that one then."""
+
     def finish(self, output: Any, dispatch: "Dispatch") -> None:
-        """Deliver the answer: a value, encoded bytes or a Block. ITEMS: a list with a WeirError in a failed item's place."""
+        """Deliver the (last) answer: a value, encoded bytes or a Block; or NO_ANSWER, when a streaming model has said its
+        last before. ITEMS: a list with a WeirError in a failed item's place."""
 
     def fail(self, error: WeirError) -> None:
         """Deliver the error that is the end of the whole request."""
+
+
+class NoAnswer(Enum):
+    """The type of NO_ANSWER."""
+
+    NO_ANSWER = "no further answer"
+
+
+NO_ANSWER = NoAnswer.NO_ANSWER  # what `finish` gets of a streaming request whose last answer was a part
 
 
 class RequestBase:
@@ -114,6 +129,10 @@ class RequestBase:
         self.taken = 0
         self.overtaken = 0
         self.partial: Any = None
+
+    def part(self, output: Any, dispatch: "Dispatch") -> None:
+        """Refuse it: this door gives one answer."""
+        raise Unsupported(f"door {self.door!r} gives one answer to a request, a streaming model gives several")
 
 
 class Dispatch:
@@ -198,11 +217,13 @@ class Timing(NamedTuple):
 
 
 class EventKind(IntEnum):
-    """PART: one of several answers. DONE: the (last) answer, the request's end. ERROR: the request's end."""
+    """PART: one of several answers. DONE: the (last) answer, the request's end. ERROR: the request's end. END: the end of a
+    streaming request without a further answer; its output says nothing."""
 
     PART = 0
     DONE = 1
     ERROR = 2
+    END = 3
 
 
 class Events:
@@ -210,8 +231,8 @@ class Events:
 
     `indices` None means all entries in order; `kinds` None means all DONE. `outputs` is aligned to them: encoded
     bytes, a Block or a value, or a WeirError for ERROR. `final` is True in the last Events of a batch: its place
-    is free again and `timing` is set; each entry has then had exactly one DONE or ERROR (entries cancelled by us may
-    have none).
+    is free again and `timing` is set; each entry has then had exactly one DONE, ERROR or END (entries cancelled by us
+    may have none).
     """
 
     __slots__ = ("batch_id", "final", "indices", "kinds", "outputs", "timing")
@@ -239,6 +260,9 @@ class Observer(Protocol):
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """These requests had their end at `now`: an answer, or the same kind of error (Cancelled when the caller left)."""
+
+    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
+        """Each of these requests to a streaming model got an answer at `now`; those in `firsts` their first."""
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """A batch came back whole."""

@@ -41,6 +41,12 @@ class Example(NamedTuple):
     expected: Any = ...
 
 
+class Last(NamedTuple):
+    """What the `predict` of a streaming model yields for an item as its last answer."""
+
+    answer: Any
+
+
 class Model:
     """Subclass this, implement `predict`, serve it.
 
@@ -67,6 +73,9 @@ class Model:
     examples: ClassVar[Sequence[Any]] = ()
     # Batch sizes to warm up at; None means 1, the largest, and one between.
     warmup_sizes: ClassVar[Sequence[int] | None] = None
+
+    # Whether `predict` is a generator that gives several answers to an item: see `predict`.
+    streaming: ClassVar[bool] = False
 
     # Content types of the model's own, read by `decode` and written by `encode`.
     content_types: ClassVar[Sequence[str]] = ()
@@ -102,6 +111,14 @@ class Model:
         """Compute the answers: a list of preprocessed items in, a list of as many answers out, in order.
 
         A tensor model gets a dict of arrays and returns one, with the batch as first dimension.
+
+        A streaming model's is a generator. It gets the list of preprocessed items (of a tensor model: of dicts of arrays,
+        one for each request) and yields dicts: answers to give now, by index in that list. An item may be named in any
+        number of them, or in none. `Last(answer)` is an item's last answer; a WeirError ends that item alone; when
+        predict returns, every item without an end has its end. A `yield` returns a frozenset of the indices that are at
+        their end, because they were given one or because their readers have left: nothing is to be computed for them any
+        more, and what is yielded for them is dropped. When no item is left, the generator is closed (GeneratorExit). What
+        predict raises after its first yield is a ModelError of all items without an end; nothing is computed again.
         """
         raise NotImplementedError(f"{type(self).__name__}.predict is not implemented")
 

@@ -126,8 +126,10 @@ class Batcher:
         request.settled = True
         if request.taken < request.rows:
             self._line.leave(request)
-        if not request.taken:
-            return []
+        return self.where(request) if request.taken else []
+
+    def where(self, request: Request) -> list[tuple[int, int, list[int]]]:
+        """Return where `request` runs, as (worker, batch id, entry indices)."""
         return [(each.worker, each.batch_id, _indices(each, request)) for each in self._running.find(request)]
 
     def expire(self, now: float) -> list[Request]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from weir.batching.gather import gather_of
 from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
-from weir.messages import Batch, Dispatch, EventKind, Events, Kind, Request
+from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, Request
 
 Entry = tuple[Request, int, int]
 End = tuple[Request, Any]
@@ -104,15 +104,46 @@ def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
     kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
     ends: list[End] = []
     for index, kind, output in zip(indices, kinds, events.outputs, strict=True):
-        if kind == EventKind.PART:
-            dispatch.begun = dispatch.begun or set()
-            dispatch.begun.add(index)
-        elif 0 <= index < len(entries):
-            _put(ends, entries[index], output)
+        if kind != EventKind.PART and 0 <= index < len(entries):
+            _put(ends, entries[index], NO_ANSWER if kind == EventKind.END else output)
     if events.final:
         forgotten = [entry for entry in entries if not is_done(entry)]
         ends += _fail(forgotten, lambda: ModelError("the worker ended the batch without an answer to this item"))
     return ends
+
+
+class Answers(NamedTuple):
+    """What events of a streaming model bring: each part for a request that has not had its end, and the requests, in
+    order, for which there is an answer here, last ones too, and for which it is the first. `dropped` are the outputs for
+    requests that have had their end already."""
+
+    parts: list[End]
+    answered: list[Request]
+    firsts: list[Request]
+    dropped: list[Any]
+
+
+def answers_in(dispatch: Dispatch, events: Events) -> Answers:
+    """Return the answers in these events. To be asked before `deliver`, which gives them their ends."""
+    answers = Answers([], [], [], [])
+    entries = entries_of(dispatch)
+    begun = dispatch.begun = dispatch.begun or set()
+    indices = range(len(events.outputs)) if events.indices is None else events.indices
+    kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
+    for index, kind, output in zip(indices, kinds, events.outputs, strict=True):
+        if kind not in (EventKind.PART, EventKind.DONE) or not 0 <= index < len(entries):
+            continue
+        request = entries[index][0]
+        if request.settled:
+            answers.dropped.append(output)
+            continue
+        answers.answered.append(request)
+        if index not in begun:
+            begun.add(index)
+            answers.firsts.append(request)
+        if kind == EventKind.PART:
+            answers.parts.append((request, output))
+    return answers
 
 
 def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from weir.batching.collate import deliver
+from weir.batching.collate import answers_in, deliver
 from weir.errors import WeirError
 from weir.messages import Dispatch, Events, Observer, Request
 from weir.telemetry.silent import SilentObserver
 
 logger = logging.getLogger("weir")
 
-EVENTS = ("refused", "dispatched", "answered", "computed", "worker_changed")
+EVENTS = ("refused", "dispatched", "answered", "streamed", "computed", "worker_changed")
 
 
 class Delivery:
@@ -52,6 +52,27 @@ class Delivery:
         if before:
             answered = [request for request in dispatch.requests if id(request) not in before]
         self._had_their_end(answered, None, now)
+
+    def give_parts(self, dispatch: Dispatch, events: Events, now: float) -> list[tuple[Request, WeirError]]:
+        """Give the requests of a streaming model the parts in `events`; the rest is for `give` afterwards.
+
+        Returns those whose readers cannot take theirs, each with what is to be its end.
+        """
+        answers = answers_in(dispatch, events)
+        refused: list[tuple[Request, WeirError]] = []
+        for output in answers.dropped:
+            discard(output)
+        for request, output in answers.parts:
+            try:
+                request.part(output, dispatch)
+            except WeirError as error:
+                discard(output)
+                refused.append((request, error))
+            except Exception:
+                door_failed(request)
+        if answers.answered:
+            self.tell("streamed", answers.answered, answers.firsts, now)
+        return refused
 
     def give_each(self, ends: Iterable[tuple[Request, Any]], dispatch: Dispatch, now: float) -> None:
         """Give each request, already marked as settled, its answer or error."""
@@ -111,7 +132,9 @@ class Delivery:
 
 def _hearers(observers: Sequence[Observer], event: str) -> list[Any]:
     silence = getattr(SilentObserver, event)
-    return [getattr(each, event) for each in observers if getattr(type(each), event, None) is not silence]
+    return [
+        getattr(each, event) for each in observers if getattr(type(each), event, silence) is not silence
+    ]  # one that was made before there was such an event does not have it
 
 
 def door_failed(request: Request) -> None:

@@ -12,7 +12,7 @@ from sys import maxsize
 from typing import cast
 
 from weir.batching.batcher import Batcher
-from weir.batching.collate import fail_entries, to_batch
+from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -44,6 +44,7 @@ class Driver:
     def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
         self.batcher = batcher
         self.outside = Outside()
+        self.streaming = False  # requests have several answers
         self.executor = executor
         self.phase = Phase.NEW
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
@@ -87,6 +88,9 @@ class Driver:
             if self._alertness is not None:
                 self._alertness.close()
             self._fail_all(lambda request: Draining("the service stopped before the answer was there"))
+            if self.streaming:
+                for each in self.batcher.running.values():
+                    self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
             self._timer.cancel()
             await self.executor.stop()
 
@@ -182,6 +186,13 @@ class Driver:
         self._delivery.cancelled(request, Cancelled("the caller left"), now)
         self._note_if_emptied()
 
+    def _end(self, request: Request, error: WeirError, now: float) -> None:
+        """Fail a request that is running, and tell its worker that nobody waits for it."""
+        if not request.settled:
+            for place in self.batcher.cancel(request, now):
+                self.executor.cancel(*place)
+            self._delivery.give_error(request, error, now)
+
     def policy_changed(self) -> None:
         """The policy decides otherwise than before: ask it anew about all that waits."""
         self.batcher.reconsider()
@@ -221,9 +232,12 @@ class Driver:
             # The freed worker gets its next batch before the answers of this one are delivered.
             self.batcher.finished(events.batch_id, now)
             self._poll(Wakeup.WORKER)
+        refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
         self._delivery.give(dispatch, events, now)
         if self._alertness is not None:
             self._alertness.expect(now, now)
+        for request, error in refused:
+            self._end(request, error, now)
         self._note_if_emptied()
 
     def unavailable(self, reason: str) -> None:
@@ -321,6 +335,9 @@ class Driver:
 
     def _expire(self, now: float) -> None:
         late = self.batcher.expire(now)
+        if self.streaming:  # what was computed already has been answered already: the rest need not be
+            for place in [place for request in late for place in self.batcher.where(request)]:
+                self.executor.cancel(*place)
         if self.outside.waiting:
             late += self.outside.expire(now)
         if late:

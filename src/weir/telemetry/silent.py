@@ -18,6 +18,9 @@ class SilentObserver:
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Ignore it."""
 
+    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
+        """Ignore it."""
+
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Ignore it."""
 

@@ -21,7 +21,7 @@ class Listener(Protocol):
         `worker_ready` with the same index, or, when it could not load, by `worker_lost` again."""
 
     def received(self, worker: int, events: Events) -> None:
-        """Events of a batch. Nothing more comes for a batch after its `final` one."""
+        """Events of a batch: of a streaming model any number. Nothing more comes for a batch after its `final` one."""
 
     def unavailable(self, reason: str) -> None:
         """No worker is left and none is coming back."""

@@ -1,7 +1,7 @@
 """The model on the event loop itself: for models that take microseconds, for notebooks and for tests."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from weir.messages import Batch, Events
@@ -54,7 +54,7 @@ class InlineExecutor:
         self._loop.call_soon(self._run, batch)
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
-        """Leave these entries out, if their batch has not begun."""
+        """Leave these entries out, if their batch has not begun; a streaming model is told of them."""
         self._cancelled.get(batch_id, set()).update(indices)
 
     def reserve(self, size_bytes: int) -> Block | None:
@@ -79,12 +79,33 @@ class InlineExecutor:
     def _run(self, batch: Batch) -> None:
         if self._state.state != "ready":
             return
+        cancelled = self._cancelled[batch.batch_id]
         try:
-            events = self._runner.compute(self._runner.prepare(batch), self._cancelled[batch.batch_id])
+            prepared = self._runner.prepare(batch)
+            if self._runner.streaming:
+                self._loop.call_soon(self._step, batch, self._runner.stream(prepared, cancelled))
+                return
+            events = self._runner.compute(prepared, cancelled)
         except BaseException as error:
             self._received(all_failed(batch, error))
             raise
         self._received(events)
+
+    def _step(self, batch: Batch, stream: Generator[Events, None, None]) -> None:
+        """Let `predict` run to its next yield; the loop's other callbacks come before the one after."""
+        if self._state.state != "ready":
+            stream.close()
+            return
+        try:
+            events = next(stream)
+        except BaseException as error:
+            self._received(all_failed(batch, error))
+            raise
+        if events.final:
+            self._received(events)
+        else:
+            self._loop.call_soon(self._step, batch, stream)
+            self._listener.received(0, events)
 
     def _received(self, events: Events) -> None:
         self._state.in_flight -= 1

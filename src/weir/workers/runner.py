@@ -5,7 +5,7 @@ payloads ─ read ─ preprocess ─┤ prepare         (decode, validate)
    postprocess ─ write ──────┤ compute          (validate, encode)
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Generator
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.prediction import Prediction
 from weir.workers.reading import Reader
 from weir.workers.steps import Column, has_failed
+from weir.workers.streaming import Streaming
 from weir.workers.warmup import warmup_batches
 from weir.workers.writing import Writer
 
@@ -52,6 +53,8 @@ class Runner:
         self._reader: Reader
         self._prediction: Prediction
         self._writer: Writer
+        self._streaming: Streaming
+        self.streaming = model_class.streaming
 
     def start(self) -> None:
         """Construct the model, `load` it and warm it up. Raises whatever the model raises; in the warm-up, the WeirError
@@ -63,6 +66,9 @@ class Runner:
         self._reader = Reader(model, self._fatal)
         self._prediction = Prediction(model, retry_in_halves=self._retry_in_halves, fatal=self._fatal)
         self._writer = Writer(model, self._fatal, self._label)
+        self._streaming = Streaming(
+            model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal
+        )
         for batch in warmup_batches(self._class, self._max_batch_size):
             self._warm_up(batch)
 
@@ -92,14 +98,32 @@ class Runner:
         kinds = _kinds(outputs) if has_failed(outputs) else None
         return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing)
 
+    def stream(
+        self, prepared: Prepared, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
+    ) -> Generator[Events, None, None]:
+        """Do what `compute` does for a streaming model: yield Events as `predict` gives answers, the final ones last.
+
+        `cancelled` may grow meanwhile: the model is told. `restarted` is called when `predict` yields nothing for anybody,
+        or is called again.
+        """
+        return self._streaming.run(
+            prepared.batch_id, prepared.column, prepared.accepts, prepared.seconds, cancelled, restarted
+        )
+
     def stop(self) -> None:
         """Unload the model. Raises whatever it raises."""
         self._model.unload()
 
     def _warm_up(self, batch: Batch) -> None:
         size = len(batch.payloads)
-        events = self.compute(self.prepare(batch))
-        for index, output in enumerate(events.outputs):
+        prepared = self.prepare(batch)
+        if self.streaming:
+            pairs = [
+                pair for events in self.stream(prepared) for pair in zip(events.indices or (), events.outputs, strict=True)
+            ]
+        else:
+            pairs = list(enumerate(self.compute(prepared).outputs))
+        for index, output in pairs:
             if isinstance(output, WeirError):
                 output.message = f"warm-up, example {index} of {size} at once: {output.message}"
                 output.args = (output.message,)

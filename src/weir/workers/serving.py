@@ -4,6 +4,7 @@ import os
 import queue
 import threading
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weir.messages import Batch
@@ -21,7 +22,7 @@ def serve(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) 
         batch_id = batch.batch_id
         prepared = runner.prepare(batch)
         channel.look()
-        answer(channel, runner, places, batch_id, prepared)
+        answer(channel, runner, places, batch_id, prepared, channel.look)
         del batch, prepared  # a large payload does not stay while the worker is idle
 
 
@@ -30,21 +31,35 @@ def serve_ahead(channel: ChildChannel, runner: "Runner", places: ResultPlaces | 
     ahead: queue.SimpleQueue[tuple[int, Prepared] | None] = queue.SimpleQueue()
     threading.Thread(target=_prepare_each, args=(channel, runner, ahead), name="weir-ahead", daemon=True).start()
     while (item := ahead.get()) is not None:
-        answer(channel, runner, places, *item)
+        answer(channel, runner, places, *item, _nothing)  # the other thread looks
         del item
 
 
 def answer(
-    channel: ChildChannel, runner: "Runner", places: ResultPlaces | None, batch_id: int, prepared: "Prepared"
-) -> None:
-    """Compute one batch and send what came out."""
+    channel: ChildChannel, runner: "Runner", places: ResultPlaces | None, batch_id: int, prepared: "Prepared",
+    look: Callable[[], None],
+) -> None:  # fmt: skip
+    """Compute one batch and send what comes out; `look` hears meanwhile of callers who leave."""
 
     def restarted() -> None:
         channel.send(encode_control(Restarted(batch_id)))
+        look()
 
-    events = runner.compute(prepared, channel.cancelled(batch_id), restarted)
+    cancelled = channel.cancelled(batch_id)
+    if runner.streaming:
+        for events in runner.stream(prepared, cancelled, restarted):
+            if events.final:
+                channel.answered(batch_id)
+            channel.send(encode_events(events, places))
+            look()
+        return
+    events = runner.compute(prepared, cancelled, restarted)
     channel.answered(batch_id)
     channel.send(encode_events(events, places))
+
+
+def _nothing() -> None:
+    pass
 
 
 def _prepare_each(

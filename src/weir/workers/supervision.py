@@ -204,6 +204,8 @@ class Worker:
                 self._predict_limit.begin()
             else:
                 self._predict_limit.end()
+        elif events.batch_id == next(iter(self._batches)):
+            self._predict_limit.begin()  # `predict` has yielded
         self._listener.received(self.index, events)
 
     def _not_loaded(self, error: WeirError) -> None:

@@ -65,6 +65,11 @@ def judge_of(model: Model) -> Callable[[Any, list[Any]], list[Any]]:
     return judge
 
 
+def part_of(model: Model) -> Callable[[Any], Any]:
+    """Return the function that holds one answer of a streaming model against the tensors declared. It raises ModelError."""
+    return lambda answer: to_arrays(answer, model.outputs, _wrong_tensors)
+
+
 def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:
     """Return the example as often as it takes for about so many rows, at least once."""
     arrays = to_arrays(example, model.inputs)

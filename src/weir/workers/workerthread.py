@@ -12,6 +12,7 @@ from weir.messages import Batch, Events
 from weir.model import Model
 from weir.workers.executor import Listener
 from weir.workers.local import LocalState, all_failed, make_runner, not_loaded, unload
+from weir.workers.runner import Prepared
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.timelimit import TimeLimit
 
@@ -105,6 +106,11 @@ class WorkerThread:
             self._limit.begin()
         self._listener.received(self.state.index, events)
 
+    def _streamed(self, events: Events) -> None:
+        if events.batch_id in self._cancelled:
+            self._restarted(events.batch_id)
+            self._listener.received(self.state.index, events)
+
     def _restarted(self, batch_id: int) -> None:
         if batch_id == next(iter(self._cancelled), None) and self.state.state == "ready":
             self._limit.begin()
@@ -134,10 +140,22 @@ class WorkerThread:
         cancelled = self._cancelled.get(batch_id, set())
         try:
             prepared = self._runner.prepare(batch)
-            events = self._runner.compute(prepared, cancelled, lambda: self._tell(self._restarted, batch_id))
+            compute = self._stream if self._runner.streaming else self._runner.compute
+            events = compute(prepared, cancelled, lambda: self._tell(self._restarted, batch_id))
         except BaseException as error:
             events = all_failed(batch, error)
         self._tell(self._finished, events)
+
+    def _stream(self, prepared: Prepared, cancelled: set[int], restarted: Callable[[], None]) -> Events:
+        """Tell what `predict` gives as it comes; return the final Events."""
+        with contextlib.closing(self._runner.stream(prepared, cancelled, restarted)) as stream:
+            for events in stream:
+                if events.final:
+                    return events
+                self._tell(self._streamed, events)
+                if prepared.batch_id in self._given_up:
+                    break
+        return Events(prepared.batch_id, [])
 
     def _tell(self, callback: Callable[..., None], *arguments: Any) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
