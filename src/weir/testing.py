@@ -252,10 +252,10 @@ class FakeBlock:
 class FakeRequest(RequestBase):
     """A request of a door without a peer: it remembers its end.
 
-    `output`, `dispatch` and `error` are set by it; `ends` counts how often it came (it must be once).
+    `parts` come before; `output`, `dispatch` and `error` are set by it; `ends` counts how often it came (it must be once).
     """
 
-    __slots__ = ("dispatch", "ends", "error", "output")
+    __slots__ = ("dispatch", "ends", "error", "output", "parts")
 
     def __init__(
         self, payload: Any, *, arrival: float = 1000.0, timeout: float = 30.0, kind: Kind = Kind.ITEM,
@@ -266,10 +266,15 @@ class FakeRequest(RequestBase):
             payload, arrival, timeout, kind=kind, content_type=content_type, accept=accept, rows=rows, cost=cost,
             key=key, priority=priority, large=large, door=door,
         )  # fmt: skip
+        self.parts: list[Any] = []
         self.output: Any = None
         self.dispatch: Dispatch | None = None
         self.error: WeirError | None = None
         self.ends = 0
+
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """Remember one of several answers."""
+        self.parts.append(output)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Remember the answer."""
@@ -289,6 +294,7 @@ class RecordingObserver(Observer):
         self.refusals: list[tuple[str, str, WeirError]] = []
         self.dispatches: list[Dispatch] = []
         self.answers: list[tuple[list[Request], WeirError | None, float]] = []
+        self.streams: list[tuple[list[Request], list[Request], float]] = []
         self.timings: list[tuple[Dispatch, Timing]] = []
         self.worker_changes: list[tuple[int, str, str]] = []
         self.transfers: list[tuple[str, str, int, int]] = []
@@ -301,6 +307,9 @@ class RecordingObserver(Observer):
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         self.answers.append((list(requests), error, now))
+
+    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
+        self.streams.append((list(requests), list(firsts), now))
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         self.timings.append((dispatch, timing))

@@ -6,9 +6,9 @@ import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
 
-from weir.batching.collate import Lost, deliver, entries_of, fail_entries, is_done, to_batch
+from weir.batching.collate import Lost, answers_in, deliver, entries_of, fail_entries, is_done, to_batch
 from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
-from weir.messages import JSON, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
+from weir.messages import JSON, NO_ANSWER, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
 
 
 def tensors(rows: int) -> Asked:
@@ -81,6 +81,27 @@ def test_parts_are_remembered_and_end_nothing() -> None:
     assert cut.begun == {0}
     deliver(cut, Events(1, ["part"], indices=[0], kinds=[EventKind.PART], final=False))
     assert cut.begun == {0}
+
+
+def test_the_answers_of_a_streaming_model() -> None:
+    requests = many(4)
+    cut = dispatch(*requests, plain=True)
+    kinds = [EventKind.PART, EventKind.DONE, EventKind.ERROR]
+    events = Events(1, ["a", "b", InvalidRequest("c")], indices=[0, 1, 2], kinds=kinds, final=False)
+    assert answers_in(cut, events) == ([(requests[0], "a")], requests[:2], requests[:2], [])
+    assert [request for request, _ in deliver(cut, events)] == requests[1:3]
+    events = Events(1, ["d", "late", "e", "nobody's"], indices=[0, 1, 3, 9], kinds=[EventKind.PART] * 4, final=False)
+    assert answers_in(cut, events) == (
+        [(requests[0], "d"), (requests[3], "e")], [requests[0], requests[3]], [requests[3]], ["late"],
+    )  # fmt: skip
+    final = Events(1, [b"", b""], indices=[0, 3], kinds=[EventKind.END] * 2)
+    assert answers_in(cut, final) == ([], [], [], [])
+    assert deliver(cut, final) == [(requests[0], NO_ANSWER), (requests[3], NO_ANSWER)]
+
+
+def test_plain_answers_are_answers_of_a_stream_too() -> None:
+    requests = many(2)
+    assert answers_in(dispatch(*requests, plain=True), Events(1, ["a", "b"])) == ([], requests, requests, [])
 
 
 @pytest.mark.parametrize("indices", [[0], [7], [-1], []])

@@ -104,7 +104,10 @@ def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
     kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
     ends: list[End] = []
     for index, kind, output in zip(indices, kinds, events.outputs, strict=True):
-        if kind != EventKind.PART and 0 <= index < len(entries):
+        if kind == EventKind.PART:
+            dispatch.begun = dispatch.begun or set()
+            dispatch.begun.add(index)
+        elif 0 <= index < len(entries):
             _put(ends, entries[index], NO_ANSWER if kind == EventKind.END else output)
     if events.final:
         forgotten = [entry for entry in entries if not is_done(entry)]

@@ -12,6 +12,7 @@ from weir.manager.background import Background
 from weir.manager.call import ThreadCall
 from weir.manager.service import Service
 from weir.manager.stream import Window, stream_blocking
+from weir.manager.streamed import Streamed, new_stream
 from weir.model import Model
 
 
@@ -109,6 +110,24 @@ class BlockingService:
 
         return stream_blocking(items, Window(infer, self.service.stream_size, return_inputs, return_errors))
 
+    def infer_stream(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> Generator[Any, None, None]:  # fmt: skip
+        """Yield the answers to one `item` as a streaming model gives them. See Service.infer_stream."""
+        background = self._running()
+        request = new_stream(self.service, item, timeout, priority, key)
+        background.post(Posted(request, partial(self.service.enter, backpressure=backpressure)))
+        try:
+            while True:
+                try:
+                    answer, _ = background.run(request.read())
+                except StopAsyncIteration:
+                    return
+                yield answer
+        finally:
+            background.post(Posted(request, Streamed.close))
+
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
@@ -168,8 +187,8 @@ class BlockingService:
 class Posted(NamedTuple):
     """What is to be done with a call on the loop."""
 
-    call: ThreadCall
-    action: Callable[[ThreadCall], None]
+    call: Any  # a ThreadCall or a Streamed
+    action: Callable[[Any], None]
 
 
 def _take(posted: Posted) -> None:

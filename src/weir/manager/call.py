@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import suppress
 from typing import Any
 
-from weir.errors import ModelError, WeirError
+from weir.errors import ModelError, Unsupported, WeirError
 from weir.messages import OBJECT, Dispatch, Kind
 
 
@@ -37,6 +37,10 @@ class InProcess:
     overtaken: int = 0
     partial: Any = None
     outside: bool = False  # waits for room in the line
+
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """Refuse it: a call has one answer."""
+        raise Unsupported("a call has one answer, a streaming model gives several")
 
 
 class Call(InProcess, asyncio.Future[Any]):

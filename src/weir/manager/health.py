@@ -30,7 +30,11 @@ async def _run(service: "Service", example: Example) -> dict[str, Any]:
     started = service.now()
     error = ""
     try:
-        answer = await service.infer(example.item)
+        answer: Any = (
+            [part async for part in service.infer_stream(example.item)]
+            if service.streaming
+            else await service.infer(example.item)
+        )
     except WeirError as failure:
         error = f"{type(failure).__name__}: {failure.message}"
     else:

@@ -4,6 +4,7 @@ from typing import Any
 
 from weir.errors import InvalidRequest, ModelError, RequestError
 from weir.manager.call import Call, ThreadCall
+from weir.manager.streamed import Streamed
 from weir.messages import Kind
 from weir.model import Measure, Model, is_tensor_model, overrides
 
@@ -47,24 +48,24 @@ def is_hashable(key: Any) -> bool:
     return True
 
 
-def describe(model: type[Model], call: Call | ThreadCall) -> None:
+def describe(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
     """Set on `call` what its item says of itself. Raises as `measure` does."""
     if is_tensor_model(model):
         _describe_tensors(model, call)
         if not overrides(model, "measure"):
             return
     measured = measure(model, call.payload)
-    if call.kind is Kind.ITEM:
+    if not is_tensor_model(model):
         call.rows = measured.rows
     call.cost = measured.cost
     call.key = measured.key if call.key is None else (measured.key, call.key)
 
 
-def _describe_tensors(model: type[Model], call: Call | ThreadCall) -> None:
+def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
     from weir.wire.tensors import rows_of, shape_key, to_arrays  # only tensor models need numpy
 
     call.payload = to_arrays(call.payload, model.inputs)
-    call.kind = Kind.TENSORS
+    call.kind = Kind.ITEM if model.streaming else Kind.TENSORS  # a stream is not divided
     call.rows = rows_of(call.payload)
     call.cost = float(call.rows)
     shapes = shape_key(call.payload)

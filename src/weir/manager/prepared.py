@@ -25,6 +25,7 @@ class Prepared:
         self._encodes = encodes
         self._payloads = list(batch.payloads)
         self._outputs: list[Any] = [MISSING] * count
+        self._kinds: dict[int, int] = {}  # as the worker said of outputs
         self._cancelled: set[int] = set()
         self._inner: list[int] = []  # entries that the worker has, by its indices
         self._timing: Timing | None = None
@@ -85,21 +86,17 @@ class Prepared:
     # After the worker.
 
     def gather(self, events: Events) -> Events | None:
-        """Take what the worker says; return the parts among it, which are passed on at once."""
+        """Take what the worker says; return what a streaming model gives before its batch ends, to be passed on at once."""
         places = range(len(events.outputs)) if events.indices is None else events.indices
+        entries = [self._inner[place] for place in places]
         kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
-        parts: list[int] = []
-        part_outputs: list[Any] = []
-        for place, kind, output in zip(places, kinds, events.outputs, strict=True):
-            if kind == EventKind.PART:
-                parts.append(self._inner[place])
-                part_outputs.append(output)
-            else:
-                self._outputs[self._inner[place]] = output
+        if not events.final:
+            return Events(self.batch_id, events.outputs, indices=entries, kinds=kinds, final=False)
+        for entry, kind, output in zip(entries, kinds, events.outputs, strict=True):
+            self._outputs[entry] = output
+            self._kinds[entry] = kind
         self._timing = events.timing or self._timing
-        if not parts:
-            return None
-        return Events(self.batch_id, part_outputs, indices=parts, kinds=[EventKind.PART] * len(parts), final=False)
+        return None
 
     @property
     def answers(self) -> list[Any]:
@@ -126,10 +123,20 @@ class Prepared:
         """Return the final events of the batch."""
         indices = [index for index, output in enumerate(self._outputs) if output is not MISSING]
         outputs = [self._outputs[index] for index in indices]
-        failed = [isinstance(output, WeirError) for output in outputs]
-        kinds = [EventKind.ERROR if error else EventKind.DONE for error in failed] if any(failed) else None
+        kinds = [self._kind(index) for index in indices]
         whole = None if len(indices) == len(self._outputs) else indices
-        return Events(self.batch_id, outputs, indices=whole, kinds=kinds, timing=self._timing)
+        return Events(
+            self.batch_id,
+            outputs,
+            indices=whole,
+            kinds=kinds if any(kind != EventKind.DONE for kind in kinds) else None,
+            timing=self._timing,
+        )
+
+    def _kind(self, index: int) -> int:
+        if isinstance(self._outputs[index], WeirError):
+            return EventKind.ERROR
+        return EventKind.END if self._kinds.get(index) == EventKind.END else EventKind.DONE
 
     def _open(self) -> list[int]:
         return [index for index, output in enumerate(self._outputs) if output is MISSING]

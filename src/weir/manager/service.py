@@ -26,6 +26,7 @@ from weir.manager.measuring import describe, is_hashable, measure
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
+from weir.manager.streamed import Streamed, new_stream, read, several, takes_one
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
@@ -87,7 +88,8 @@ class Service:
         self._thread = 0  # that runs the loop
         self._timeout = self.settings.timeout
         self._patient = self.settings.backpressure
-        self._plain = not self.needs_measure and not is_tensor_model(self.model)
+        self.streaming = self.model.streaming
+        self._plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
         self._driver = self._new_driver()
         self._withdraw = self._driver.cancel
 
@@ -199,6 +201,17 @@ class Service:
         window = Window(infer, self.stream_size, return_inputs, return_errors)
         return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
 
+    def infer_stream(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+        """Yield the answers to one `item` as a streaming model gives them; of any other model, its one answer.
+
+        Nothing happens before the first `anext`; `timeout` is for all answers together. A reader more than `stream_buffer`
+        answers behind gets those, then Overloaded. Leaving half-way (`aclose`) ends the item at the model too. See `infer`.
+        """
+        return read(self, new_stream(self, item, timeout, priority, key), backpressure)
+
     @property
     def stream_size(self) -> int:
         """How many items a stream keeps under way: one batch in every place, and as much again waiting."""
@@ -223,6 +236,8 @@ class Service:
         then, and a Block that is its payload is still the door's. A request that was taken gives its share of the Block
         back when it has its end.
         """
+        if self.streaming and takes_one(request):
+            raise several(self.name)
         self._driver.submit(request, self._clock() if now is None else now)
 
     def cancel(self, request: Request) -> None:
@@ -313,7 +328,7 @@ class Service:
             raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
         return loop
 
-    def enter(self, call: Call | ThreadCall, backpressure: bool | None) -> None:
+    def enter(self, call: Call | ThreadCall | Streamed, backpressure: bool | None) -> None:
         """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
         try:
             self._look_at(call)
@@ -322,7 +337,9 @@ class Service:
             return
         self._driver.enter(call, self._patient if backpressure is None else backpressure)
 
-    def _look_at(self, call: Call | ThreadCall) -> None:
+    def _look_at(self, call: Call | ThreadCall | Streamed) -> None:
+        if self.streaming and not isinstance(call, Streamed):
+            raise several(self.name)
         if not call.timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
         # The line is sorted by the one and looks the other up: what cannot be must not get as far as that.
@@ -353,9 +370,14 @@ class Service:
         self._measured = Measured(self._clock, lambda: batcher.arrivals, self.batching.max_batch_size)
         observers = (*self.observers, self._measured, *([] if resolver is None else [resolver]))
         driver = Driver(batcher, executor, Delivery(self.label, observers), self._clock)
+        driver.streaming = self.streaming
         kind = type(self)
         before = self.before_batch if kind.before_batch is not Service.before_batch else None
         after = self.after_batch if kind.after_batch is not Service.after_batch else None
+        if after and self.streaming:
+            raise SettingsError(
+                f"{kind.__name__}.after_batch: sees no answers of a streaming model; use its postprocess"
+            )
         if resolver is not None:
             resolver.attach(partial(_swapped, driver, self._measured), watch=not (before or after))
         if before or after:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ZERO, POSITIVE, check, setting
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.model import Model
 from weir.workers.settings import WorkerSettings
 
@@ -17,6 +17,11 @@ class ServiceSettings:
 
     timeout: float = setting(30.0, "time until a request without a timeout of its own expires", rule=POSITIVE)
     drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
+    stream_buffer: int = setting(
+        256,
+        "answers of a stream that are kept for a reader who is behind; one further behind is ended",
+        rule=AT_LEAST_ONE,
+    )
     backpressure: bool = setting(True, "calls in process wait while the line is full; otherwise they get Overloaded")
 
     loop_spin: float = setting(

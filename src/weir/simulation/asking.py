@@ -44,6 +44,9 @@ class Asking(_Alike):
         self.overtaken = 0
         self.partial: Any = None
 
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """No simulated model gives several answers."""
+
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Nobody waits for the answer."""
 

@@ -38,6 +38,11 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRecord], Histogram]], ...] = (
     ("weir_preprocess_time_seconds", "Decoding, validation and preprocess of each batch.", lambda r: r.preprocess),
     ("weir_predict_time_seconds", "predict of each batch.", lambda record: record.predict),
     ("weir_postprocess_time_seconds", "postprocess and encoding of each batch.", lambda record: record.postprocess),
+    (
+        "weir_first_part_time_seconds",
+        "From arrival to the first answer, of each stream.",
+        lambda record: record.first_part,
+    ),
     ("weir_total_time_seconds", "From arrival to the end, of each request that was accepted.", lambda r: r.total),
 )
 _LEVELS: tuple[tuple[str, str, Callable[[Levels], int]], ...] = (
@@ -134,6 +139,10 @@ class Exposition(Collector):
             for reason in Reason:
                 batches.add_metric((model, reason.name.lower()), record.batches[reason])
         yield batches
+        parts = CounterMetricFamily("weir_stream_parts", "Answers that streaming models gave.", labels=["model"])
+        for model, record in records:
+            parts.add_metric((model,), record.parts)
+        yield parts
         for name, text, histogram_of in _HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=["model"])
             for model, record in records:

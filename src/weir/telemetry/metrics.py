@@ -21,7 +21,7 @@ _door = attrgetter("door")
 class ModelRecord:
     """What is counted for one model. `batches` is indexed by Reason."""
 
-    __slots__ = ("batches", "postprocess", "predict", "preprocess", "queue", "rows", "total")
+    __slots__ = ("batches", "first_part", "parts", "postprocess", "predict", "preprocess", "queue", "rows", "total")
 
     def __init__(self) -> None:
         self.batches = [0] * len(Reason)
@@ -31,6 +31,8 @@ class ModelRecord:
         self.predict = Histogram(SECONDS)
         self.postprocess = Histogram(SECONDS)
         self.total = Histogram(SECONDS)
+        self.parts = 0  # answers of a streaming model
+        self.first_part = Histogram(SECONDS)
 
 
 class Metrics:
@@ -78,6 +80,13 @@ class Metrics:
         else:
             for door in set(doors):
                 self.ended[model, door, kind] += doors.count(door)
+
+    def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
+        """Count the answers of a streaming model, and the time until the first of each request."""
+        record = self.models[model]
+        record.parts += len(requests)
+        if firsts:
+            record.first_part.observe_ages(_sorted_arrivals(firsts), now)
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Note how long the steps of a batch took."""

@@ -27,6 +27,7 @@ class InlineExecutor:
         self._runner = make_runner(model, params, settings, 0, max_batch_size, fatal=(KeyboardInterrupt,), label=name)
         self._state = LocalState(0)
         self._cancelled: dict[int, set[int]] = {}
+        self._stream: Generator[Events, None, None] | None = None  # of the batch that runs, if the model is streaming
         self._listener: Listener
         self._loop: asyncio.AbstractEventLoop
 
@@ -62,10 +63,12 @@ class InlineExecutor:
         return None
 
     async def stop(self) -> None:
-        """Unload the model. A batch that has not begun is dropped."""
+        """Unload the model. A batch that has not begun is dropped, a stream that has not ended is closed."""
         if self._state.state != "ready":
             return
         self._state.state = "stopped"
+        if self._stream is not None:
+            self._stream.close()
         unload(self._runner, self._name, 0)
 
     def states(self) -> Sequence[LocalState]:
@@ -83,7 +86,8 @@ class InlineExecutor:
         try:
             prepared = self._runner.prepare(batch)
             if self._runner.streaming:
-                self._loop.call_soon(self._step, batch, self._runner.stream(prepared, cancelled))
+                self._stream = self._runner.stream(prepared, cancelled)
+                self._loop.call_soon(self._step, batch, self._stream)
                 return
             events = self._runner.compute(prepared, cancelled)
         except BaseException as error:
@@ -94,7 +98,6 @@ class InlineExecutor:
     def _step(self, batch: Batch, stream: Generator[Events, None, None]) -> None:
         """Let `predict` run to its next yield; the loop's other callbacks come before the one after."""
         if self._state.state != "ready":
-            stream.close()
             return
         try:
             events = next(stream)

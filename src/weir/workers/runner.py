@@ -119,7 +119,9 @@ class Runner:
         prepared = self.prepare(batch)
         if self.streaming:
             pairs = [
-                pair for events in self.stream(prepared) for pair in zip(events.indices or (), events.outputs, strict=True)
+                pair
+                for events in self.stream(prepared)
+                for pair in zip(events.indices or (), events.outputs, strict=True)
             ]
         else:
             pairs = list(enumerate(self.compute(prepared).outputs))

@@ -229,7 +229,9 @@ def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = 
     count = len(ends.entries)
     if ends.error is None:
         outputs: list[Any] = [b""] * count
-        return Events(batch_id, outputs, indices=ends.entries, kinds=[EventKind.END] * count, final=final, timing=timing)
+        return Events(
+            batch_id, outputs, indices=ends.entries, kinds=[EventKind.END] * count, final=final, timing=timing
+        )
     outputs = [*copies(ends.error, count)] if count else []
     return Events(batch_id, outputs, indices=ends.entries, kinds=[EventKind.ERROR] * count, final=final, timing=timing)
 
