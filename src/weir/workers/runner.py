@@ -107,7 +107,7 @@ class Runner:
         or is called again.
         """
         return self._streaming.run(
-            prepared.batch_id, prepared.column, prepared.accepts, prepared.seconds, cancelled, restarted
+            prepared.batch_id, prepared.column, prepared.accepts, prepared.heads, prepared.seconds, cancelled, restarted
         )
 
     def stop(self) -> None:

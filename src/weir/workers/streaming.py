@@ -1,7 +1,7 @@
 """What happens to a batch of a streaming model inside a worker: its generator is driven, and each yield is sent at once."""
 
 import logging
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator
 from operator import index as as_index
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -75,10 +75,11 @@ class Streaming:
         self._check = _tensor_check(model) if is_tensor_model(type(model)) else None
 
     def run(
-        self, batch_id: int, column: Column, accepts: str | list[str], seconds: float, cancelled: Container[int],
-        restarted: Callable[[], None] | None,
+        self, batch_id: int, column: Column, accepts: str | list[str], heads: Column | None, seconds: float,
+        cancelled: Container[int], restarted: Callable[[], None] | None,
     ) -> Generator[Events, None, None]:  # fmt: skip
-        """Yield the batch's Events as they come to be, the final one last. `column` has been preprocessed, in `seconds`.
+        """Yield the batch's Events as they come to be, the final one last. `column` has been preprocessed, in
+        `seconds`; `heads` is what Reader.heads said.
 
         `restarted` is called when a limit on the time of `predict` starts anew without Events. Close it to give up.
         """
@@ -88,7 +89,7 @@ class Streaming:
             outputs = [column[entry] for entry in refused]
             yield Events(batch_id, outputs, indices=refused, kinds=[EventKind.ERROR] * len(refused), final=False)
         entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
-        batch = _Batch(batch_id, column, accepts, cancelled, restarted or _nothing, clock)
+        batch = _Batch(batch_id, column, accepts, heads, cancelled, restarted or _nothing, clock)
         ends = yield from self._run(batch, entries)
         timing = Timing(seconds, clock.predict, clock.postprocess)
         yield _ends_of(batch_id, ends, final=True, timing=timing)
@@ -173,16 +174,22 @@ class Streaming:
         entries = [course.entries[place] for place in places]
         last = [isinstance(answers[place], Last) for place in places]
         values = [answers[place].answer if final else answers[place] for place, final in zip(places, last, strict=True)]
-        outputs = self._written(values, [batch.column[entry] for entry in entries], batch.accepts_of(entries))
+        outputs = self._written(batch, entries, values)
         kinds = [_kind(output, final) for output, final in zip(outputs, last, strict=True)]
         course.ended([place for place, kind in zip(places, kinds, strict=True) if kind != EventKind.PART])
         batch.clock.postprocess += perf_counter() - began
         return Events(batch.batch_id, outputs, indices=entries, kinds=kinds, final=False)
 
-    def _written(self, values: Column, preprocessed: Column, accepts: str | list[str]) -> Column:
+    def _written(self, batch: "_Batch", entries: list[int], values: Column) -> Column:
         if self._check is not None:
             values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
-        return self._writer.write(self._prediction.postprocess(values, preprocessed), accepts)
+        answers = self._prediction.postprocess(values, [batch.column[entry] for entry in entries])
+        accepts = batch.accepts
+        return self._writer.write(
+            answers,
+            accepts if isinstance(accepts, str) else [accepts[entry] for entry in entries],
+            None if batch.heads is None else [batch.heads[entry] for entry in entries],
+        )
 
     def _close(self, steps: Generator[Any, Any, Any]) -> None:
         """End the generator. What it raises on its way out has nobody to go to."""
@@ -208,13 +215,10 @@ class _Batch(NamedTuple):
     batch_id: int
     column: Column
     accepts: str | list[str]
+    heads: Column | None
     cancelled: Container[int]
     restarted: Callable[[], None]
     clock: _Clock
-
-    def accepts_of(self, entries: Sequence[int]) -> str | list[str]:
-        """Return how these entries' answers are wanted."""
-        return self.accepts if isinstance(self.accepts, str) else [self.accepts[entry] for entry in entries]
 
 
 class _Failed(Exception):
