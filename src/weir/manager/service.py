@@ -1,7 +1,6 @@
 """The running form of one model."""
 
 import asyncio
-import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
 from functools import partial
@@ -23,6 +22,7 @@ from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
 from weir.manager.measured import Measured
 from weir.manager.measuring import describe, is_hashable, measure
+from weir.manager.naming import check_name, check_version
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=Call)
 
 LONGEST_TIMEOUT = 1e8  # three years; an event loop cannot count to much more
-NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]*")
 
 
 class Service:
@@ -389,19 +388,3 @@ class Service:
 def _swapped(driver: Driver, measured: Measured) -> None:
     measured.forget()  # what was measured belongs to the tables before
     driver.policy_changed()
-
-
-def check_name(name: str) -> str:
-    """Return `name` if it can stand in a path; SettingsError otherwise."""
-    if not NAME.fullmatch(name):
-        raise SettingsError(f"name={name!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -")
-    return name
-
-
-def check_version(version: str) -> str:
-    """Return `version` if it can stand in a path, or is "" (none); SettingsError otherwise."""
-    if version and not NAME.fullmatch(version):
-        raise SettingsError(
-            f"version={version!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -"
-        )
-    return version
