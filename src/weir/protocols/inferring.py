@@ -1,9 +1,12 @@
 """A request of the Open Inference Protocol to the line and back: what its doors share that have a task for each caller."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weir.errors import ModelNotFound, Unsupported, WeirError
+from weir.errors import InvalidRequest, ModelNotFound, Unsupported, WeirError
 from weir.manager.delivery import discard
+from weir.manager.streamed import Streamed
+from weir.messages import Kind
 from weir.protocols.asking import Asked
 from weir.protocols.contents import response_of, schedule_of, works_of
 from weir.protocols.describing import config as config
@@ -43,19 +46,74 @@ async def infer(
     shorten it. Cancelling the task that awaits this withdraws the request. Raises every WeirError that can be its end, and
     Unsupported if the model streams.
     """
+    if service.streaming:
+        error = Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
+        raise _told(service, door, error)
+    works, limit, priority = _read(service, request, door, timeout)
+    outputs = await _ended(service, works, limit, priority, door)
+    return response_of(service, request, [work.kind for work in works], outputs)
+
+
+class Part(NamedTuple):
+    """One of several answers. `last`: the model said that it is; the end may also come without that."""
+
+    response: InferenceResponse
+    last: bool
+
+
+async def stream(
+    service: "Service",
+    request: InferenceRequest,
+    *,
+    door: str,
+    timeout: float | None = None,  # noqa: ASYNC109 - the line's
+) -> AsyncGenerator[Part, None]:
+    """Yield the answers to `request`; of a model that does not stream, its one.
+
+    Leaving (`aclose`, or cancelling the task) ends the request at the model too. For the rest see `infer`.
+    """
+    if not service.streaming:
+        yield Part(await infer(service, request, door=door, timeout=timeout), True)
+        return
+    works, limit, priority = _read(service, request, door, timeout)
+    if len(works) > 1 or (works[0].kind is Kind.ITEMS and works[0].rows > 1):
+        rows = sum(work.rows for work in works)
+        raise _told(service, door, InvalidRequest(f"tensor 'input': has {rows} items, a stream is for one"))
+    work = works[0]
+    if work.kind is Kind.ITEMS:
+        work = work._replace(kind=Kind.ITEM, payload=work.payload[0])
+    buffer = service.settings.stream_buffer
+    streamed = Streamed(work.payload, service.now(), limit, buffer, service.cancel, **_said(work, priority, door))
+    service.submit(streamed)
     try:
-        if getattr(service, "streaming", False):
-            raise Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
+        while True:
+            try:
+                output, last = await streamed.read()
+            except StopAsyncIteration:
+                return
+            yield Part(response_of(service, request, [work.kind], [output]), last)
+    finally:
+        streamed.close()
+
+
+def _read(
+    service: "Service", request: InferenceRequest, door: str, timeout: float | None
+) -> tuple[list[Work], float, int]:  # fmt: skip
+    """Return what `request` is to the line, its timeout and its priority."""
+    try:
         schedule = schedule_of(request.parameters)
         works = works_of(service, request)
     except WeirError as error:
-        for observer in service.observers:
-            observer.refused(service.label, door, error)
-        raise
+        raise _told(service, door, error) from None
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
-    limit = min(limits) if limits else service.settings.timeout
-    outputs = await _ended(service, works, limit, schedule.priority, door)
-    return response_of(service, request, [work.kind for work in works], outputs)
+    return works, min(limits) if limits else service.settings.timeout, schedule.priority
+
+
+def _told(service: "Service", door: str, error: WeirError) -> WeirError:
+    """Tell the observers that a request is refused."""
+    for observer in service.observers:
+        observer.refused(service.label, door, error)
+    return error
 
 
 async def _ended(service: "Service", works: list[Work], limit: float, priority: int, door: str) -> list[Any]:
@@ -63,7 +121,7 @@ async def _ended(service: "Service", works: list[Work], limit: float, priority: 
     requests: list[Asked] = []
     try:
         for work in works:
-            asked = _asked(service, work, limit, priority, door)
+            asked = Asked(work.payload, service.now(), limit, **_said(work, priority, door))
             service.submit(asked)
             requests.append(asked)
         return [await asked.answer for asked in requests]
@@ -73,11 +131,11 @@ async def _ended(service: "Service", works: list[Work], limit: float, priority: 
         raise
 
 
-def _asked(service: "Service", work: Work, timeout: float, priority: int, door: str) -> Asked:
-    return Asked(
-        work.payload, service.now(), timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
-        rows=work.rows, cost=work.cost, key=work.key, large=work.large, priority=priority, door=door,
-    )  # fmt: skip
+def _said(work: Work, priority: int, door: str) -> dict[str, Any]:
+    return {
+        "kind": work.kind, "content_type": work.content_type, "accept": work.accept, "rows": work.rows,
+        "cost": work.cost, "key": work.key, "large": work.large, "priority": priority, "door": door,
+    }  # fmt: skip
 
 
 def _withdraw(service: "Service", asked: Asked) -> None:
