@@ -163,6 +163,17 @@ class FakeExecutor:
         for state in self._states:
             state.state, state.in_flight = "stopped", 0
 
+    async def add_worker(self) -> None:
+        """Announce one worker more, or raise the start error."""
+        if self._start_error is not None:
+            raise self._start_error
+        self._states.append(FakeWorkerState(len(self._states)))
+        self.revive(len(self._states) - 1)
+
+    async def remove_worker(self) -> None:
+        """Forget the last worker."""
+        self._states.pop()
+
     def states(self) -> Sequence[FakeWorkerState]:
         """Return the state of each worker."""
         return self._states

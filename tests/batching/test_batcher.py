@@ -314,3 +314,31 @@ def test_a_batch_that_is_not_running() -> None:
     (cut,) = mill.submit(*many(1))
     assert mill.batcher.dispatch_of(cut.batch_id) is cut
     assert mill.batcher.workers == 1
+
+
+def test_a_worker_that_leaves_finishes_what_it_has_and_the_policy_counts_the_others() -> None:
+    mill = Mill(workers=2)
+    first, second = mill.submit(*many(1)) + mill.submit(*many(1))
+    assert not mill.batcher.worker_leaves(first.worker)
+    assert mill.batcher.workers == 1
+    mill.submit(*many(3))
+    assert mill.finish(first) == []
+    assert mill.batcher.worker_leaves(first.worker)
+    (third,) = mill.finish(second)
+    assert (third.worker, third.rows) == (second.worker, 3)
+    assert mill.batcher.worker_lost(first.worker, mill.now) == []
+    mill.run_all()
+
+
+def test_what_has_not_had_its_end_is_told_without_changing_it() -> None:
+    mill = Mill(max_batch_size=2)
+    running, waiting = listed(3), Asked(0)
+    mill.submit(running, waiting)
+    assert mill.batcher.unsettled() == [running, waiting]
+    mill.cancel(waiting)
+    assert mill.batcher.unsettled() == [running]
+    mill.lose(0, replace=False)
+    assert mill.batcher.unsettled() == [running]
+    mill.ready(0)
+    mill.run_all()
+    assert mill.batcher.unsettled() == []

@@ -57,3 +57,23 @@ def test_a_lost_worker_takes_its_places_along() -> None:
     assert places.free == 0
     places.add(0, 2, 1.0)
     assert (places.free, len(places)) == (2, 2)
+
+
+def test_a_worker_that_leaves_gets_no_more() -> None:
+    places = Places()
+    places.add(0, 2, 0.0)
+    places.add(1, 2, 1.0)
+    worker = places.pick()
+    assert worker is not None
+    places.give(worker, 1)
+    assert not places.leave(0)
+    assert not places.leave(0)
+    assert (places.free, len(places)) == (2, 1)
+    assert places.take_back(0, 1, 2.0) == 0.0
+    assert places.leave(0)
+    assert (places.free, len(places)) == (2, 1)
+    assert places.remove(0) == []
+    assert (places.free, len(places)) == (2, 1)
+    assert places.leave(0)
+    assert places.remove(1) == []
+    assert (places.free, len(places)) == (0, 0)

@@ -155,6 +155,10 @@ class Batcher:
         """`worker` is gone. What it had runs again in halves; returned is, for each batch, what does not."""
         return [self._suspects.died(self._running.pop(batch_id)) for batch_id in self._places.remove(worker)]
 
+    def worker_leaves(self, worker: int) -> bool:
+        """Give `worker` no more batches; tell whether it has none any more, so that `worker_lost` costs nothing."""
+        return self._places.leave(worker)
+
     def finished(self, batch_id: int, now: float) -> Dispatch:
         """The batch is back: its place is free, its service time is learned. Raises KeyError if it is not running."""
         dispatch = self._running.pop(batch_id)
@@ -302,13 +306,19 @@ class Batcher:
         Batches stay with their workers until `finished` or `worker_lost`.
         """
         late, self._late = self._late, []
+        left = self.unsettled()
+        for request in left:
+            request.settled = True
+        self._line.clear()
+        self._suspects.clear()
+        return [*late, *left]
+
+    def unsettled(self) -> list[Request]:
+        """Return every request that has not had its end, waiting or running."""
+        waiting = [request for group in self._line.groups.values() for request in group]
         suspects = [entry[0] for entry in self._suspects.entries()]
         running = [request for each in self._running.batches.values() for request in each.requests]
-        left = {id(each): each for each in [*self._line.clear(), *suspects, *running] if not each.settled}
-        for request in left.values():
-            request.settled = True
-        self._suspects.clear()
-        return [*late, *left.values()]
+        return list({id(each): each for each in [*waiting, *suspects, *running] if not each.settled}.values())
 
     # Facts.
 

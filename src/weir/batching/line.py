@@ -107,12 +107,10 @@ class Line:
             self.reconsider(group)
         return late
 
-    def clear(self) -> list[Request]:
-        """Take out and return all that wait."""
-        left = [request for group in self.groups.values() for request in group]
+    def clear(self) -> None:
+        """Take out all that wait."""
         for group in self.groups.values():
             self.turns.close(group)
         self.groups.clear()
         self._divided.clear()
         self.depart(self.waiting)
-        return left

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 
 class Worker:
-    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone with it."""
+    """A worker that is ready. It holds up to `places` batches at once, or one that must be alone with it; one that leaves
+    gets no more."""
 
-    __slots__ = ("alone", "batches", "idle_since", "index", "places")
+    __slots__ = ("alone", "batches", "idle_since", "index", "leaves", "places")
 
     def __init__(self, index: int, places: int, now: float) -> None:
         self.index = index
@@ -14,24 +15,26 @@ class Worker:
         self.idle_since = now  # when it last gave something back
         self.batches: dict[int, None] = {}  # ids, in the order given
         self.alone = False
+        self.leaves = False
 
     @property
     def free(self) -> int:
         """How many further batches it takes."""
-        return 0 if self.alone else self.places - len(self.batches)
+        return 0 if self.alone or self.leaves else self.places - len(self.batches)
 
 
 class Places:
-    """Counts free places. `free` is the total; all else is by worker index."""
+    """Counts free places. `free` is the total; all else is by worker index. Its length is the number of workers that stay."""
 
-    __slots__ = ("_workers", "free")
+    __slots__ = ("_leaving", "_workers", "free")
 
     def __init__(self) -> None:
         self._workers: dict[int, Worker] = {}
+        self._leaving = 0
         self.free = 0
 
     def __len__(self) -> int:
-        return len(self._workers)
+        return len(self._workers) - self._leaving
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -47,7 +50,19 @@ class Places:
         if worker is None:
             return []
         self.free -= worker.free
+        self._leaving -= worker.leaves
         return list(worker.batches)
+
+    def leave(self, index: int) -> bool:
+        """Give a worker no more batches; tell whether it has none any more."""
+        worker = self._workers.get(index)
+        if worker is None:
+            return True
+        if not worker.leaves:
+            self.free -= worker.free
+            worker.leaves = True
+            self._leaving += 1
+        return not worker.batches
 
     def pick(self, *, empty: bool = False) -> Worker | None:
         """Return the worker for the next batch: fewest batches, then longest idle; with `empty` only one that has none."""

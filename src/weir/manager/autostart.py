@@ -48,6 +48,8 @@ class ProfiledExecutor:
         self.reserve = inner.reserve
         self.states = inner.states
         self.gauges = inner.gauges
+        self.add_worker = inner.add_worker
+        self.remove_worker = inner.remove_worker
 
     async def start(self, listener: Listener) -> None:
         """Start the workers and measure the first of them; return when that is done."""

@@ -26,6 +26,7 @@ from weir.manager.alertness import Alertness
 from weir.manager.clock import Timer
 from weir.manager.delivery import Delivery, discard, logger
 from weir.manager.outside import Outside, Patient
+from weir.manager.resizing import Leaving
 from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
 from weir.workers.executor import Block, Executor
 
@@ -39,18 +40,24 @@ class Phase(Enum):
 
 
 class Driver:
-    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop."""
+    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop.
+
+    Once it has a `successor` all that comes goes there; what it had accepted before, it finishes.
+    """
 
     def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
         self.batcher = batcher
         self.outside = Outside()
         self.streaming = False  # requests have several answers
+        self.leaving = Leaving(batcher)
         self.executor = executor
         self.phase = Phase.NEW
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
         self._alertness: Alertness | None = None
+        self.successor: Driver | None = None
+        self._kept: dict[int, Request] = {}  # by id(): what was accepted before there was a successor
         self._delivery = delivery
         self._clock = clock
         self._polling = False
@@ -123,9 +130,10 @@ class Driver:
     def submit(self, request: Request, now: float) -> None:
         """Put `request` into the line. Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken
         then, and the payload is still the caller's."""
+        if self.not_ready_reason or self.draining or self.outside.waiting:
+            self._pass_on(request, now)
+            return
         try:
-            if self.not_ready_reason or self.draining or self.outside.waiting:
-                raise self._refusal()
             self.batcher.submit(request, now)
         except WeirError as error:
             self._delivery.refused(request, error)
@@ -133,6 +141,14 @@ class Driver:
         if not self._polling:
             self._polling = True
             self._loop.call_soon(self._poll_arrivals)
+
+    def _pass_on(self, request: Request, now: float) -> None:
+        if self.successor is not None:
+            self.successor.submit(request, now)
+            return
+        error = self._refusal()
+        self._delivery.refused(request, error)
+        raise error
 
     def enter(self, call: Patient, patient: bool) -> None:
         """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
@@ -152,7 +168,9 @@ class Driver:
                 self._loop.call_soon(self._poll_arrivals)
 
     def _wait_or_refuse(self, call: Patient, patient: bool, refusal: WeirError | None = None) -> None:
-        if patient and not self.not_ready_reason and not self.draining:
+        if self.successor is not None:
+            self.successor.enter(call, patient)
+        elif patient and not self.not_ready_reason and not self.draining:
             self.outside.append(call)
             self._timer.arm(call.deadline)
         else:
@@ -177,6 +195,9 @@ class Driver:
         """Forget `request`, wherever it is; nothing happens if it already has its end."""
         if request.settled:
             return
+        if self.successor is not None and id(request) not in self._kept:
+            self.successor.cancel(request)
+            return
         now = self._clock()
         if getattr(request, "outside", False):
             self.outside.drop(cast(Patient, request))
@@ -200,6 +221,8 @@ class Driver:
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""
+        if self.successor is not None:
+            return self.successor.reserve(size_bytes)
         if self.phase is not Phase.RUNNING:
             return None
         block = self.executor.reserve(size_bytes)
@@ -207,15 +230,37 @@ class Driver:
             self._delivery.blocks_in_use = True
         return block
 
+    # Changes while it runs.
+
+    @property
+    def latest(self) -> "Driver":
+        """The one that takes what comes now."""
+        driver = self
+        while driver.successor is not None:
+            driver = driver.successor
+        return driver
+
+    def replaced_by(self, successor: "Driver") -> None:
+        """Have `successor`, which runs, take all that comes from now on. What was accepted is finished here; `stop` waits for
+        it."""
+        if self._delivery.blocks_in_use:  # a door may be receiving into one, and will submit it there
+            successor._delivery.blocks_in_use = True
+        kept: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting]
+        self._kept = {id(request): request for request in kept}
+        self.successor = successor
+        self.draining = True
+
     # What the executor says (Listener).
 
     def worker_ready(self, worker: int, places: int) -> None:
+        if worker in self.leaving:
+            return
         self._worker_changed(worker, "ready", "")
         self.batcher.worker_ready(worker, places, self._clock())
         self._poll(Wakeup.WORKER)
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        self._worker_changed(worker, "lost", reason)
+        self._worker_changed(worker, "stopped" if self.leaving.lost(worker) else "lost", reason)
         now = self._clock()
         for lost in self.batcher.worker_lost(worker, now):
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
@@ -231,6 +276,8 @@ class Driver:
         if events.final:
             # The freed worker gets its next batch before the answers of this one are delivered.
             self.batcher.finished(events.batch_id, now)
+            if self.leaving:
+                self.leaving.finished(worker)
             self._poll(Wakeup.WORKER)
         refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
         self._delivery.give(dispatch, events, now)

@@ -85,6 +85,15 @@ class HookedExecutor:
         self._batches.clear()
         self._lanes.clear()
 
+    async def add_worker(self) -> None:
+        """Add a worker to the inner executor."""
+        await self._inner.add_worker()
+
+    async def remove_worker(self) -> None:
+        """Remove a worker of the inner executor. Its listener has given up what it had, hooks included."""
+        self._forget(len(self._inner.states()) - 1)
+        await self._inner.remove_worker()
+
     def states(self) -> Sequence[WorkerState]:
         """Return the states of the real workers."""
         return self._inner.states()
@@ -102,6 +111,10 @@ class HookedExecutor:
 
     def worker_lost(self, worker: int, reason: str) -> None:
         """Forget all batches of this worker, also those in hooks: the listener runs them again."""
+        self._forget(worker)
+        self._listener.worker_lost(worker, reason)
+
+    def _forget(self, worker: int) -> None:
         self._lanes.pop(worker, None)
         for task, owner in self._tasks.items():
             if owner == worker:
@@ -111,7 +124,6 @@ class HookedExecutor:
                 self._hand_note(batch)
             batch.release()
             del self._batches[batch.batch_id]
-        self._listener.worker_lost(worker, reason)
 
     def received(self, worker: int, events: Events) -> None:
         """Gather a batch's answers; when it is whole, free the worker and finish the batch."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from numbers import Integral
 from threading import get_ident
@@ -10,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from weir.batching.batcher import Batcher
-from weir.errors import Conflict, InvalidRequest, SettingsError, WeirError
+from weir.errors import Conflict, InvalidRequest, ModelNotReady, WeirError
 from weir.manager.call import Call, ListCall, ThreadCall
 from weir.manager.clock import TimekeepingClock
 from weir.manager.delivery import Delivery
@@ -85,6 +86,7 @@ class Service:
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # that runs the loop
+        self._resizing = asyncio.Lock()
         self._timeout = self.settings.timeout
         self._patient = self.settings.backpressure
         self.streaming = self.model.streaming
@@ -134,6 +136,36 @@ class Service:
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Take no more; return when all that was accepted has its end, or after the timeout. The workers stay."""
         await self._driver.drain(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+
+    async def add_worker(self) -> None:
+        """Start one more worker; return when it is ready. The policy and the metrics hear of it.
+
+        Raises what `start` raises, and Conflict where there can be no more; the others go on as before. ModelNotReady
+        unless the service runs.
+        """
+        async with self._resizing:
+            await self._running_driver().executor.add_worker()
+            self.workers = replace(self.workers, workers=self.workers.workers + 1)
+
+    async def remove_worker(self) -> None:
+        """Give the last worker no more batches, let it finish what it has, and end it. What it has not finished after the
+        `drain_timeout` runs again elsewhere. Raises Conflict for the only worker, ModelNotReady unless the service runs."""
+        async with self._resizing:
+            driver, count = self._running_driver(), self.workers.workers
+            if count == 1:
+                raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
+            self.workers = replace(self.workers, workers=count - 1)
+            await driver.leaving.let_go(count - 1, driver, self._clock, self.settings.drain_timeout)
+
+    def _running_driver(self) -> Driver:
+        if self._driver.not_ready_reason == "loading" or self._driver.phase is not Phase.RUNNING:
+            raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
+        return self._driver
+
+    def replaced_by(self, successor: "Service") -> None:
+        """Have `successor`, which runs in the same event loop, take all that comes here from now on, calls and doors alike.
+        What was accepted is finished here: `stop` waits for it."""
+        self._driver.replaced_by(successor._driver)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -273,12 +305,13 @@ class Service:
     @property
     def not_ready_reason(self) -> str:
         """Why no requests are taken; "" if they are."""
-        return self._driver.not_ready_reason or ("draining" if self._driver.draining else "")
+        driver = self._driver.latest
+        return driver.not_ready_reason or ("draining" if driver.draining else "")
 
     @property
     def draining(self) -> bool:
         """Whether the service is finishing what it accepted, before it stops."""
-        return self._driver.draining
+        return self._driver.latest.draining
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see, as a JSON-able dict: settings, waiting, in flight, workers, the last batches."""

@@ -89,6 +89,13 @@ class Executor(Protocol):
     async def stop(self) -> None:
         """End all workers (unload is called in each) and free everything. Idempotent; never raises for a dead worker."""
 
+    async def add_worker(self) -> None:
+        """Start one worker more, while it runs; return when it is ready and the listener has heard of it. It has the highest
+        index. Raises as `start` does, the others go on then; Conflict if there can be no more."""
+
+    async def remove_worker(self) -> None:
+        """End the worker of the highest index, which has no batch and gets none. Never raises for a dead worker."""
+
     def states(self) -> Sequence[WorkerState]:
         """The state of each worker, by index."""
 

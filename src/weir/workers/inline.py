@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
+from weir.errors import Conflict
 from weir.messages import Batch, Events
 from weir.model import Model
 from weir.workers.executor import Block, Listener
@@ -70,6 +71,14 @@ class InlineExecutor:
         if self._stream is not None:
             self._stream.close()
         unload(self._runner, self._name, 0)
+
+    async def add_worker(self) -> None:
+        """Raise Conflict: workers on one event loop would take turns."""
+        raise Conflict(f"{self._name!r} runs on the event loop (executor=inline), where there is one worker")
+
+    async def remove_worker(self) -> None:
+        """Raise Conflict: without its only worker it cannot run."""
+        raise Conflict(f"{self._name!r} runs on the event loop (executor=inline) and needs its only worker")
 
     def states(self) -> Sequence[LocalState]:
         """Return the state of the one worker."""

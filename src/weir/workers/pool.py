@@ -37,7 +37,8 @@ class ProcessPool:
         self._arena: Arena | None = None
         self._workers: list[Worker] = []
         self._listener: Listener
-        self._ready: asyncio.Future[None] | None = None  # while starting
+        self._source = b""
+        self._awaited: dict[Worker, asyncio.Future[None]] = {}  # that have not become ready for the first time
 
     async def start(self, listener: Listener) -> None:
         """Start all workers at once; return when every one has loaded and warmed up.
@@ -45,23 +46,44 @@ class ProcessPool:
         Raises ModelError with the child's traceback when one does not, SettingsError when the model is not found
         there; nothing is left running then.
         """
-        loop = asyncio.get_running_loop()
         self._listener = listener
-        ready = self._ready = loop.create_future()
         try:
-            source = self._pack()
+            self._source = self._pack()
             self._arena = self._make_arena()
-            self._workers = [self._make_worker(index, source, loop) for index in range(self._settings.workers)]
-            for worker in self._workers:
-                worker.start()
-            await ready
+            self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
+            await asyncio.gather(*[self._begin(worker) for worker in self._workers])
         except BaseException:
             self._abort()
             raise
-        finally:
-            self._ready = None
         for worker in self._workers:
             worker.announce()
+
+    async def add_worker(self) -> None:
+        """Start one more process; return when it has loaded and warmed up. Raises as `start` does; the others go on."""
+        worker = self._make_worker(len(self._workers))
+        self._workers.append(worker)
+        try:
+            await self._begin(worker)
+        except BaseException:
+            worker.abort()
+            self._awaited.pop(worker, None)
+            self._workers.remove(worker)
+            raise
+        worker.announce()
+
+    async def remove_worker(self) -> None:
+        """Have the last process unload and end, or kill it after the grace."""
+        worker = self._workers.pop()
+        worker.stop(self._stop_grace)
+        try:
+            await asyncio.wait([worker.stopped])
+        finally:
+            worker.abort()
+
+    def _begin(self, worker: Worker) -> asyncio.Future[None]:
+        ready = self._awaited[worker] = asyncio.get_running_loop().create_future()
+        worker.start()
+        return ready
 
     def run(self, worker: int, batch: Batch) -> None:
         """Send `batch` to `worker`. Payloads over 32 KB go through the arena while it has room."""
@@ -86,9 +108,11 @@ class ProcessPool:
             if self._workers:
                 await asyncio.wait([worker.stopped for worker in self._workers])
         finally:
+            awaited = list(self._awaited.values())
             self._abort()
-            if self._ready is not None and not self._ready.done():
-                self._ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
+            for ready in awaited:
+                if not ready.done():
+                    ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
 
     def states(self) -> Sequence[Worker]:
         """Return the workers, which say how they are."""
@@ -105,16 +129,18 @@ class ProcessPool:
 
     def worker_started(self, worker: Worker) -> None:
         """Note that `worker` is ready for the first time."""
-        if self._ready is not None and not self._ready.done() and all(w.state == "ready" for w in self._workers):
-            self._ready.set_result(None)
+        ready = self._awaited.pop(worker, None)
+        if ready is not None and not ready.done():
+            ready.set_result(None)
 
     def worker_failed(self, worker: Worker, error: WeirError) -> None:
         """Note that `worker` is not coming (back)."""
-        if self._ready is None:
+        ready = self._awaited.pop(worker, None)
+        if ready is None:
             if all(other.state == "failed" for other in self._workers):
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
-        elif not self._ready.done():
-            self._ready.set_exception(error)
+        elif not ready.done():
+            ready.set_exception(error)
 
     def _pack(self) -> bytes:
         try:
@@ -136,18 +162,19 @@ class ProcessPool:
         except (OSError, OverflowError) as error:
             raise SettingsError(f"arena_bytes={size_bytes}: the system does not give that much ({error})") from error
 
-    def _make_worker(self, index: int, source: bytes, loop: asyncio.AbstractEventLoop) -> Worker:
+    def _make_worker(self, index: int) -> Worker:
         launch = Launch(
-            self._name, index, source, self._settings, self._max_batch_size,
+            self._name, index, self._source, self._settings, self._max_batch_size,
             request_fd=-1 if self._arena is None else self._arena.fd,
             request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
         )  # fmt: skip
-        return Worker(launch, self._arena, self, self._listener, loop)
+        return Worker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 
     def _abort(self) -> None:
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
             worker.abort()
+        self._awaited.clear()
         if self._arena is not None:
             self._arena.close()

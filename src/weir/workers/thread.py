@@ -37,32 +37,51 @@ class ThreadExecutor:
         self._max_batch_size = max_batch_size
         self._stop_grace = stop_grace
         self._workers: list[WorkerThread] = []
+        self._listener: Listener
 
     async def start(self, listener: Listener) -> None:
         """Load and warm up all instances at once, each in its thread. Raises ModelError when one does or takes longer than
         `start_timeout`, SettingsError for what needs a process; nothing is left running then, but for a thread that
         is still inside the model's code."""
         refuse_settings(self._settings, ("env", "threads"))
-        self._workers = [
-            WorkerThread(
-                index, self._model, self._params, self._settings, name=self._name, max_batch_size=self._max_batch_size,
-                listener=listener,
-            )
-            for index in range(self._settings.workers)
-        ]  # fmt: skip
-        loads = [worker.start() for worker in self._workers]
+        self._listener = listener
+        self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
+        await self._load(self._workers)
+
+    async def add_worker(self) -> None:
+        """Load and warm up one instance more. Raises as `start` does; the others go on."""
+        worker = self._make_worker(len(self._workers))
+        self._workers.append(worker)
+        try:
+            await self._load([worker])
+        except BaseException:
+            self._workers.remove(worker)
+            raise
+
+    async def remove_worker(self) -> None:
+        """Have the last thread finish what it has, unload and end."""
+        await _end([self._workers.pop()], self._stop_grace)
+
+    def _make_worker(self, index: int) -> WorkerThread:
+        return WorkerThread(
+            index, self._model, self._params, self._settings, name=self._name, max_batch_size=self._max_batch_size,
+            listener=self._listener,
+        )  # fmt: skip
+
+    async def _load(self, workers: Sequence[WorkerThread]) -> None:
+        loads = [worker.start() for worker in workers]
         try:
             async with asyncio.timeout(self._settings.start_timeout):
                 await asyncio.gather(*loads)
         except BaseException as error:
             for load in loads:
                 load.cancel()
-            await self._end(self._stop_grace if isinstance(error, ModelError) else 0.0)
+            await _end(workers, self._stop_grace if isinstance(error, ModelError) else 0.0)
             if isinstance(error, TimeoutError):
                 limit = self._settings.start_timeout
                 raise ModelError(f"{self._name!r} did not load within start_timeout={limit} seconds") from None
             raise
-        for worker in self._workers:
+        for worker in workers:
             worker.announce()
 
     def run(self, worker: int, batch: Batch) -> None:
@@ -79,7 +98,7 @@ class ThreadExecutor:
 
     async def stop(self) -> None:
         """Have every thread finish what it has, unload and end."""
-        await self._end(self._stop_grace)
+        await _end(self._workers, self._stop_grace)
 
     def states(self) -> Sequence[LocalState]:
         """Return the state of each worker, by index."""
@@ -89,9 +108,10 @@ class ThreadExecutor:
         """Return how often a worker was lost and came back; there is no arena."""
         return no_arena(sum(worker.state.restarts for worker in self._workers))
 
-    async def _end(self, grace: float) -> None:
-        ends = [worker.stop() for worker in self._workers]
-        if ends:
-            await asyncio.wait(ends, timeout=grace)
-        for worker in self._workers:
-            worker.join()
+
+async def _end(workers: Sequence[WorkerThread], grace: float) -> None:
+    ends = [worker.stop() for worker in workers]
+    if ends:
+        await asyncio.wait(ends, timeout=grace)
+    for worker in workers:
+        worker.join()
