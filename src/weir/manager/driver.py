@@ -55,9 +55,9 @@ class Driver:
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
+        self.successor: Driver | None = None  # see succession.py
+        self.kept: dict[int, Request] = {}  # by id(): what was accepted before there was a successor
         self._alertness: Alertness | None = None
-        self.successor: Driver | None = None
-        self._kept: dict[int, Request] = {}  # by id(): what was accepted before there was a successor
         self._delivery = delivery
         self._clock = clock
         self._polling = False
@@ -195,7 +195,7 @@ class Driver:
         """Forget `request`, wherever it is; nothing happens if it already has its end."""
         if request.settled:
             return
-        if self.successor is not None and id(request) not in self._kept:
+        if self.successor is not None and id(request) not in self.kept:
             self.successor.cancel(request)
             return
         now = self._clock()
@@ -230,25 +230,9 @@ class Driver:
             self._delivery.blocks_in_use = True
         return block
 
-    # Changes while it runs.
-
-    @property
-    def latest(self) -> "Driver":
-        """The one that takes what comes now."""
-        driver = self
-        while driver.successor is not None:
-            driver = driver.successor
-        return driver
-
-    def replaced_by(self, successor: "Driver") -> None:
-        """Have `successor`, which runs, take all that comes from now on. What was accepted is finished here; `stop` waits for
-        it."""
-        if self._delivery.blocks_in_use:  # a door may be receiving into one, and will submit it there
-            successor._delivery.blocks_in_use = True
-        kept: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting]
-        self._kept = {id(request): request for request in kept}
-        self.successor = successor
-        self.draining = True
+    def may_have_blocks(self, other: "Driver") -> None:
+        """Requests may come with the memory of `other`."""
+        self._delivery.blocks_in_use |= other._delivery.blocks_in_use
 
     # What the executor says (Listener).
 

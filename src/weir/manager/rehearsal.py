@@ -11,7 +11,7 @@ from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver
 from weir.messages import Batch
 from weir.policy.rules import Greedy
-from weir.workers.executor import Block, Listener, WorkerState
+from weir.workers.executor import Block, FixedWorkers, Listener, WorkerState
 from weir.workers.rehearsal import Frames
 
 PATIENCE = 60.0
@@ -36,7 +36,7 @@ class Rehearsal:
         return call
 
 
-class Echo:
+class Echo(FixedWorkers):
     """An Executor without workers: the frames of a batch are written and read, and its payloads are the answers."""
 
     def __init__(self) -> None:

@@ -4,37 +4,34 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from weir.batching.batcher import Batcher
 from weir.errors import Conflict, InvalidRequest, ModelNotReady, WeirError
+from weir.manager import succession
+from weir.manager.assembly import make_driver, make_resolver
 from weir.manager.call import Call, ListCall, ThreadCall
 from weir.manager.clock import TimekeepingClock
-from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver, Phase
-from weir.manager.executors import make_executor
 from weir.manager.explaining import explain_policy
 from weir.manager.health import run_examples
-from weir.manager.hooks import HookedExecutor
 from weir.manager.many import infer_each
-from weir.manager.measured import Measured
 from weir.manager.measuring import describe, is_hashable, measure
 from weir.manager.naming import check_name, check_version
 from weir.manager.settings import compose
 from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
 from weir.manager.streamed import Streamed, new_stream, read, several, takes_one
+from weir.manager.succession import latest
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
 from weir.workers.executor import Block, Executor
 
 if TYPE_CHECKING:
-    from weir.manager.resolving import Resolver
+    pass
 
 C = TypeVar("C", bound=Call)
 
@@ -79,7 +76,7 @@ class Service:
             max_batch_size=self.batching.max_batch_size,
             max_queue_delay=self.batching.max_queue_delay,
         )
-        self._resolver = self._new_resolver()
+        self._resolver = make_resolver(self)
         self.observers = tuple(observers)
         self.needs_measure = overrides(self.model, "measure")
         self._executor = executor
@@ -165,7 +162,7 @@ class Service:
     def replaced_by(self, successor: "Service") -> None:
         """Have `successor`, which runs in the same event loop, take all that comes here from now on, calls and doors alike.
         What was accepted is finished here: `stop` waits for it."""
-        self._driver.replaced_by(successor._driver)
+        succession.replace(self._driver, successor._driver)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -305,13 +302,13 @@ class Service:
     @property
     def not_ready_reason(self) -> str:
         """Why no requests are taken; "" if they are."""
-        driver = self._driver.latest
+        driver = latest(self._driver)
         return driver.not_ready_reason or ("draining" if driver.draining else "")
 
     @property
     def draining(self) -> bool:
         """Whether the service is finishing what it accepted, before it stops."""
-        return self._driver.latest.draining
+        return latest(self._driver).draining
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see, as a JSON-able dict: settings, waiting, in flight, workers, the last batches."""
@@ -383,41 +380,9 @@ class Service:
         if not self._plain and call.kind is Kind.ITEM:
             describe(self.model, call)
 
-    def _new_resolver(self) -> "Resolver | None":
-        if not hasattr(self.policy, "adopt"):
-            return None
-        from weir.manager.solved import make_resolver  # numpy is for those who need it
-
-        return make_resolver(self.label, self.policy, self.batching.max_batch_size)
-
     def _new_driver(self) -> Driver:
-        executor = self._executor or make_executor(
-            self.model, self.params, self.workers, name=self.label, max_batch_size=self.batching.max_batch_size
-        )
-        batcher, resolver = Batcher(self.batching, self.policy), self._resolver
-        if resolver is not None:
-            from weir.manager.solved import with_profile
-
-            executor = with_profile(executor, resolver, self.model, self.workers, self.batching.max_batch_size)
-        self._measured = Measured(self._clock, lambda: batcher.arrivals, self.batching.max_batch_size)
-        observers = (*self.observers, self._measured, *([] if resolver is None else [resolver]))
-        driver = Driver(batcher, executor, Delivery(self.label, observers), self._clock)
-        driver.streaming = self.streaming
         kind = type(self)
         before = self.before_batch if kind.before_batch is not Service.before_batch else None
         after = self.after_batch if kind.after_batch is not Service.after_batch else None
-        if after and self.streaming:
-            raise SettingsError(
-                f"{kind.__name__}.after_batch: sees no answers of a streaming model; use its postprocess"
-            )
-        if resolver is not None:
-            resolver.attach(partial(_swapped, driver, self._measured), watch=not (before or after))
-        if before or after:
-            driver.executor = HookedExecutor(executor, before, after, driver.handed)
-            driver.handed_later = True
+        driver, self._measured = make_driver(self, self._executor, self._resolver, self._clock, before, after)
         return driver
-
-
-def _swapped(driver: Driver, measured: Measured) -> None:
-    measured.forget()  # what was measured belongs to the tables before
-    driver.policy_changed()

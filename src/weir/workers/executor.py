@@ -7,6 +7,7 @@ hold at once. All methods and all listener calls happen on the event loop's thre
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from weir.errors import Conflict
 from weir.messages import Batch, Events
 
 
@@ -101,3 +102,15 @@ class Executor(Protocol):
 
     def gauges(self) -> dict[str, Any]:
         """Numbers for metrics: at least `arena_bytes`, `arena_free_bytes` (0 without an arena), `restarts`."""
+
+
+class FixedWorkers:
+    """For executors whose workers are those that they have."""
+
+    async def add_worker(self) -> None:
+        """Raise Conflict."""
+        raise Conflict(f"{type(self).__name__} has a fixed number of workers: none can be added")
+
+    async def remove_worker(self) -> None:
+        """Raise Conflict."""
+        raise Conflict(f"{type(self).__name__} has a fixed number of workers: none can be removed")

@@ -4,15 +4,14 @@ import asyncio
 from collections.abc import Generator, Sequence
 from typing import Any
 
-from weir.errors import Conflict
 from weir.messages import Batch, Events
 from weir.model import Model
-from weir.workers.executor import Block, Listener
+from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.local import LocalState, all_failed, make_runner, no_arena, not_loaded, refuse_settings, unload
 from weir.workers.settings import WorkerSettings
 
 
-class InlineExecutor:
+class InlineExecutor(FixedWorkers):
     """Runs batches between the loop's other callbacks, which wait meanwhile. See the Executor protocol.
 
     There is one worker, however many the settings ask for: they would take turns. `predict_timeout` and `start_timeout`
@@ -71,14 +70,6 @@ class InlineExecutor:
         if self._stream is not None:
             self._stream.close()
         unload(self._runner, self._name, 0)
-
-    async def add_worker(self) -> None:
-        """Raise Conflict: workers on one event loop would take turns."""
-        raise Conflict(f"{self._name!r} runs on the event loop (executor=inline), where there is one worker")
-
-    async def remove_worker(self) -> None:
-        """Raise Conflict: without its only worker it cannot run."""
-        raise Conflict(f"{self._name!r} runs on the event loop (executor=inline) and needs its only worker")
 
     def states(self) -> Sequence[LocalState]:
         """Return the state of the one worker."""
