@@ -13,14 +13,41 @@ DATATYPES = (
     "BF16",
 )  # fmt: skip
 
+# What becomes of requests whose lengths differ (Tensor.varying).
+GROUP, PAD, RAGGED = "group", "pad", "ragged"
+
 
 class Tensor(NamedTuple):
     """Declares one named tensor of a tensor model: name, datatype (as in the Open Inference Protocol), and shape with
-    the batch as first dimension; -1 stands for any length."""
+    the batch as first dimension; -1 stands for any length.
+
+    `varying` says what becomes of requests in which the lengths of an input's other -1 differ: "group" (they go into
+    batches of their own), "pad" (each row is filled up with `pad_value` to the longest in the batch), or "ragged" (the
+    rows, of which the second dimension varies, come one after the other without that dimension). `predict` finds the
+    true lengths under the name `lengths` (by default the input's name and "_lengths"): INT64, one per row, or with several
+    -1 one column for each.
+
+    An output that is `like` a padded or ragged input has that input's lengths where its own shape says -1: it comes back
+    from `predict` padded or ragged too, and each request gets its own rows in their true lengths.
+    """
 
     name: str
     datatype: str
     shape: Sequence[int]
+    varying: str = GROUP
+    pad_value: Any = 0
+    lengths: str = ""
+    like: str = ""
+
+    @property
+    def lengths_name(self) -> str:
+        """Where `predict` finds the true lengths of this input."""
+        return self.lengths or f"{self.name}_lengths"
+
+    @property
+    def variable(self) -> tuple[int, ...]:
+        """Which dimensions besides the first may have any length."""
+        return tuple(place for place, length in enumerate(self.shape) if place and length == -1)
 
 
 class Measure(NamedTuple):
@@ -68,6 +95,12 @@ class Model:
     # A tensor model declares these; `predict` then gets and returns a dict of arrays.
     inputs: ClassVar[Sequence[Tensor]] = ()
     outputs: ClassVar[Sequence[Tensor]] = ()
+    # A model that was compiled for certain batch sizes: each batch is filled up to the next of these, with copies of its
+    # last row or item, whose answers are dropped. `max_batch_size` must be at most the largest of them.
+    allowed_batch_sizes: ClassVar[Sequence[int] | None] = None
+    # Arrays that `predict` gets cannot be written to, and are good until it returns: large ones lie where the request was
+    # received. True: they are the model's own, at the price of a copy.
+    owns_inputs: ClassVar[bool] = False
 
     # Items, or Example values: warm-up, deep health check, OpenAPI. A tensor model's example is a dict of arrays or lists.
     examples: ClassVar[Sequence[Any]] = ()
@@ -176,8 +209,7 @@ def check_model(model: Any) -> type[Model]:
         raise SettingsError(f"{model.__name__}: a tensor model declares both inputs and outputs")
     if overrides(model, "measure") and not isinstance(_raw(model, "measure"), (classmethod, staticmethod)):
         raise SettingsError(f"{model.__name__}.measure: must be a classmethod or staticmethod (no model exists yet)")
-    for tensor in (*model.inputs, *model.outputs):
-        _check_tensor(model, tensor)
+    check_tensors(model)
     return model
 
 
@@ -185,14 +217,65 @@ def _raw(model: type[Model], name: str) -> Any:
     return next(vars(base)[name] for base in model.__mro__ if name in vars(base))
 
 
+def check_tensors(model: type[Model]) -> None:
+    """Raise SettingsError unless what `model` declares of tensors and batch sizes can be."""
+    for tensors in (model.inputs, model.outputs):
+        names = [tensor.name for tensor in tensors]
+        for tensor in tensors:
+            _check_tensor(model, tensor)
+            if names.count(tensor.name) > 1:
+                raise _wrong(model, tensor, "is declared twice")
+    given = {tensor.name for tensor in model.inputs}
+    for tensor in model.inputs:
+        _check_varying(model, tensor)
+        if tensor.varying != GROUP and tensor.lengths_name in given:
+            raise _wrong(model, tensor, f"has lengths={tensor.lengths_name!r}, which is an input already")
+    for tensor in model.outputs:
+        _check_like(model, tensor)
+    sizes = model.allowed_batch_sizes
+    if sizes is not None and not (sizes and all(isinstance(size, int) and size >= 1 for size in sizes)):
+        raise SettingsError(f"{model.__name__}: allowed_batch_sizes={sizes!r}, must be whole numbers of at least 1")
+
+
 def _check_tensor(model: type[Model], tensor: Tensor) -> None:
     if tensor.datatype not in DATATYPES:
-        known = ", ".join(DATATYPES)
-        raise SettingsError(
-            f"{model.__name__}: tensor {tensor.name!r} has datatype {tensor.datatype!r}, not one of {known}"
-        )
+        raise _wrong(model, tensor, f"has datatype {tensor.datatype!r}, not one of {', '.join(DATATYPES)}")
     if not tensor.shape or any(length < -1 or length == 0 for length in tensor.shape):
-        raise SettingsError(
-            f"{model.__name__}: tensor {tensor.name!r} has shape {list(tensor.shape)}; it starts with the batch "
-            "dimension, and each length is positive or -1"
+        raise _wrong(
+            model,
+            tensor,
+            f"has shape {list(tensor.shape)}; it starts with the batch dimension, and each length is positive or -1",
         )
+
+
+def _check_varying(model: type[Model], tensor: Tensor) -> None:
+    if tensor.like:
+        raise _wrong(model, tensor, f"has like={tensor.like!r}, which is for outputs")
+    if tensor.varying not in (GROUP, PAD, RAGGED):
+        raise _wrong(model, tensor, f"has varying={tensor.varying!r}, must be {GROUP!r}, {PAD!r} or {RAGGED!r}")
+    if tensor.varying == PAD and not tensor.variable:
+        raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; to be padded it must have a -1 besides the first")
+    if tensor.varying == RAGGED and tensor.variable != (1,):
+        raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; only the second length of a ragged one is -1")
+    wanted = bytes if tensor.datatype == "BYTES" and tensor.pad_value != 0 else (bool, int, float)
+    if not isinstance(tensor.pad_value, wanted):
+        raise _wrong(model, tensor, f"has pad_value={tensor.pad_value!r}, which is no {tensor.datatype}")
+
+
+def _check_like(model: type[Model], tensor: Tensor) -> None:
+    if tensor.varying != GROUP:
+        raise _wrong(model, tensor, f"has varying={tensor.varying!r}, which is for inputs")
+    if not tensor.like:
+        return
+    known = {each.name: each for each in model.inputs if each.varying != GROUP}
+    if tensor.like not in known:
+        raise _wrong(model, tensor, f"has like={tensor.like!r}, which is no padded or ragged input")
+    source = known[tensor.like]
+    places = tensor.variable == (1,) if source.varying == RAGGED else len(tensor.variable) == len(source.variable)
+    if not places:
+        shapes = f"{list(tensor.shape)}, {source.varying} input {source.name!r} {list(source.shape)}"
+        raise _wrong(model, tensor, f"has shape {shapes}; they must have -1 alike")
+
+
+def _wrong(model: type[Model], tensor: Tensor, what: str) -> SettingsError:
+    return SettingsError(f"{model.__name__}: tensor {tensor.name!r} {what}")

@@ -27,7 +27,7 @@ def test_the_key_is_that_of_the_arrays() -> None:
     a, b = tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
     for inputs in ((a, b), (b, a), (a, b)):
         outline = outliner(body(*inputs, parameters={"priority": 2}))
-        assert outline == (3, shape_key(arrays), {"priority": 2}, False)
+        assert outline == (3, shape_key(arrays, DECLARED), {"priority": 2}, False)
 
 
 def test_binary_outputs_are_noticed() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, MSGPACK
-from weir.model import DATATYPES, Tensor
-from weir.wire.tensors import DTYPES, concatenate, divide, rows_of, shape_key, to_arrays, to_text
+from weir.model import DATATYPES, PAD, RAGGED, Tensor
+from weir.wire.tensors import DTYPES, batch_key, rows_of, shape_key, to_arrays, to_text
 from weir.wire.values import decode, encode
 
 XY = (Tensor("x", "FP32", [-1, 2]), Tensor("y", "INT64", [-1]))
@@ -119,19 +119,30 @@ def test_arrays_come_back_through_json_and_msgpack() -> None:
         assert all((back[name] == arrays[name]).all() for name in arrays)
 
 
-def test_parts_are_joined_and_divided_by_rows() -> None:
-    parts = [to_arrays({"x": [[i, i]] * rows, "y": [i] * rows}, XY) for i, rows in enumerate([1, 3, 2])]
-    joined = concatenate(parts)
-    assert joined["y"].tolist() == [0, 1, 1, 1, 2, 2]
-    for part, back in zip(parts, divide(joined, [1, 3, 2]), strict=True):
-        assert all((part[name] == back[name]).all() for name in part)
-    assert concatenate(parts[:1]) == parts[0]
-    assert divide(joined, [6]) == [joined]
-
-
 def test_only_equal_shapes_have_equal_keys() -> None:
     tensors = [Tensor("x", "FP32", [-1, -1])]
     narrow, wide = (to_arrays({"x": [[0] * width] * rows}, tensors) for rows, width in ((1, 2), (4, 3)))
-    assert shape_key(narrow) != shape_key(wide)
-    assert shape_key(narrow) == shape_key(to_arrays({"x": [[1, 2]] * 9}, tensors))
-    assert hash(shape_key(narrow))
+    assert shape_key(narrow, tensors) != shape_key(wide, tensors)
+    assert shape_key(narrow, tensors) == shape_key(to_arrays({"x": [[1, 2]] * 9}, tensors), tensors)
+    assert hash(shape_key(narrow, tensors))
+
+
+@pytest.mark.parametrize("varying", [PAD, RAGGED])
+def test_the_key_leaves_out_where_inputs_may_differ(varying: str) -> None:
+    tensors = [Tensor("x", "FP32", [-1, -1, 3], varying=varying)]
+    assert batch_key(tensors, [(1, 5, 3)]) == batch_key(tensors, [(2, 9, 3)]) == (("x", "<f4", (-1, 3)),)
+
+
+def test_bf16_is_its_bits() -> None:
+    import ml_dtypes
+
+    tensors = [Tensor("x", "BF16", [-1])]
+    bits = numpy.array([0x3F80, 0xC000], numpy.uint16)
+    assert to_arrays({"x": bits}, tensors)["x"] is bits
+    there = numpy.array([1, -2], ml_dtypes.bfloat16)
+    assert to_arrays({"x": there}, tensors)["x"].tolist() == bits.tolist()
+    for wrong in ([1], [1.0], numpy.array([1], numpy.float32)):
+        with pytest.raises(
+            InvalidRequest, match=r"tensor 'x': has elements of .*, must be bfloat16 or its bits as uint16"
+        ):
+            to_arrays({"x": wrong}, tensors)

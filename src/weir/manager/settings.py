@@ -60,8 +60,15 @@ def compose(model: type[Model], given: dict[str, Any]) -> Composed:
     for key in given:
         if key not in known:
             raise SettingsError(unknown_setting(key, known))
+    batching = BatchingSettings(**_chosen(BatchingSettings, model, given))
+    sizes = model.allowed_batch_sizes
+    if sizes is not None and batching.max_batch_size > max(sizes):
+        raise SettingsError(
+            f"max_batch_size={batching.max_batch_size}: must be at most {max(sizes)}, the largest of the model's "
+            "allowed_batch_sizes"
+        )
     return Composed(
-        BatchingSettings(**_chosen(BatchingSettings, model, given)),
+        batching,
         WorkerSettings(**_chosen(WorkerSettings, model, given)),
         ServiceSettings(**_chosen(ServiceSettings, model, given)),
     )

@@ -148,6 +148,6 @@ def _rows_of(model: type[Model], values: Iterable[Any]) -> Iterator[Entry]:
 
     for value in values:
         arrays = to_arrays(value, model.inputs, SettingsError)
-        key = shape_key(arrays)
+        key = shape_key(arrays, model.inputs)
         for row in range(rows_of(arrays)):
             yield Entry({name: array[row : row + 1] for name, array in arrays.items()}, 1, key)

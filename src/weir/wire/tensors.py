@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from weir.errors import InvalidRequest, WeirError
-from weir.model import Tensor
+from weir.model import GROUP, Tensor
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
@@ -42,6 +42,13 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
     Raises what `complain` makes of a text that names the tensor, the value and the rule: names, datatypes, shapes, and
     an equal first dimension of at least 1.
     """
+    arrays = read_arrays(value, declared, complain)
+    _check_rows(arrays, complain)
+    return arrays
+
+
+def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> Arrays:
+    """Do the same, but leave the first dimension as it is."""
     if not isinstance(value, dict):
         raise complain(f"tensors: a {type(value).__name__}, must be an object with {_names(declared)}")
     unknown = [name for name in value if all(name != tensor.name for tensor in declared)]
@@ -54,7 +61,6 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
         array = _array(value[tensor.name], tensor, complain)
         _check_shape(array.shape, tensor, complain)
         arrays[tensor.name] = array
-    _check_rows(arrays, complain)
     return arrays
 
 
@@ -90,38 +96,21 @@ def rows_of(arrays: Arrays) -> int:
     return len(next(iter(arrays.values())))
 
 
-def shape_key(arrays: Arrays) -> tuple[Any, ...]:
-    """Return what must be equal in tensors that share a batch: datatypes, and all dimensions but the first."""
-    return tuple((name, array.dtype.str, array.shape[1:]) for name, array in arrays.items())
+def shape_key(arrays: Arrays, declared: Sequence[Tensor]) -> tuple[Any, ...]:
+    """Return the batch key of a request with these `arrays`, which are as `declared`."""
+    return batch_key(declared, [arrays[tensor.name].shape for tensor in declared])
 
 
 def batch_key(declared: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
     """Return the batch key of a request whose tensors, in the order `declared`, have these shapes (rows first).
 
-    Requests of one model share a batch if these are equal: names, dtypes and all dimensions but the first.
+    Requests of one model share a batch if these are equal: names, dtypes and all dimensions but the first, and but
+    those in which padded and ragged inputs vary, which stand in it as -1.
     """
     return tuple(
-        (tensor.name, DTYPES[tensor.datatype].str, tuple(shape[1:]))
+        (tensor.name, DTYPES[tensor.datatype].str, tuple(shape[1:] if tensor.varying == GROUP else tensor.shape[1:]))
         for tensor, shape in zip(declared, shapes, strict=True)
     )
-
-
-def concatenate(parts: Sequence[Arrays]) -> Arrays:
-    """Return one dict of arrays with the rows of all `parts` in order."""
-    if len(parts) == 1:
-        return dict(parts[0])
-    return {name: numpy.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def divide(arrays: Arrays, rows: Sequence[int]) -> list[Arrays]:
-    """Return the parts of `rows` rows each, as views."""
-    if len(rows) == 1:
-        return [arrays]
-    parts, start = [], 0
-    for count in rows:
-        parts.append({name: array[start : start + count] for name, array in arrays.items()})
-        start += count
-    return parts
 
 
 def to_text(arrays: Arrays) -> dict[str, Any]:
@@ -149,6 +138,10 @@ def _array(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any,
         return _bytes_array(array, tensor, complain)
     if array.dtype == dtype:
         return array
+    if tensor.datatype == "BF16":
+        if array.dtype.name == "bfloat16":  # of the package ml_dtypes, whose arrays jax and others give
+            return array.view(dtype)
+        raise complain(f"tensor {tensor.name!r}: has {_described(array)}, must be bfloat16 or its bits as uint16")
     if not array.size and array.dtype == numpy.float64:
         return array.astype(dtype)  # an empty list has no elements to be of a wrong type
     if array.dtype.kind not in _SOURCES[dtype.kind]:

@@ -7,6 +7,7 @@ from weir.errors import ModelError
 from weir.model import Model, is_tensor_model, overrides
 from weir.workers.arity import takes_second
 from weir.workers.faults import fault_of
+from weir.workers.sizes import Sizes, filling
 from weir.workers.steps import Column, Fatal, Together, each
 
 
@@ -32,11 +33,15 @@ class Prediction:
         self._preprocess_batch = batch_form("preprocess_batch")
         self._postprocess_batch = batch_form("postprocess_batch")
         if is_tensor_model(kind):
-            from weir.workers import tensorwork
+            from weir.workers.joining import Joiner
+            from weir.workers.parting import Parter
 
-            self._predict = together("predict", tensorwork.predictor(model), tensorwork.judge_of(model))
+            join = Joiner(kind)
+            self._predict = together("predict", lambda entries: model.predict(join(entries)), Parter(kind))
         else:
-            self._predict = together("predict", model.predict, judge_of("predict"))
+            call, judge = model.predict, judge_of("predict")
+            sizes = Sizes(kind)
+            self._predict = together("predict", *(filling(sizes, call, judge) if sizes else (call, judge)))
 
     def preprocess(self, items: Column) -> Column:
         """Return what `predict` takes."""

@@ -1,4 +1,4 @@
-"""What is different for tensor models: their entries are dicts of arrays, joined for `predict` and divided afterwards.
+"""What is different for tensor models: their entries are dicts of arrays, read from and written to the forms of doors.
 
 Imported only for them, as numpy takes longer to load than all the rest of a worker.
 """
@@ -6,12 +6,12 @@ Imported only for them, as numpy takes longer to load than all the rest of a wor
 from collections.abc import Callable
 from typing import Any
 
-from weir.errors import ModelError
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import Model
-from weir.wire.tensors import concatenate, divide, rows_of, to_arrays, to_text
+from weir.wire.tensors import rows_of, to_arrays, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.kservework import BodyReader, BodyWriter, head_of
+from weir.workers.parting import wrong_tensors
 
 
 def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
@@ -46,35 +46,12 @@ def heads_of(items: list[Any]) -> list[Any]:
     return list(map(head_of, items))
 
 
-def predictor(model: Model) -> Callable[[list[Any]], Any]:
-    """Return the function from a list of entries to what `predict` returns for all their rows."""
-    return lambda entries: model.predict(concatenate(entries))
-
-
-def judge_of(model: Model) -> Callable[[Any, list[Any]], list[Any]]:
-    """Return the function that divides what `predict` returned among the entries. It raises ModelError for anything but
-    the tensors declared, with as many rows as the entries have."""
-
-    def judge(returned: Any, entries: list[Any]) -> list[Any]:
-        arrays = to_arrays(returned, model.outputs, _wrong_tensors)
-        counts = [rows_of(entry) for entry in entries]
-        if rows_of(arrays) != sum(counts):
-            raise ModelError(f"predict returned {rows_of(arrays)} rows for a batch of {sum(counts)}")
-        return list(divide(arrays, counts))
-
-    return judge
-
-
 def part_of(model: Model) -> Callable[[Any], Any]:
     """Return the function that holds one answer of a streaming model against the tensors declared. It raises ModelError."""
-    return lambda answer: to_arrays(answer, model.outputs, _wrong_tensors)
+    return lambda answer: to_arrays(answer, model.outputs, wrong_tensors)
 
 
 def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:
     """Return the example as often as it takes for about so many rows, at least once."""
     arrays = to_arrays(example, model.inputs)
     return [arrays] * max(1, rows // rows_of(arrays))
-
-
-def _wrong_tensors(text: str) -> ModelError:
-    return ModelError(f"predict returned wrong tensors: {text}")

@@ -1,0 +1,72 @@
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from weir.errors import SettingsError
+from weir.manager.settings import compose
+from weir.model import PAD, RAGGED, Model, Tensor, check_model
+
+X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
+
+
+def declared(inputs: Sequence[Tensor] = (X,), outputs: Sequence[Tensor] = (Y,), **more: Any) -> type[Model]:
+    body = {"inputs": inputs, "outputs": outputs, "predict": lambda self, batch: batch, **more}
+    return type("Mine", (Model,), body)
+
+
+def test_what_can_be_declared() -> None:
+    padded = X._replace(varying=PAD)
+    ragged = Tensor("r", "BYTES", [-1, -1, 3], varying=RAGGED, pad_value=b"-", lengths="n")
+    outputs = (Y._replace(like="x"), Tensor("z", "INT8", [-1, -1], like="r"), Tensor("w", "INT8", [-1, 2]))
+    check_model(declared((padded, ragged), outputs, allowed_batch_sizes=[1, 8]))
+    assert padded.lengths_name == "x_lengths"
+    assert ragged.lengths_name == "n"
+    assert Tensor("a", "INT8", [-1, 2, -1, -1]).variable == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "words"),
+    [
+        ([X, X], [Y], "tensor 'x' is declared twice"),
+        ([X], [Y, Y], "tensor 'y' is declared twice"),
+        ([X._replace(datatype="FP8")], [Y], "tensor 'x' has datatype 'FP8', not one of BOOL"),
+        ([X._replace(shape=[])], [Y], "tensor 'x' has shape []"),
+        ([X._replace(shape=[-1, 0])], [Y], "tensor 'x' has shape [-1, 0]"),
+        ([X._replace(varying="padded")], [Y], "varying='padded', must be 'group', 'pad' or 'ragged'"),
+        ([X._replace(varying=PAD, shape=[-1, 2])], [Y], "to be padded it must have a -1"),
+        ([X._replace(varying=RAGGED, shape=[-1, 2, -1])], [Y], "only the second length of a ragged one is -1"),
+        ([X._replace(varying=PAD, pad_value="-")], [Y], "pad_value='-', which is no FP32"),
+        ([X._replace(varying=PAD, pad_value=1, datatype="BYTES")], [Y], "pad_value=1, which is no BYTES"),
+        (
+            [X._replace(varying=PAD, lengths="y"), Tensor("y", "INT8", [-1])],
+            [Y],
+            "lengths='y', which is an input already",
+        ),
+        ([X._replace(like="x")], [Y], "like='x', which is for outputs"),
+        ([X], [Y._replace(varying=PAD)], "varying='pad', which is for inputs"),
+        ([X], [Y._replace(like="x")], "like='x', which is no padded or ragged input"),
+        ([X._replace(varying=PAD)], [Y._replace(like="x", shape=[-1, 2])], "they must have -1 alike"),
+        ([X._replace(varying=RAGGED)], [Y._replace(like="x", shape=[-1, 2, -1])], "they must have -1 alike"),
+    ],
+)
+def test_what_cannot_be_declared(inputs: list[Tensor], outputs: list[Tensor], words: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_model(declared(inputs, outputs))
+    assert caught.value.message.startswith("Mine: tensor ")
+    assert words in caught.value.message
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [1.5], ["1"]])
+def test_batch_sizes_that_cannot_be(sizes: list[Any]) -> None:
+    with pytest.raises(SettingsError, match=r"Mine: allowed_batch_sizes=.*, must be whole numbers of at least 1"):
+        check_model(declared(allowed_batch_sizes=sizes))
+
+
+def test_a_batch_must_fit_into_an_allowed_size() -> None:
+    model = declared(allowed_batch_sizes=[4, 16])
+    assert compose(model, {"max_batch_size": 10}).batching.max_batch_size == 10
+    with pytest.raises(
+        SettingsError, match="max_batch_size=17: must be at most 16, the largest of the model's allowed_batch_sizes"
+    ):
+        compose(model, {"max_batch_size": 17})
