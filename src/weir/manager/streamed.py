@@ -22,7 +22,7 @@ class Streamed(RequestBase):
     worker. All is done on the service's event loop, but for the constructor.
     """
 
-    __slots__ = ("_error", "_kept", "_last", "_limit", "_over", "_waiter", "_withdraw", "outside")
+    __slots__ = ("_error", "_kept", "_last", "_limit", "_over", "_waiter", "_withdraw", "dispatch", "outside")
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["Streamed"], None],
@@ -30,6 +30,7 @@ class Streamed(RequestBase):
     ) -> None:  # fmt: skip
         super().__init__(payload, arrival, timeout, **attributes)
         self.outside = False  # waits for room in the line
+        self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer
         self._limit = limit
         self._withdraw = withdraw
         self._kept: deque[Any] = deque()
@@ -48,10 +49,12 @@ class Streamed(RequestBase):
                 retry_after=0.0,
             )
         self._kept.append(output)
+        self.dispatch = dispatch
         self._wake()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Keep the last answer, if there is one: after it nothing comes."""
+        self.dispatch = dispatch
         if output is not NO_ANSWER:
             self._kept.append(output)
             self._last = True

@@ -10,8 +10,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir.errors import TooLarge, WeirError
 from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer
 from weir.protocols.asgi_request import DOOR, AsgiRequest, abandon, submit
+from weir.protocols.asgi_stream import enter_stream, stream_source
 from weir.protocols.bodies import Body, disconnected, has_large_body
 from weir.protocols.codings import decompress
+from weir.protocols.events import EventStream
 from weir.protocols.native import Ask, find_service, head_size, read_ask
 from weir.protocols.payloads import Work, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
@@ -57,9 +59,30 @@ class Inference:
         except WeirError as error:
             refusal = self._refusal(error, ask.service)
             return await self._send_early(scope, receive, send, refusal, closing=incoming.unread)
-        answer = None if body is None else await self._answer(ask, body, receive)
+        if body is None:
+            return
+        answer = await (self._stream(ask, body, receive, send) if ask.stream else self._answer(ask, body, receive))
         if answer is not None:
             await send_answer(send, answer)
+
+    async def _stream(self, ask: Ask, body: bytes, receive: Receive, send: Send) -> Answer | None:
+        """Send the answers to `ask` as a stream of events, or return the answer that refuses it."""
+        works = await self._read(ask, body)
+        if isinstance(works, Answer):
+            return works
+        try:
+            request = enter_stream(ask, works)
+        except WeirError as error:  # the service told the observers
+            return self._error(error, ask.service)
+        try:
+            source = stream_source(ask, request, development=self._settings.development)
+            events = EventStream(source, receive, send, self._settings.stream_keep_alive)
+            await events.run()
+        finally:
+            request.close()
+        for observer in ask.service.observers:
+            observer.transferred(ask.service.label, DOOR, len(body), events.sent_bytes)
+        return None
 
     async def _answer(self, ask: Ask, body: bytes, receive: Receive) -> Answer | None:
         """Return the answer to `ask`, or None if the client has left."""

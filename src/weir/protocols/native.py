@@ -10,13 +10,14 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
+from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge, Unsupported, UnsupportedMediaType
 from weir.manager.service import LONGEST_TIMEOUT, Service
 from weir.messages import JSON
 from weir.model import is_tensor_model
 from weir.protocols.codings import accepted_coding, coding_of
 from weir.protocols.media import accept_of, content_type_of, write_types
 from weir.protocols.settings import HttpSettings
+from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -37,7 +38,7 @@ class Ask:
 
     __slots__ = (
         "accept", "accept_coding", "batch", "coding", "content_type", "explain", "key", "plain", "priority",
-        "request_id", "service", "timeout",
+        "request_id", "service", "stream", "timeout",
     )  # fmt: skip
 
     def __init__(self, service: Service, batch: bool) -> None:
@@ -52,6 +53,7 @@ class Ask:
         self.request_id: bytes | None = None  # to be sent back
         self.coding = ""  # how the body is compressed: gzip, zstd or not
         self.accept_coding = ""  # how a large answer may be
+        self.stream = service.streaming  # answered by a stream of events
         self.plain = not (batch or service.needs_measure or is_tensor_model(service.model))
 
 
@@ -82,10 +84,23 @@ def read_ask(
             _READERS[name](ask, value.decode("latin-1"))
     if content_type not in ("", JSON):
         ask.content_type = content_type_of(content_type, ask.service.model, ask.batch)
-    if ask.content_type != JSON or accept not in ("", "*/*", JSON):
+    if ask.stream:
+        _read_as_stream(ask, accept)
+    elif ask.content_type != JSON or accept not in ("", "*/*", JSON):
         offered = write_types(ask.service.model, ask.batch, ask.content_type)
         ask.accept = accept_of(accept, offered)
     return ask
+
+
+def _read_as_stream(ask: Ask, accept: str) -> None:
+    """The answer is a stream of events, whatever the request's own content type; each answer in it is JSON."""
+    name = ask.service.name
+    if ask.batch:
+        raise Unsupported(f"model {name!r} is streaming: it takes one item in a request, not a list")
+    try:
+        accept_of(accept, [CONTENT_TYPE])
+    except UnsupportedMediaType:
+        raise Unsupported(f"Accept {accept!r}: model {name!r} is streaming, its answers are {CONTENT_TYPE}") from None
 
 
 def find_service(registry: "Registry", path: str) -> tuple[Service, bool] | None:

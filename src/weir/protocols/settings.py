@@ -21,6 +21,10 @@ class HttpSettings:
     header_timeout: float = setting(10.0, "longest time for the head of a request to arrive", rule=POSITIVE)
     body_timeout: float = setting(60.0, "longest time for the body of a request to arrive", rule=POSITIVE)
     max_connections: int = setting(10_000, "connections that may be open; more are refused", rule=AT_LEAST_ONE)
+    stream_keep_alive: float = setting(
+        3.0, "a stream of events that is silent for this long gets a comment, so that nobody takes it for dead",
+        rule=POSITIVE,
+    )  # fmt: skip
     compress_above: int = setting(
         1024, "answers larger than this many bytes are compressed for clients that ask for it", rule=AT_LEAST_ZERO
     )

@@ -90,8 +90,8 @@ def _is_websocket(head: Head) -> bool:
 
 
 def _is_hot(ask: Ask) -> bool:
-    """Lists, tensors and compressed bodies are made into work by the ASGI application."""
-    return not (ask.batch or ask.coding or is_tensor_model(ask.service.model))
+    """Lists, tensors and compressed bodies are made into work by the ASGI application; it writes streams."""
+    return not (ask.batch or ask.stream or ask.coding or is_tensor_model(ask.service.model))
 
 
 def _named(registry: "Registry", path: str) -> "Service | None":

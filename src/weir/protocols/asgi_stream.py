@@ -1,0 +1,57 @@
+"""A request of the ASGI door to a streaming model: its answers as the data of events."""
+
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from weir.errors import WeirError
+from weir.manager.streamed import Streamed
+from weir.messages import Kind
+from weir.protocols.answers import Headers, echo_headers, error_answer, error_body, explain_headers, output_body
+from weir.protocols.asgi_request import DOOR
+from weir.protocols.events import Source
+from weir.protocols.native import Ask
+from weir.protocols.payloads import Work
+
+
+def enter_stream(ask: Ask, works: Sequence[Work | WeirError]) -> Streamed:
+    """Put the one work of a streaming model into its line. Raises what the service raises when it refuses it."""
+    (work,) = works
+    if isinstance(work, WeirError):
+        raise work
+    service = ask.service
+    request = new_request(work, service, ask.timeout, ask.priority, DOOR)
+    service.submit(request)
+    return request
+
+
+def new_request(work: Work, service: Any, timeout: float, priority: int, door: str) -> Streamed:
+    """Return the request that asks `service` for a stream; tensors are one item, which is not divided."""
+    return Streamed(
+        work.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, kind=Kind.ITEM,
+        content_type=work.content_type, accept=work.accept, rows=work.rows, cost=work.cost, key=work.key,
+        priority=priority, large=work.large, door=door,
+    )  # fmt: skip
+
+
+def stream_source(ask: Ask, request: Streamed, *, development: bool) -> Source:
+    """Return what is to be sent for `request`."""
+    name = ask.service.name
+    return Source(
+        _data(ask, request),
+        partial(error_answer, model=name, development=development),
+        partial(error_body, model=name, development=development),
+        partial(_headers, ask, request),
+    )
+
+
+async def _data(ask: Ask, request: Streamed) -> AsyncIterator[bytes]:
+    async for output in request:
+        yield output_body(ask, output)
+
+
+def _headers(ask: Ask, request: Streamed) -> Headers:
+    headers = echo_headers(ask)
+    if ask.explain and request.dispatch is not None:
+        headers += explain_headers(request, request.dispatch)
+    return headers
