@@ -15,40 +15,40 @@ class Agenda(Generic[M]):
     """Members in order of rank; equal ranks in the order in which they were put. Each operation is O(log n), amortised.
 
     An entry that a member no longer stands for stays in the heap until it comes to the front, or until such entries
-    are more than half of the heap.
+    are more than half of the heap. `entries`, by member, is not to be changed.
     """
 
-    __slots__ = ("_entries", "_heap", "_puts")
+    __slots__ = ("_heap", "_puts", "entries")
 
     def __init__(self) -> None:
-        self._entries: dict[M, tuple[Rank, int, M]] = {}
+        self.entries: dict[M, tuple[Rank, int, M]] = {}
         self._heap: list[tuple[Rank, int, M]] = []
         self._puts = 0
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.entries)
 
     def __contains__(self, member: M) -> bool:
-        return member in self._entries
+        return member in self.entries
 
     def put(self, member: M, rank: Rank) -> None:
         """Add `member`, or move it to `rank`."""
         self._puts += 1
         entry = (rank, self._puts, member)
-        self._entries[member] = entry
+        self.entries[member] = entry
         heap = self._heap
         heappush(heap, entry)
-        if len(heap) > 2 * len(self._entries) + SLACK:
-            heap[:] = self._entries.values()
+        if len(heap) > 2 * len(self.entries) + SLACK:
+            heap[:] = self.entries.values()
             heapify(heap)
 
     def discard(self, member: M) -> None:
         """Take `member` out, if it is in."""
-        self._entries.pop(member, None)
+        self.entries.pop(member, None)
 
     def first(self) -> tuple[Rank, M] | None:
         """Return the lowest rank and its member, or None when there is no member."""
-        heap, entries = self._heap, self._entries
+        heap, entries = self._heap, self.entries
         while heap:
             entry = heap[0]
             if entries.get(entry[2]) is entry:
@@ -58,4 +58,4 @@ class Agenda(Generic[M]):
 
     def members(self, count: int) -> list[M]:
         """Return up to `count` members, those that have been in longest first."""
-        return list(islice(self._entries, count))
+        return list(islice(self.entries, count))

@@ -29,7 +29,7 @@ from weir.errors import DeadlineExceeded, Draining, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy
 
-ITEM = Kind.ITEM
+ITEM, RETRY = Kind.ITEM, Reason.RETRY  # members of an enum are looked up slowly
 SIGHT_BATCHES = 4  # the time in sight moves slowly: it is worked out again with every fourth batch
 
 
@@ -90,13 +90,15 @@ class Batcher:
             self._submit_other(request, now)
             return
         group = line.groups.get(request.key)
-        if group is None or group.asleep or request.timeout != group.timeout:
+        if group is None or request.timeout != group.timeout:
             line.enter(request)
             return
         group.append(request)
         group.arrived += 1
         line.arrivals += 1
         line.last_arrival = request.arrival
+        if group.asleep:
+            line.turns.wake(group)
 
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:
@@ -164,7 +166,7 @@ class Batcher:
         dispatch = self._running.pop(batch_id)
         alone_since = self._places.take_back(dispatch.worker, batch_id, now)
         self._suspects.ended(batch_id)
-        dispatch.seconds = now - max(dispatch.at, alone_since)
+        dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         self.service.learn(dispatch.rows, dispatch.seconds, now)
         if self._tight < inf and batch_id % SIGHT_BATCHES == 0:
             self._tight = self._outlook.time_in_sight()
@@ -189,11 +191,11 @@ class Batcher:
         if self._freed:
             self._freed = False
             turns.wake_some()
-        while places.free and self._suspects:
+        while places.free and self._suspects.parts:
             dispatch = self._retry(now, wakeup)
             if dispatch is not None:
                 cut.append(dispatch)
-            elif self._suspects:
+            elif self._suspects.parts:
                 return cut  # a suspect waits for a worker of its own: let one run empty
         while places.free and (group := turns.first()) is not None:
             dispatch = self._ask(group, now, wakeup)
@@ -203,10 +205,11 @@ class Batcher:
 
     def _ask(self, group: Group, now: float, wakeup: Wakeup) -> Dispatch | None:
         line, settings = self._line, self.settings
+        earliest_deadline, oldest_arrival = group.rank()
         seen = Observation(
-            now, group.waiting, group.oldest(), group.earliest(), line.arrivals + self._refused, line.last_arrival,
-            self._places.free,
-            len(self._places), settings.max_batch_size, settings.max_queue_delay, self.draining,
+            now, group.arrived - group.departed, oldest_arrival, earliest_deadline, line.arrivals + self._refused,
+            line.last_arrival, self._places.free, len(self._places), settings.max_batch_size, settings.max_queue_delay,
+            self.draining,
         )  # fmt: skip
         try:
             rows, reason, until, limit = choose(self.policy, seen, self.service)
@@ -223,8 +226,7 @@ class Batcher:
         self._settle_up(group, load, now)
         if not load.requests:
             return None
-        age = now - seen.oldest_arrival
-        return self._start(load, reason, seen.waiting, age, limit, wakeup, now, seen.earliest_deadline)
+        return self._start(load, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline)
 
     def _bind(self, bound: int | None) -> None:
         """The policy lets no more than `bound` rows wait, or (None) as many as the settings do."""
@@ -254,9 +256,7 @@ class Batcher:
         load = load_of(part.entries)
         oldest = min(request.arrival for request in load.requests)
         earliest = min(request.deadline for request in load.requests)
-        dispatch = self._start(
-            load, Reason.RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt
-        )
+        dispatch = self._start(load, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt)
         self._suspects.started(dispatch.batch_id, part)
         return dispatch
 
@@ -266,9 +266,10 @@ class Batcher:
     ) -> Dispatch:  # fmt: skip
         batch_id = self._next_id
         self._next_id += 1
-        worker = self._places.pick(empty=reason is Reason.RETRY)
+        alone = reason is RETRY
+        worker = self._places.pick(empty=alone)
         assert worker is not None  # only called with a place free; otherwise this is a bug
-        self._places.give(worker, batch_id, alone=reason is Reason.RETRY)
+        self._places.give(worker, batch_id, alone=alone)
         dispatch = Dispatch(
             batch_id, worker.index, load.requests, load.slices, load.rows, load.cost, reason, waiting, oldest_age, limit,
             wakeup, now, attempt, load.plain,
@@ -284,7 +285,7 @@ class Batcher:
             return self._late_at
         turns, running = self._line.turns, self._running
         soonest = min(turns.end_of_wait(), turns.earliest_deadline(), running.earliest_deadline())
-        if self._suspects:
+        if self._suspects.parts:
             soonest = min(soonest, self._suspects.earliest_deadline())
         return soonest if soonest < inf else None
 
@@ -351,7 +352,7 @@ class Batcher:
     def has_waiting(self) -> bool:
         """Whether there is anything to decide, or to hand over by `expire`."""
         line = self._line
-        return bool(line.arrivals != line.departed or self._suspects or self._late)
+        return bool(line.arrivals != line.departed or self._suspects.parts or self._late)
 
     @property
     def is_empty(self) -> bool:

@@ -12,6 +12,8 @@ from weir.messages import Reason
 from weir.policy.decision import Observation, Policy
 
 MARGIN = 0.001  # seconds between the end of a batch and the answer at its caller
+# Members of an enum are looked up slowly.
+DEADLINE, DELAY, DRAIN, IDLE, POLICY = Reason.DEADLINE, Reason.DELAY, Reason.DRAIN, Reason.IDLE, Reason.POLICY
 
 
 class Choice(NamedTuple):
@@ -28,24 +30,24 @@ def choose(policy: Policy, seen: Observation, service: ServiceTime) -> Choice:
     rows, reason, until, limit = policy.decide(seen)
     largest = seen.max_batch_size
     if rows > 0:
-        return Choice(min(rows, largest), reason, seen.now, limit)
+        return Choice(rows if rows < largest else largest, reason, seen.now, limit)
     if seen.draining:
-        return Choice(largest, Reason.DRAIN, seen.now, limit)
+        return Choice(largest, DRAIN, seen.now, limit)
     clamped, reason = clamp(seen, until, service)
     return Choice(0 if seen.now < clamped else largest, reason, clamped, limit)
 
 
 def clamp(seen: Observation, until: float | None, service: ServiceTime) -> tuple[float, Reason]:
     """Return when a wait ends at the latest, and why then."""
-    end, reason = seen.oldest_arrival + seen.max_queue_delay, Reason.DELAY
+    end, reason = seen.oldest_arrival + seen.max_queue_delay, DELAY
     latest_start = seen.earliest_deadline - service.careful(min(seen.waiting, seen.max_batch_size)) - MARGIN
     if latest_start < end:
-        end, reason = latest_start, Reason.DEADLINE
+        end, reason = latest_start, DEADLINE
     if until is not None and until < end:
-        end, reason = until, Reason.POLICY
+        end, reason = until, POLICY
     return end, reason
 
 
 def greedily(seen: Observation) -> Choice:
     """Return the choice that replaces that of a policy which raised."""
-    return Choice(min(seen.waiting, seen.max_batch_size), Reason.IDLE, seen.now, None)
+    return Choice(min(seen.waiting, seen.max_batch_size), IDLE, seen.now, None)

@@ -85,7 +85,7 @@ def compose(group: Group, max_rows: int, max_cost: float, must_last: float, max_
     nobody_is_late = group.earliest() > must_last
     for level in group.levels:
         small = level.small
-        count = min(len(small), max_rows - load.rows)
+        count = min(len(small.waiting) - small.dead, max_rows - load.rows)
         if nobody_is_late and not small.odd and not level.large.waiting and load.cost + count <= max_cost:
             _take_plain(load, small, count)
         else:

@@ -24,25 +24,22 @@ class ServiceTime:
     def learn(self, rows: int, seconds: float, now: float) -> None:
         """Learn that a batch of `rows` took `seconds`, at the instant `now`."""
         if self._count:
-            error = abs(seconds - self.expected(rows))
+            error = abs(seconds - self._fixed - self._per_row * rows)
             self._spread += (1.0 - FADE if self._count > 10 else 1.0 / self._count) * (error - self._spread)
         self._count += 1
         self._at = now
-        self._w = FADE * self._w + 1.0
-        self._n = FADE * self._n + rows
-        self._t = FADE * self._t + seconds
-        self._nn = FADE * self._nn + rows * rows
-        self._nt = FADE * self._nt + rows * seconds
-        self._fit()
-
-    def _fit(self) -> None:
-        weight, rows, seconds = self._w, self._n, self._t
-        variance = self._nn * weight - rows * rows
-        slope = (self._nt * weight - rows * seconds) / variance if variance > 1e-3 * rows * rows else 0.0
-        slope = max(slope, 0.0)
-        fixed = (seconds - slope * rows) / weight
+        self._w = weight = FADE * self._w + 1.0
+        self._n = n = FADE * self._n + rows
+        self._t = t = FADE * self._t + seconds
+        self._nn = nn = FADE * self._nn + rows * rows
+        self._nt = nt = FADE * self._nt + rows * seconds
+        variance = nn * weight - n * n
+        slope = (nt * weight - n * t) / variance if variance > 1e-3 * n * n else 0.0
+        if slope < 0.0:
+            slope = 0.0
+        fixed = (t - slope * n) / weight
         if fixed < 0.0:
-            fixed, slope = 0.0, self._nt / self._nn
+            fixed, slope = 0.0, nt / nn
         self._fixed, self._per_row = fixed, slope
 
     def expected(self, rows: int) -> float:

@@ -60,10 +60,14 @@ class Lane:
 
     def pop(self, count: int) -> list[Request]:
         """Take out and return the first `count` of a lane without odd ones."""
-        popleft = self.waiting.popleft
-        if not self.dead:
-            return [popleft() for _ in range(count)]
+        waiting, popleft = self.waiting, self.waiting.popleft
         popped: list[Request] = []
+        if not self.dead:
+            if count < len(waiting):
+                return [popleft() for _ in range(count)]
+            popped += waiting
+            waiting.clear()
+            return popped
         while len(popped) < count:
             request = popleft()
             if request.settled:
@@ -200,6 +204,13 @@ class Group:
             return self._deadlines.earliest()
         waiting = self.plain.waiting
         return waiting[0].deadline if waiting else inf
+
+    def rank(self) -> tuple[float, float]:
+        """Return `earliest` and `oldest`."""
+        if self.timeout != self.timeout:
+            return self._deadlines.earliest(), self.oldest()
+        waiting = self.plain.waiting
+        return (waiting[0].deadline, waiting[0].arrival) if waiting else (inf, inf)
 
     def passed(self, now: float) -> list[Request]:
         """Return the waiting requests whose deadline is not after `now`; each is then to be settled and removed."""

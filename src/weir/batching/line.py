@@ -80,6 +80,8 @@ class Line:
 
     def sweep(self) -> None:
         """Take the rest of requests out that had their end, by a part, while it waited."""
+        if not self._divided:
+            return
         for key, request in list(self._divided.items()):
             if request.taken >= request.rows:
                 del self._divided[key]
@@ -88,7 +90,7 @@ class Line:
 
     def reconsider(self, group: Group) -> None:
         """Something has left `group`: give it its new place among the groups, or forget it."""
-        if group.waiting:
+        if group.arrived != group.departed:
             self.turns.wake(group)
             return
         self.turns.close(group)

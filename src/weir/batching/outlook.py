@@ -1,5 +1,7 @@
 """What is to be expected: how fast the line moves, and who can still make it. From the service times that were learned."""
 
+from math import inf
+
 from weir.batching.estimate import ServiceTime
 from weir.batching.line import Line
 from weir.batching.places import Places
@@ -31,7 +33,7 @@ class Outlook:
         """Return how long the line, and so many rows that run, will take; 1 s if nothing is known."""
         waiting = self._line.waiting
         rate = self.rate(waiting)
-        return (waiting + running / 2) / rate if 0.0 < rate < float("inf") else UNKNOWN_WAIT
+        return (waiting + running / 2) / rate if 0.0 < rate < inf else UNKNOWN_WAIT
 
     def time_in_sight(self) -> float:
         """Return a time in which a request that arrives now is surely answered, unless the line grows a lot meanwhile."""
@@ -53,7 +55,7 @@ class Outlook:
         While more wait than fit, a place is precious: it goes to requests that will very likely make it. Otherwise
         only those are left out that have hardly a chance.
         """
-        if not self._service.is_trusted(seen.now):
+        if seen.earliest_deadline == inf or not self._service.is_trusted(seen.now):
             return seen.now
         if seen.waiting > rows:
             return seen.now + self._service.careful(rows)

@@ -7,20 +7,22 @@ class Worker:
     """A worker that is ready. It holds up to `places` batches at once, or one that must be alone with it; one that leaves
     gets no more."""
 
-    __slots__ = ("alone", "batches", "idle_since", "index", "leaves", "places")
+    __slots__ = ("alone", "batches", "free", "idle_since", "index", "leaves", "places")
 
     def __init__(self, index: int, places: int, now: float) -> None:
         self.index = index
         self.places = places
+        self.free = places  # how many further batches it takes
         self.idle_since = now  # when it last gave something back
         self.batches: dict[int, None] = {}  # ids, in the order given
         self.alone = False
         self.leaves = False
 
-    @property
-    def free(self) -> int:
-        """How many further batches it takes."""
-        return 0 if self.alone or self.leaves else self.places - len(self.batches)
+    def count(self) -> int:
+        """Bring `free` up to date, and return how many more that is."""
+        before = self.free
+        self.free = 0 if self.alone or self.leaves else self.places - len(self.batches)
+        return self.free - before
 
 
 class Places:
@@ -59,8 +61,8 @@ class Places:
         if worker is None:
             return True
         if not worker.leaves:
-            self.free -= worker.free
             worker.leaves = True
+            self.free += worker.count()
             self._leaving += 1
         return not worker.batches
 
@@ -76,17 +78,16 @@ class Places:
 
     def give(self, worker: Worker, batch_id: int, *, alone: bool = False) -> None:
         """`worker` gets a batch; with `alone` it gets no other until this one is back."""
-        before = worker.free
         worker.batches[batch_id] = None
         worker.alone = alone
-        self.free += worker.free - before
+        self.free += worker.count()
 
     def take_back(self, index: int, batch_id: int, now: float) -> float:
         """A batch is back; return since when its worker had nothing else to do before it."""
         worker = self._workers[index]
-        before, since = worker.free, worker.idle_since
+        since = worker.idle_since
         del worker.batches[batch_id]
         worker.alone = False
         worker.idle_since = now
-        self.free += worker.free - before
+        self.free += worker.count()
         return since

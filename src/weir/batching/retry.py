@@ -22,16 +22,16 @@ class Part(NamedTuple):
 
 
 class Suspects:
-    """The parts that are to run again, in the order in which their workers died."""
+    """The `parts` that are to run again, in the order in which their workers died."""
 
-    __slots__ = ("_last_tries", "_parts")
+    __slots__ = ("_last_tries", "parts")
 
     def __init__(self) -> None:
-        self._parts: deque[Part] = deque()
+        self.parts: deque[Part] = deque()
         self._last_tries: set[int] = set()  # batches that are somebody's last try
 
     def __len__(self) -> int:
-        return len(self._parts)
+        return len(self.parts)
 
     def died(self, dispatch: Dispatch) -> Lost:
         """The worker of `dispatch` died: queue what can run again, return the rest."""
@@ -50,12 +50,12 @@ class Suspects:
         middle = (len(entries) + 1) // 2
         for half in (entries[:middle], entries[middle:]):
             if half:
-                self._parts.append(Part(half, attempt, last))
+                self.parts.append(Part(half, attempt, last))
 
     def pop(self) -> Part | None:
         """Return the next part, without what has had its end meanwhile; None if nothing is left."""
-        while self._parts:
-            entries, attempt, last = self._parts.popleft()
+        while self.parts:
+            entries, attempt, last = self.parts.popleft()
             left = [entry for entry in entries if not is_done(entry)]
             if left:
                 return Part(left, attempt, last)
@@ -72,7 +72,7 @@ class Suspects:
 
     def entries(self) -> list[Entry]:
         """Return all entries that are to run again and have not had their end."""
-        return [entry for part in self._parts for entry in part.entries if not is_done(entry)]
+        return [entry for part in self.parts for entry in part.entries if not is_done(entry)]
 
     def earliest_deadline(self) -> float:
         """Return the earliest deadline among them; infinity if there is none."""
@@ -84,7 +84,7 @@ class Suspects:
 
     def clear(self) -> None:
         """Forget all."""
-        self._parts.clear()
+        self.parts.clear()
         self._last_tries.clear()
 
 

@@ -22,10 +22,12 @@ class Turns:
 
     def wake(self, group: Group) -> None:
         """`group` is to be asked; also when its rank has changed."""
-        group.asleep = False
-        self._parked.discard(group)
-        group.turn = group.earliest()
-        self._awake.put(group, (group.turn, group.oldest()))
+        if group.asleep:
+            group.asleep = False
+            self._parked.discard(group)
+        rank = group.rank()
+        group.turn = rank[0]
+        self._awake.put(group, rank)
 
     def park(self, group: Group, until: float) -> None:
         """The policy of `group` waits until then."""
@@ -35,19 +37,19 @@ class Turns:
 
     def close(self, group: Group) -> None:
         """`group` is empty."""
+        (self._parked if group.asleep else self._awake).discard(group)
         group.asleep = True
-        self._awake.discard(group)
-        self._parked.discard(group)
 
     def wake_due(self, now: float) -> None:
         """Wake the groups whose wait is over."""
-        while (first := self._parked.first()) is not None and first[0][0] <= now:
+        while self._parked.entries and (first := self._parked.first()) is not None and first[0][0] <= now:
             self.wake(first[1])
 
     def wake_some(self) -> None:
         """Wake those that have slept longest: a place is free for them."""
-        for group in self._parked.members(WOKEN_AT_ONCE):
-            self.wake(group)
+        if self._parked.entries:
+            for group in self._parked.members(WOKEN_AT_ONCE):
+                self.wake(group)
 
     def wake_all(self) -> None:
         """Wake every group."""
@@ -59,9 +61,9 @@ class Turns:
         awake = self._awake
         while (first := awake.first()) is not None:
             rank, group = first
-            if len(awake) == 1:
+            if len(awake.entries) == 1:
                 return group
-            current = (group.earliest(), group.oldest())
+            current = group.rank()
             if current <= rank:
                 return group
             group.turn = current[0]

@@ -24,6 +24,7 @@ from weir.policy.rules import Greedy
 from weir.policy.stages import SILENCE, Stage, Stages
 
 GREEDY = Greedy()
+POLICY = Reason.POLICY  # a member of an enum is looked up slowly
 
 
 class SolvedPolicy:
@@ -68,10 +69,10 @@ class SolvedPolicy:
         if answer is None:
             limit, until = stage.limits[second], guard(stage, rate, seen)
             if seen.now < until and waiting < largest and waiting < stage.largest:
-                return Decision(0, Reason.POLICY, until, limit)
-            answer = Decision(min(waiting, largest, stage.largest), Reason.POLICY, None, min(limit, largest))
+                return Decision(0, POLICY, until, limit)
+            answer = Decision(min(waiting, largest, stage.largest), POLICY, None, min(limit, largest))
         elif answer.rows > largest:
-            answer = Decision(largest, Reason.POLICY, None, min(stage.limits[second], largest))
+            answer = Decision(largest, POLICY, None, min(stage.limits[second], largest))
         if stage.latest is not None and (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
             answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
         if stage.share:

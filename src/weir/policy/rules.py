@@ -9,6 +9,9 @@ from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
 from weir.messages import Reason
 from weir.policy.decision import Decision, Observation
 
+# Members of an enum are looked up slowly.
+DELAY, IDLE, POLICY, SIZE = Reason.DELAY, Reason.IDLE, Reason.POLICY, Reason.SIZE
+
 
 def all_of(seen: Observation) -> int:
     """Return how many rows there are to take: all that wait, but at most a full batch."""
@@ -22,8 +25,8 @@ class Greedy:
     def decide(self, seen: Observation) -> Decision:
         """Dispatch whatever waits."""
         if seen.waiting >= seen.max_batch_size:
-            return Decision(seen.max_batch_size, Reason.SIZE, None, seen.max_batch_size)
-        return Decision(seen.waiting, Reason.IDLE)
+            return Decision(seen.max_batch_size, SIZE, None, seen.max_batch_size)
+        return Decision(seen.waiting, IDLE)
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,11 @@ class SizeOrDelay:
         """Dispatch all that waits, as soon as it is enough or old enough."""
         size = seen.max_batch_size if self.size is None else min(self.size, seen.max_batch_size)
         if seen.waiting >= size:
-            return Decision(all_of(seen), Reason.SIZE, None, size)
+            return Decision(all_of(seen), SIZE, None, size)
         end = seen.oldest_arrival + self.delay
         if seen.now >= end:
-            return Decision(all_of(seen), Reason.DELAY, None, size)
-        return Decision(0, Reason.DELAY, end, size)
+            return Decision(all_of(seen), DELAY, None, size)
+        return Decision(0, DELAY, end, size)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class FullBatches:
     def decide(self, seen: Observation) -> Decision:
         """Dispatch one batch of `size` rows if there are as many."""
         size = seen.max_batch_size if self.size is None else min(self.size, seen.max_batch_size)
-        return Decision(size if seen.waiting >= size else 0, Reason.SIZE, None, size)
+        return Decision(size if seen.waiting >= size else 0, SIZE, None, size)
 
 
 @dataclass(frozen=True)
@@ -74,4 +77,4 @@ class ControlLimit:
     def decide(self, seen: Observation) -> Decision:
         """Dispatch all that waits once the limit is reached."""
         limit = min(self.limit, seen.max_batch_size)
-        return Decision(all_of(seen) if seen.waiting >= limit else 0, Reason.POLICY, None, limit)
+        return Decision(all_of(seen) if seen.waiting >= limit else 0, POLICY, None, limit)

@@ -7,6 +7,8 @@ from typing import Any
 from weir.errors import WeirError
 from weir.messages import OBJECT, Dispatch, Kind
 
+ITEM, TENSORS = Kind.ITEM, Kind.TENSORS
+
 
 class _Alike:
     """What all simulated requests have in common."""
@@ -37,7 +39,7 @@ class Asking(_Alike):
         self.timeout = timeout
         self.deadline = arrival + timeout
         self.rows = rows
-        self.kind = Kind.ITEM if rows == 1 else Kind.TENSORS
+        self.kind = ITEM if rows == 1 else TENSORS
         self.large = False
         self.settled = False
         self.taken = 0

@@ -1,6 +1,6 @@
 """What a simulation has seen: written per batch into plain lists, handed over in parts as arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import nan
 from typing import NamedTuple, TypeVar
 
@@ -61,38 +61,34 @@ class Book:
         self._clear()
 
     def _clear(self) -> None:
-        self._batches: list[tuple[float, float, float, int, int, int, int, int]] = []
+        self._batches: list[float] = []  # the fields of Batches, batch after batch: no object per batch is kept
         self._index: list[int] = []
         self._arrival: list[float] = []
-        self._end: list[float] = []
-        self._rows: list[int] = []
+        # Where members are that have not one row and their batch's end, with their end and rows.
+        self._odd: list[tuple[int, float, int]] = []
         self.refused: list[int] = []
         self.expired: list[int] = []
 
     def started(self, cut: Dispatch, requests: list[Asking], start: float, end: float) -> None:
         """A batch was cut; when it starts and ends is known already."""
-        count = len(requests)
-        self._batches.append((cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, count))
+        self._batches += (cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, len(requests))
+        if not cut.plain:
+            self._divided(cut, requests, end)
         self._index += [request.index for request in requests]
         self._arrival += [request.arrival for request in requests]
-        if cut.plain:
-            self._end += [end] * count
-            self._rows += [1] * count
-        else:
-            self._divided(cut, requests, end)
         if len(self._index) >= PART:
             self.hand_over()
 
     def _divided(self, cut: Dispatch, requests: list[Asking], end: float) -> None:
-        for request, part in zip(requests, cut.slices or [None] * len(requests), strict=True):
+        slices = cut.slices or [None] * len(requests)
+        for place, (request, part) in enumerate(zip(requests, slices, strict=True), len(self._index)):
             rows = request.rows if part is None else part[1] - part[0]
             before, latest = self._pieces.pop(request.index, (0, end))
             latest = max(latest, end)
             if before + rows < request.rows:
                 self._pieces[request.index] = (before + rows, latest)
                 latest = nan
-            self._end.append(latest)
-            self._rows.append(rows)
+            self._odd.append((place, latest, rows))
 
     def lost(self, index: int) -> None:
         """A request has left the line at its deadline, with all or a part of it never run."""
@@ -101,13 +97,24 @@ class Book:
 
     def hand_over(self) -> None:
         """Hand over what has been seen since the last time."""
-        columns = list(zip(*self._batches, strict=True)) or [()] * len(Batches._fields)
-        at, start, end = (np.array(column, dtype=np.float64) for column in columns[:3])
-        batches = Batches(at, start, end, *(np.array(column, dtype=np.int64) for column in columns[3:]))
+        columns = [self._batches[field :: len(Batches._fields)] for field in range(len(Batches._fields))]
+        at, start, end_of_batch = map(_floats, columns[:3])
+        batches = Batches(at, start, end_of_batch, *map(_ints, columns[3:]))
+        end = np.repeat(end_of_batch, batches.requests)
+        rows = np.ones(len(end), dtype=np.int64)
+        if self._odd:
+            places, ends, sizes = zip(*self._odd, strict=True)
+            end[list(places)], rows[list(places)] = ends, sizes
         part = Part(
-            batches, np.array(self._index, dtype=np.int64), np.array(self._arrival), np.array(self._end),
-            np.array(self._rows, dtype=np.int64), np.array(self.refused, dtype=np.int64),
-            np.array(self.expired, dtype=np.int64),
-        )  # fmt: skip
+            batches, _ints(self._index), _floats(self._arrival), end, rows, _ints(self.refused), _ints(self.expired)
+        )
         self._clear()
         self._sink(part)
+
+
+def _floats(values: list[float]) -> Floats:
+    return np.fromiter(values, np.float64, len(values))
+
+
+def _ints(values: Sequence[float]) -> Ints:
+    return np.fromiter(values, np.int64, len(values))

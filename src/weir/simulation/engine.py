@@ -102,13 +102,15 @@ class Engine:
         self._undecided = False
         for cut in self.batcher.poll(self.now, wakeup):
             self._start(cut)
+        self._wake = inf
         # The timer matters for decisions, which need a free place, and for deadlines.
-        wake = self.batcher.next_wakeup if self._free or self._timeout < inf else None
-        self._wake = inf if wake is None else wake
+        if (self._free or self._timeout < inf) and (wake := self.batcher.next_wakeup) is not None:
+            self._wake = wake
 
     def _start(self, cut: Dispatch) -> None:
-        requests = cast(list[Asking], cut.requests)
-        start = max(cut.at, self._busy_until[cut.worker])
+        requests = cast("list[Asking]", cut.requests)
+        busy_until = self._busy_until[cut.worker]
+        start = cut.at if cut.at > busy_until else busy_until
         end = start + self._services.time(cut.rows, requests[0].index)
         self._busy_until[cut.worker] = end
         self._free -= 1
