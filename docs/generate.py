@@ -23,6 +23,7 @@ PARTS = {
     "Service": "How callers are treated.",
     "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
     "Doors": "Doors beside those that Weir has. These are settings of the server, not of a model.",
+    "Open Inference Protocol": "What the doors of that protocol share. These are settings of the server, not of a model.",
     "Control": "Who may control the server. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
 }

@@ -25,6 +25,7 @@ from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
+from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
@@ -56,9 +57,10 @@ class App:
         services = [make_service(model, heard) for model in settings.models]
         self.registry = Registry(services, {model.name: model.routes for model in settings.models})
         render = None if metrics is None else make_exposition(metrics, self.registry).render
-        asgi = make_app(self.registry, settings.http, metrics=render, control=self.control)
-        self.server = HttpServer(self.registry, asgi, settings.http, heard)
-        context = DoorContext(self.registry, settings, heard, self.control)
+        site = Site(self.registry, settings.http, self.control, settings=settings.kserve)
+        asgi = make_app(self.registry, settings.http, metrics=render, site=site)
+        self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site)
+        context = DoorContext(self.registry, settings, heard, self.control, site)
         self.doors: list[Door] = [self.server, *open_doors(settings.doors.doors, context)]
         self._signalled = asyncio.Event()
 

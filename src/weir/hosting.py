@@ -17,6 +17,8 @@ from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.control import Control, ControlSettings
+from weir.protocols.kserve.settings import KserveSettings
+from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
@@ -29,6 +31,7 @@ Target = str | type[Model] | type[Service] | Service
 _OF_THE_HOST = ("host", "port", "uds", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
+_KSERVE = {declared.name for declared in fields(KserveSettings)}
 
 
 def asgi(
@@ -43,8 +46,8 @@ def asgi(
     Its lifespan starts the models and, at the end, drains and stops them, so the hosting server must offer lifespan
     events (all do). Each process of that server runs models and workers of its own.
 
-    `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), and
-    those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
+    `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), of the Open
+    Inference Protocol, and those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
     own. Nobody may change anything while it runs, but with `allow_control=True` or the token of `control_token_file`: where
     a caller is, only the hosting server knows. `metrics` are collected and served at /metrics; a Service already made counts only if its observers do.
 
@@ -53,6 +56,7 @@ def asgi(
     http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
     said = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
     control = Control(said, trusts_local=False)
+    kserve = KserveSettings(**{name: settings.pop(name) for name in _KSERVE & settings.keys()})
     recorded = Metrics() if metrics else None
     heard: list[Observer] = [LogObserver(get_logger("weir")), *observers]
     if recorded is not None:
@@ -65,7 +69,8 @@ def asgi(
         async with running(registry):
             yield
 
-    return make_app(registry, http, metrics=render, control=control, lifespan=lifespan)
+    site = Site(registry, http, control, settings=kserve)
+    return make_app(registry, http, metrics=render, site=site, lifespan=lifespan)
 
 
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:

@@ -22,6 +22,7 @@ from weir.manager.settings import ServiceSettings
 from weir.parsing import from_text, from_texts, from_toml
 from weir.protocols.control import ControlSettings
 from weir.protocols.door import DoorsSettings
+from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.settings import TelemetrySettings
 from weir.workers.settings import WorkerSettings
@@ -54,6 +55,7 @@ MODEL_PARTS: dict[str, type[Any]] = {
 SERVER_PARTS: dict[str, type[Any]] = {
     "HTTP": HttpSettings,
     "Doors": DoorsSettings,
+    "Open Inference Protocol": KserveSettings,
     "Control": ControlSettings,
     "Telemetry": TelemetrySettings,
 }
@@ -100,6 +102,7 @@ class Settings(NamedTuple):
     models: list[ModelToServe]
     http: HttpSettings
     doors: DoorsSettings
+    kserve: KserveSettings
     control: ControlSettings
     telemetry: TelemetrySettings
 

@@ -7,10 +7,8 @@ from typing import Any
 from weir.errors import WeirError
 from weir.manager.delivery import discard
 from weir.messages import Dispatch, RequestBase
-from weir.protocols.native import Ask
+from weir.protocols.native import DOOR, Ask
 from weir.protocols.payloads import NOTHING, Work
-
-DOOR = "http"
 
 
 class Countdown:

@@ -8,9 +8,8 @@ from weir.errors import WeirError
 from weir.manager.streamed import Streamed
 from weir.messages import Kind
 from weir.protocols.answers import Headers, echo_headers, error_answer, error_body, explain_headers, output_body
-from weir.protocols.asgi_request import DOOR
 from weir.protocols.events import Source
-from weir.protocols.native import Ask
+from weir.protocols.native import DOOR, Ask
 from weir.protocols.payloads import Work
 
 

@@ -16,6 +16,7 @@ from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
+    from weir.protocols.kserve.site import Site
 
 ENTRY_POINTS = "weir.doors"
 
@@ -62,6 +63,7 @@ class DoorContext(NamedTuple):
     settings: DoorSettings
     observers: Sequence[Observer]  # `refused` and `transferred` are the door's to tell; the services tell the rest
     control: Control = Control()
+    site: "Site | None" = None  # what the doors of the Open Inference Protocol share
     options: Any = None  # what was said for it: JSON, or else plain text
 
 

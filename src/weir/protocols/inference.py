@@ -9,12 +9,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import TooLarge, WeirError
 from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer
-from weir.protocols.asgi_request import DOOR, AsgiRequest, abandon, submit
+from weir.protocols.asgi_request import AsgiRequest, abandon, submit
 from weir.protocols.asgi_stream import enter_stream, stream_source
 from weir.protocols.bodies import Body, disconnected, has_large_body
 from weir.protocols.codings import decompress
 from weir.protocols.events import EventStream
-from weir.protocols.native import Ask, find_service, head_size, read_ask
+from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
 from weir.protocols.payloads import Work, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings

@@ -22,6 +22,8 @@ from weir.wire.sse import CONTENT_TYPE
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
 
+DOOR = "http"  # what requests that come by HTTP are counted as
+
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 _NUMBER = re.compile(r"(?:[0-9]{1,12}\.?[0-9]{0,12}|\.[0-9]{1,12})(?:[eE][+-]?[0-9]{1,3})?")
 _MAX_KEY_LENGTH = 256

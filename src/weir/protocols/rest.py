@@ -7,9 +7,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Lifespan
 
-from weir.protocols.control import Control
 from weir.protocols.failures import exception_handlers
 from weir.protocols.inference import Inference
+from weir.protocols.kserve.routes import Kserve
+from weir.protocols.kserve.site import Site
 from weir.protocols.pages import Pages, RenderMetrics
 from weir.protocols.settings import HttpSettings
 
@@ -27,15 +28,17 @@ def make_app(
     settings: HttpSettings,
     *,
     metrics: RenderMetrics | None = None,
-    control: Control | None = None,
+    site: Site | None = None,
     lifespan: Lifespan[Any] | None = None,
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
-    /metrics; `control` says who may change anything, without it those on this machine.
+    /metrics; `site` is what the Open Inference Protocol knows, and says who may change anything: without it those
+    on this machine.
     """
-    middleware = [Middleware(Inference, registry, settings)]
+    site = site or Site(registry, settings)
+    middleware = [Middleware(Inference, registry, settings), Middleware(Kserve, site)]
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
@@ -43,7 +46,7 @@ def make_app(
         )  # fmt: skip
         middleware.insert(0, cors)
     app = Starlette(
-        routes=Pages(registry, settings, metrics, control or Control()).routes(),
+        routes=Pages(registry, settings, metrics, site.control).routes(),
         middleware=middleware,
         exception_handlers=exception_handlers(settings),
         lifespan=lifespan,

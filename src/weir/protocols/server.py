@@ -16,6 +16,9 @@ from weir.messages import Observer
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.lane import Lane
+from weir.protocols.fastlane.native import Native
+from weir.protocols.kserve.hot import HotKserve
+from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -30,18 +33,19 @@ _CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at th
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
 
-    `observers` hear of what is refused before it reaches a service; the services' own observers hear the rest. `clock`
+    `site` is what the Open Inference Protocol knows beside the models. `observers` hear of what is refused before it reaches a service; the services' own observers hear the rest. `clock`
     returns seconds; idle and slow connections are measured by it.
     """
 
     def __init__(
         self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
-        clock: Callable[[], float] = time.monotonic,
+        site: Site | None = None, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._asgi_app = asgi_app
         self._hand_over = HandOver(self._asgi, idle_timeout=settings.idle_timeout)
-        self._lane = Lane(registry, settings, observers, self._hand_over, clock=clock)
+        manners = (Native(registry, settings), HotKserve(site or Site(registry, settings)))
+        self._lane = Lane(manners, settings, observers, self._hand_over, clock=clock)
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None

@@ -12,6 +12,9 @@ from weir.model import Model
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.lane import Lane
+from weir.protocols.fastlane.native import Native
+from weir.protocols.kserve.hot import HotKserve
+from weir.protocols.kserve.site import Site as KserveSite
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
 
@@ -215,9 +218,10 @@ async def site(
     hand_over = HandOver(hello, idle_timeout=http.idle_timeout)
     hand_over.config.load()
     registry = Registry([service])
+    manners = (Native(registry, http), HotKserve(KserveSite(registry, http)))
     await service.start()
     try:
-        yield Site(Lane(registry, http, [observer], hand_over, clock=clock), service, executor, observer, clock)
+        yield Site(Lane(manners, http, [observer], hand_over, clock=clock), service, executor, observer, clock)
         await settled()
     finally:
         stopping = asyncio.ensure_future(service.stop(0.0))

@@ -46,7 +46,7 @@ def plan(
     async def planned() -> Plan:
         async with site(model=model, **settings) as here:
             head = "\r\n".join((line, "Host: t", *headers, f"Content-Length: {size}"))
-            return make_plan(HeadReader().read(head.encode()), here.lane.registry, here.lane.settings)
+            return make_plan(HeadReader().read(head.encode()), here.lane.manners, here.lane.settings)
 
     return asyncio.run(planned())
 

@@ -16,7 +16,7 @@ HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Reques
 def test_its_constructor_sets_what_the_base_sets() -> None:
     async def test() -> None:
         async with site() as here:
-            plan = make_plan(HeadReader().read(HEAD), here.lane.registry, here.lane.settings)
+            plan = make_plan(HeadReader().read(HEAD), here.lane.manners, here.lane.settings)
             ask = plan.ask
             request = HttpRequest(Connection(here.lane), plan, ask, b"3", 5.0)
             base = RequestBase(

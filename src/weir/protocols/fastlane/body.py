@@ -26,13 +26,13 @@ class Place(Protocol):
 
 
 class BlockPlace:
-    """A block of the arena."""
+    """A block of the arena; the body begins `lead` bytes after it."""
 
     __slots__ = ("_block", "view")
 
-    def __init__(self, block: Block, size: int) -> None:
+    def __init__(self, block: Block, size: int, lead: int = 0) -> None:
         self._block = block
-        self.view = block.view[:size]
+        self.view = block.view[lead : lead + size]
 
     def payload(self) -> Block:
         """Return the block itself."""

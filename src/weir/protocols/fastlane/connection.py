@@ -17,7 +17,6 @@ from weir.manager.delivery import discard
 from weir.protocols.fastlane.body import BlockPlace, Place, Reception
 from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning
 from weir.protocols.fastlane.link import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, Link, draining
-from weir.protocols.fastlane.request import HttpRequest
 from weir.protocols.fastlane.responses import CONTINUE
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.wire.pickles import LARGE_BYTES
@@ -41,7 +40,6 @@ class Connection(Link):
 
     def __init__(self, lane: "Lane") -> None:
         super().__init__(lane)
-        self._plan: Plan
         self._searched = 0  # so many bytes of `_pending` hold no end of a head
         self._left = 0  # bytes to be skipped
         self._reading_paused = False
@@ -210,14 +208,14 @@ class Connection(Link):
     def _reserve(self, plan: "Plan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
         service = plan.ask.service
-        if not plan.ask.plain:  # its body is decoded here
+        if not plan.in_arena:
             return self.lane.buffer(plan.length)
-        block = service.reserve(plan.length)
+        block = service.reserve(plan.lead + plan.length)
         if block is not None:
-            return BlockPlace(block, plan.length)
+            return BlockPlace(block, plan.length, plan.lead)
         if not service.arena_bytes:
             return self.lane.buffer(plan.length)
-        if plan.length > service.arena_bytes:
+        if plan.lead + plan.length > service.arena_bytes:
             raise TooLarge(f"body: of {plan.length} bytes, the arena has {service.arena_bytes} (arena_bytes)")
         raise Overloaded(f"body: no place for {plan.length} bytes in the arena now")
 
@@ -240,38 +238,38 @@ class Connection(Link):
         ask = plan.ask
         service = ask.service
         now = service.now()
-        self._request = request = HttpRequest(self, plan, ask, payload, now)
+        self._request = request = plan.manner.request(self, plan, ask, payload, now)
         self.phase = BUSY
         try:
             if not ask.plain:
                 request.measure()
             service.submit(request, now)
         except WeirError as error:
-            discard(payload)
+            discard(request.payload)
             request.fail(error)
         except Exception as error:
             # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
             _log.exception("a request for %s cannot be taken", service.name)
             request.settled = True
-            discard(payload)
+            discard(request.payload)
             request.fail(error)
 
     def _refuse(self, error: WeirError) -> None:
         """Answer a request that reached no service; its body has been read."""
         self.phase = BUSY
         self.lane.refused(self._plan.service, error)
-        self.answer(self._plan, self._error_answer(error, self._plan.service))
+        self.answer(self._plan, self._plan.manner.error_answer(error, self._plan.service))
 
     def _refuse_before_body(self, error: WeirError) -> None:
         plan = self._plan
         self.lane.refused(plan.service, error)
         close = self.lane.draining or not plan.keep_alive
         if close or plan.expects_continue or plan.length > self.lane.settings.max_body_size:
-            self._close_with(self._error_answer(error, plan.service))
+            self._close_with(plan.manner.error_answer(error, plan.service))
             return
         self.phase = SKIP
         self._left = plan.length
-        answer = self._error_answer(error, plan.service)
+        answer = plan.manner.error_answer(error, plan.service)
         self.transport.write(self.lane.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
 
     def _hand_over(self, head: bytes) -> None:

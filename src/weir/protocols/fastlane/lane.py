@@ -11,16 +11,14 @@ from weir.protocols.fastlane.body import Buffer
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
 from weir.protocols.fastlane.memo import HeadMemo
-from weir.protocols.fastlane.plan import Plan, make_plan
+from weir.protocols.fastlane.plan import Manner, Plan, make_plan
 from weir.protocols.fastlane.responses import Heads
 from weir.protocols.fastlane.tally import Tally
+from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
     from weir.manager.service import Service
-
-DOOR = "http"
 
 READ_BYTES = 64 << 10
 
@@ -52,10 +50,10 @@ class Lane:
     """What all connections of a server share; one event loop, one thread."""
 
     def __init__(
-        self, registry: "Registry", settings: HttpSettings, observers: Sequence[Observer],
+        self, manners: Sequence[Manner], settings: HttpSettings, observers: Sequence[Observer],
         hand_over: HandOver, *, clock: Callable[[], float],
     ) -> None:  # fmt: skip
-        self.registry = registry
+        self.manners = tuple(manners)  # the first one answers what belongs to none
         self.settings = settings
         self.observers = tuple(observers)
         self.hand_over = hand_over
@@ -97,7 +95,7 @@ class Lane:
         return plan
 
     def _make_plan(self, head: Head) -> Plan:
-        plan = make_plan(head, self.registry, self.settings)
+        plan = make_plan(head, self.manners, self.settings)
         if plan.service is not None:
             plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))
         return plan

@@ -4,19 +4,19 @@ connection.py has the part that reads, and says what the phases mean.
 """
 
 import asyncio
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
 from weir.errors import DeadlineExceeded, Draining, WeirError
-from weir.protocols.answers import Answer, Headers, error_answer
+from weir.protocols.answers import Answer, Headers
 from weir.protocols.fastlane.discard import Discard
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
     from weir.protocols.fastlane.body import Reception
     from weir.protocols.fastlane.lane import Lane
-    from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.plan import Manner, Plan
     from weir.protocols.fastlane.request import HttpRequest
 
 
@@ -39,6 +39,7 @@ class Link(asyncio.BufferedProtocol):
     """The writing part of a connection."""
 
     transport: asyncio.Transport
+    _plan: "Plan"
 
     def __init__(self, lane: "Lane") -> None:
         self.lane = lane
@@ -118,6 +119,13 @@ class Link(asyncio.BufferedProtocol):
             self.transport.set_write_buffer_limits()
         self._answered(close)
 
+    def answer_parts(self, plan: "Plan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
+        """Write an answer of `parts`, from where they are; they live until the kernel has taken them."""
+        close = self.lane.draining or not plan.keep_alive
+        head = self.lane.heads.head(200, headers, sum(map(len, parts)), close=close)
+        self.transport.writelines((head, *parts))
+        self._answered(close)
+
     def _answered(self, close: bool) -> None:
         if close:
             self._request = None
@@ -126,13 +134,15 @@ class Link(asyncio.BufferedProtocol):
             self.request_ended()
         self.lane.ended.set()
 
-    def _error_answer(self, error: WeirError, service: "Service | None") -> Answer:
-        return error_answer(error, service.name if service else None, development=self.lane.settings.development)
+    def _manner(self) -> "Manner":
+        """How the request that is arriving is answered."""
+        known = self.phase in (BODY, LARGE, SKIP)
+        return self._plan.manner if known else self.lane.manners[0]
 
     def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
         """Answer what is no request; where the next one would begin is unknown."""
         self.lane.refused(None, error)
-        answer = self._error_answer(error, None)
+        answer = self._manner().error_answer(error, None)
         self._close_with(answer if status is None else answer._replace(status=status))
 
     # Leaving.

@@ -1,23 +1,55 @@
-"""What a head means to the fast lane: whose request it is, how it will be answered, or that ASGI takes it."""
+"""What a head means to the fast lane: whose request it is, how it is read and answered, or that ASGI takes it."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 from weir.errors import WeirError
-from weir.model import is_tensor_model
+from weir.protocols.answers import Answer
 from weir.protocols.fastlane.head import Head
 from weir.protocols.fastlane.tally import Tally
-from weir.protocols.native import Ask, find_service, read_ask
-from weir.protocols.payloads import empty_body
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
     from weir.manager.service import Service
+    from weir.protocols.fastlane.request import HttpRequest
 
 ANY_LENGTH = 1 << 62
 
 _SECRETS = frozenset((b"authorization", b"cookie", b"proxy-authorization"))
+
+
+class HotAsk(Protocol):
+    """What the head of a hot request says: what its request in the line starts from, and how it is answered."""
+
+    service: "Service"
+    content_type: str
+    accept: str
+    timeout: float
+    priority: int
+    key: Any
+    plain: bool  # its body is one item of one row, undecoded
+    explain: bool
+    request_id: bytes | None
+    accept_coding: str
+
+
+class Manner(Protocol):
+    """How the requests of one protocol are read and answered; native.py is one."""
+
+    @property
+    def request(self) -> "type[HttpRequest]":
+        """The class of its requests in the line."""
+
+    def complete(self, plan: "Plan", head: Head, path: str) -> bool:
+        """Complete `plan` for a request of this protocol to `path` (percent-decoded, without the query): set its `ask` and
+        what follows from it. False: it is none, or ASGI had better take it. Raises the WeirError that refuses it."""
+
+    def named(self, path: str) -> "Service | None":
+        """Return the service that `path` asks for, as far as there is one."""
+
+    def error_answer(self, error: BaseException, service: "Service | None") -> Answer:
+        """Return what is written for `error` when `service` was asked for."""
 
 
 class Plan:
@@ -27,11 +59,12 @@ class Plan:
     """
 
     __slots__ = (
-        "ask", "error", "expects_continue", "hand_over", "keep_alive", "length", "memorable",
-        "plain_up_to", "service", "tally",
+        "answer_type", "ask", "error", "expects_continue", "hand_over", "in_arena", "keep_alive", "lead", "length",
+        "manner", "memorable", "plain_up_to", "service", "tally",
     )  # fmt: skip
 
-    ask: Ask
+    ask: Any  # a HotAsk, of the kind that the manner's requests know
+    manner: Manner
     tally: Tally
 
     def __init__(self, head: Head) -> None:
@@ -42,11 +75,14 @@ class Plan:
         self.memorable = False
         self.error: WeirError | None = None
         self.service: Service | None = None  # that was asked for, as far as it is known
+        self.answer_type = ""  # content type of outputs that are bytes
+        self.in_arena = False  # a large body is received into shared memory
+        self.lead = 0  # so many bytes after the beginning of its place
         # Outputs of at most this many bytes are answered by a head of `Heads.plain` and the output.
         self.plain_up_to = -1
 
 
-def make_plan(head: Head, registry: "Registry", settings: HttpSettings) -> Plan:
+def make_plan(head: Head, manners: Sequence[Manner], settings: HttpSettings) -> Plan:
     """Decide what to do with a request. Never raises: what is wrong with the request is in the plan."""
     plan = Plan(head)
     if _is_for_asgi(head, settings):
@@ -55,22 +91,26 @@ def make_plan(head: Head, registry: "Registry", settings: HttpSettings) -> Plan:
     path = head.url.partition(b"?")[0].decode("ascii")
     if "%" in path:
         path = unquote(path)
-    try:
-        ask = read_ask(registry, settings, head.method, path, head.headers)
-        if ask is not None and not head.length:
-            raise empty_body(ask)
-    except WeirError as error:
-        plan.error = error
-        plan.service = _named(registry, path)
-        return plan
-    if ask is None or not _is_hot(ask):
-        plan.hand_over = True
-        return plan
-    plan.ask = ask
+    for manner in manners:
+        plan.manner = manner
+        try:
+            if manner.complete(plan, head, path):
+                _settle(plan, head, settings)
+                return plan
+        except WeirError as error:
+            plan.error = error
+            plan.service = manner.named(path)
+            return plan
+    plan.hand_over = True
+    return plan
+
+
+def _settle(plan: Plan, head: Head, settings: HttpSettings) -> None:
+    ask: HotAsk = plan.ask
     plan.service = ask.service
     plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in head.notable))
-    plan.plain_up_to = _plain_up_to(plan, ask, settings)
-    return plan
+    if not (ask.explain or ask.request_id is not None) and plan.keep_alive:
+        plan.plain_up_to = settings.compress_above if ask.accept_coding else ANY_LENGTH
 
 
 def _is_for_asgi(head: Head, settings: HttpSettings) -> bool:
@@ -87,22 +127,3 @@ def _is_for_asgi(head: Head, settings: HttpSettings) -> bool:
 
 def _is_websocket(head: Head) -> bool:
     return head.upgrade and head.notable[b"upgrade"].lower() == b"websocket"
-
-
-def _is_hot(ask: Ask) -> bool:
-    """Lists, tensors and compressed bodies are made into work by the ASGI application; it writes streams."""
-    return not (ask.batch or ask.stream or ask.coding or is_tensor_model(ask.service.model))
-
-
-def _named(registry: "Registry", path: str) -> "Service | None":
-    try:
-        found = find_service(registry, path)
-    except WeirError:
-        return None
-    return found[0] if found else None
-
-
-def _plain_up_to(plan: Plan, ask: Ask, settings: HttpSettings) -> int:
-    if ask.explain or ask.request_id is not None or not plan.keep_alive:
-        return -1
-    return settings.compress_above if ask.accept_coding else ANY_LENGTH

@@ -4,10 +4,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from weir.messages import Dispatch, Kind, RequestBase
-from weir.protocols.answers import Answer, compressed, echo_headers, error_answer, explain_headers, output_body
-from weir.protocols.fastlane.lane import DOOR
-from weir.protocols.fastlane.plan import Plan
-from weir.protocols.native import Ask
+from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body
+from weir.protocols.fastlane.plan import HotAsk, Plan
+from weir.protocols.native import DOOR
 from weir.protocols.payloads import read_item
 
 if TYPE_CHECKING:
@@ -23,7 +22,9 @@ class HttpRequest(RequestBase):
 
     __slots__ = ("ask", "connection", "plan")
 
-    def __init__(self, connection: "Connection", plan: Plan, ask: Ask, payload: Any, now: float) -> None:
+    ask: Any  # as its manner knows it
+
+    def __init__(self, connection: "Connection", plan: Plan, ask: HotAsk, payload: Any, now: float) -> None:
         # RequestBase's own constructor, with its keywords, takes twice the time; a test holds this one against it.
         self.payload = payload
         self.arrival = now
@@ -57,7 +58,7 @@ class HttpRequest(RequestBase):
         lane = connection.lane
         plan = self.plan
         if type(output) is bytes and len(output) <= plan.plain_up_to and not lane.draining:
-            head = lane.heads.plain.get(self.accept) or lane.heads.plain_head(self.accept)
+            head = lane.heads.plain.get(plan.answer_type) or lane.heads.plain_head(plan.answer_type)
             connection.transport.write(b"%b%d\r\n\r\n%b" % (head, len(output), output))
             tally = plan.tally
             tally.received += plan.length
@@ -68,12 +69,11 @@ class HttpRequest(RequestBase):
 
     def fail(self, error: Exception) -> None:
         """Write the error."""
-        development = self.connection.lane.settings.development
-        self._answer(error_answer(error, self.ask.service.name, development=development))
+        self._answer(self.plan.manner.error_answer(error, self.ask.service))
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         ask = self.ask
-        headers = [(b"content-type", ask.accept.encode("latin-1"))]
+        headers = [(b"content-type", self.plan.answer_type.encode("latin-1"))]
         if ask.explain:
             headers += explain_headers(self, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):

@@ -1,0 +1,58 @@
+"""Weir's own HTTP meaning on the fast lane."""
+
+from typing import TYPE_CHECKING
+
+from weir.errors import WeirError
+from weir.model import is_tensor_model
+from weir.protocols.answers import Answer, error_answer
+from weir.protocols.fastlane.head import Head
+from weir.protocols.fastlane.plan import Plan
+from weir.protocols.fastlane.request import HttpRequest
+from weir.protocols.native import Ask, find_service, read_ask
+from weir.protocols.payloads import empty_body
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+
+
+class Native:
+    """The Manner of /infer, /inference and the models' own routes; see plan.py."""
+
+    request = HttpRequest
+
+    def __init__(self, registry: "Registry", settings: HttpSettings) -> None:
+        self._registry = registry
+        self._settings = settings
+
+    def complete(self, plan: Plan, head: Head, path: str) -> bool:
+        """See Manner."""
+        ask = read_ask(self._registry, self._settings, head.method, path, head.headers)
+        if ask is None:
+            return False
+        if not head.length:
+            raise empty_body(ask)
+        if not _is_hot(ask):
+            return False
+        plan.ask = ask
+        plan.answer_type = ask.accept
+        plan.in_arena = ask.plain
+        return True
+
+    def named(self, path: str) -> "Service | None":
+        """See Manner."""
+        try:
+            found = find_service(self._registry, path)
+        except WeirError:
+            return None
+        return found[0] if found else None
+
+    def error_answer(self, error: BaseException, service: "Service | None") -> Answer:
+        """See Manner."""
+        return error_answer(error, service.name if service else None, development=self._settings.development)
+
+
+def _is_hot(ask: Ask) -> bool:
+    """Lists, tensors and compressed bodies are made into work by the ASGI application; it writes streams."""
+    return not (ask.batch or ask.stream or ask.coding or is_tensor_model(ask.service.model))

@@ -1,0 +1,86 @@
+"""What changes the server: models of the repository, workers, shared memory. Each call is checked by `Control` first."""
+
+from typing import Any
+
+from weir.errors import InvalidRequest
+from weir.protocols.answers import Answer
+from weir.protocols.kserve.endpoint import Call, count_of, document, flag_of, text_of
+from weir.protocols.kserve.site import Site
+from weir.protocols.repository import load_arguments
+
+
+class Changes:
+    """The handlers; each answers one path."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    # Models.
+
+    async def index(self, call: Call) -> Answer:
+        """List the models that there are to be loaded, with their states. Anybody may ask."""
+        states = self._site.manager.index(ready_only=flag_of(call.document(), "ready"))
+        return document([state._asdict() for state in states])
+
+    async def load(self, call: Call) -> Answer:
+        """Load a model of the repository, or load it anew."""
+        self._check(call)
+        arguments = load_arguments(parameters_of(call), self._site.control)
+        config, files = arguments
+        version = call.path.get("version", "")
+        await self._site.manager.load_model(call.path["model"], version=version, config=config, files=files)
+        return document({})
+
+    async def unload(self, call: Call) -> Answer:
+        """Serve a model no longer."""
+        self._check(call)
+        dependents = flag_of(parameters_of(call), "unload_dependents")
+        version = call.path.get("version", "")
+        await self._site.manager.unload_model(call.path["model"], version=version, unload_dependents=dependents)
+        return document({})
+
+    # Workers, as the AMD Inference Server has them.
+
+    async def load_worker(self, call: Call) -> Answer:
+        """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
+        self._check(call)
+        endpoint = await self._site.manager.load_worker(call.path["worker"], call.document())
+        return Answer(200, [(b"content-type", b"text/plain; charset=utf-8")], endpoint.encode())
+
+    async def unload_worker(self, call: Call) -> Answer:
+        """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
+        self._check(call)
+        await self._site.manager.unload_worker(call.path["worker"])
+        return document({})
+
+    # Shared memory.
+
+    async def memory_status(self, call: Call) -> Answer:
+        """List the regions, or show one."""
+        self._check(call)
+        return document(self._site.regions.status(call.path.get("region", "")))
+
+    async def register_memory(self, call: Call) -> Answer:
+        """Open a region."""
+        self._check(call)
+        said = call.document()
+        key, offset, size = text_of(said, "key"), count_of(said, "offset", 0), count_of(said, "byte_size")
+        self._site.regions.register(call.path["region"], key, offset, size)
+        return document({})
+
+    async def unregister_memory(self, call: Call) -> Answer:
+        """Close a region, or all."""
+        self._check(call)
+        self._site.regions.unregister(call.path.get("region", ""))
+        return document({})
+
+    def _check(self, call: Call) -> None:
+        self._site.control.require_http(call.peer, call.headers)
+
+
+def parameters_of(call: Call) -> dict[str, Any]:
+    """Return the object `parameters` of the body's document; {} if there is none. Raises InvalidRequest."""
+    parameters = call.document().get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidRequest(f"parameters={parameters!r:.80}: must be an object")
+    return parameters

@@ -1,0 +1,121 @@
+"""One route as an ASGI application: the body is read within bounds and decompressed, and whatever goes wrong is answered."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from weir.errors import InvalidRequest, WeirError
+from weir.protocols.answers import Answer, Headers, encode_safely
+from weir.protocols.bodies import Body, has_large_body
+from weir.protocols.codings import coding_of, decompress
+from weir.protocols.kserve.replies import JSON_TYPE, error_answer
+from weir.protocols.native import check_length
+from weir.protocols.sending import send_answer, send_early
+from weir.protocols.settings import HttpSettings
+from weir.wire.kserve_json import parse
+
+_log = logging.getLogger("weir.http")
+
+
+class Call(NamedTuple):
+    """One request, its body decompressed. `receive` tells when the client leaves."""
+
+    path: dict[str, str]
+    headers: Headers
+    peer: str | None
+    body: bytes
+    receive: Receive
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object that the body is; {} if it is empty. Raises InvalidRequest."""
+        said = parse(msgspec.json.decode, self.body, "an object") if self.body.strip() else {}
+        if not isinstance(said, dict):
+            raise InvalidRequest(f"body: must be an object as JSON, is {said!r:.40}")
+        return said
+
+
+Handler = Callable[[Call], Awaitable[Answer | None]]
+
+
+class Endpoint:
+    """The ASGI application that has `handler` answer; None from it means that the client has left."""
+
+    def __init__(self, handler: Handler, settings: HttpSettings) -> None:
+        self._handler = handler
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        incoming = Body(receive)
+        try:
+            body = await self._read(scope, incoming)
+        except WeirError as error:
+            await self._refuse(scope, receive, send, incoming, error)
+            return
+        if body is None:
+            return
+        client = scope.get("client")
+        call = Call(scope["path_params"], scope["headers"], client[0] if client else None, body, receive)
+        answer = await self._answer(scope, call)
+        if answer is not None:
+            await send_answer(send, answer)
+
+    async def _read(self, scope: Scope, incoming: Body) -> bytes | None:
+        settings = self._settings
+        headers = dict(scope["headers"])
+        if b"content-length" in headers:
+            check_length(headers[b"content-length"], settings.max_body_size)
+        coding = coding_of(headers.get(b"content-encoding", b"").decode("latin-1"))
+        body = await incoming.read(settings.max_body_size, settings.body_timeout)
+        if body is None or not coding:
+            return body
+        return await asyncio.to_thread(decompress, body, coding, settings.max_body_size)
+
+    async def _answer(self, scope: Scope, call: Call) -> Answer | None:
+        try:
+            return await self._handler(call)
+        except Exception as error:
+            if not isinstance(error, WeirError):
+                _log.exception("%s %s failed", scope["method"], scope["path"])
+            return error_answer(error, development=self._settings.development)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, incoming: Body, error: WeirError) -> None:
+        closing = incoming.unread and has_large_body(scope)
+        answer = error_answer(error, development=self._settings.development)
+        await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
+
+
+def document(value: Any) -> Answer:
+    """Return the answer that is this JSON document."""
+    return Answer(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(value))
+
+
+T = TypeVar("T", str, int, bool)
+
+
+def text_of(said: dict[str, Any], name: str) -> str:
+    """Return the text `name` of a document. Raises InvalidRequest."""
+    return _of_type(said, name, str, "a text")
+
+
+def count_of(said: dict[str, Any], name: str, default: int | None = None) -> int:
+    """Return the integer `name` of a document. Raises InvalidRequest."""
+    return default if default is not None and name not in said else _of_type(said, name, int, "an integer")
+
+
+def flag_of(said: dict[str, Any], name: str) -> bool:
+    """Return the truth value `name` of a document; False if it is not there. Raises InvalidRequest."""
+    return _of_type(said, name, bool, "true or false") if name in said else False
+
+
+def _of_type(said: dict[str, Any], name: str, kind: type[T], rule: str) -> T:
+    if name not in said:
+        raise InvalidRequest(f"{name}: is missing, must be {rule}")
+    value = said[name]
+    if type(value) is not kind:
+        raise InvalidRequest(f"{name}={value!r:.80}: must be {rule}")
+    return value

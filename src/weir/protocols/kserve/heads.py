@@ -1,0 +1,99 @@
+"""What the head of an inference request of the Open Inference Protocol asks for."""
+
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported
+from weir.messages import KSERVE
+from weir.protocols.answers import Headers
+from weir.protocols.codings import accepted_coding, coding_of
+from weir.protocols.inferring import find
+from weir.protocols.native import check_length
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+    from weir.manager.service import Service
+    from weir.wire.kserve_outline import Outliner
+
+HEADER_LENGTH = b"inference-header-content-length"
+
+# Clients of the protocol know no others; they are told so by Accept-Encoding headers that libraries send unasked.
+CODINGS = ("gzip", "deflate")
+
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+
+
+class InferAsk:
+    """What the head of a request says.
+
+    `header_length` is how many bytes of the body are JSON, before the binary tensors; None if all are, 0 if the body is one
+    raw tensor.
+    """
+
+    __slots__ = (
+        "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "lead",
+        "outline", "plain", "priority", "request_id", "service", "timeout", "version",
+    )  # fmt: skip
+
+    def __init__(self, service: "Service", version: str) -> None:
+        self.service = service
+        self.version = version  # that the path names, or ""
+        self.header_length: int | None = None
+        self.coding = ""  # how the body is compressed
+        self.accept_coding = ""  # how a large answer may be
+        self.headers: Headers = []
+        # What a request in the line starts from, before its body has been read.
+        self.content_type = self.accept = KSERVE
+        self.timeout: float = service.settings.timeout  # seconds
+        self.priority = 0
+        self.key: str | None = None
+        self.explain = False
+        self.request_id: bytes | None = None
+        self.plain = False
+        self.outline: Outliner | None = None  # reads what the line must know of a JSON body that the worker decodes
+        self.lead = 0  # bytes before a body in shared memory, so that its tensors are aligned
+
+
+def named_in(path: str) -> tuple[str, str] | None:
+    """Return the name and the version ("": none) in `path`, or None if it is no path of inference."""
+    found = _INFER.fullmatch(path)
+    return None if found is None else (found[1], found[2] or "")
+
+
+def read_head(
+    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
+) -> InferAsk | None:
+    """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
+
+    Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
+    ModelNotFound; MethodNotAllowed; TooLarge when Content-Length is over `max_body_size`; Unsupported for a model that
+    streams.
+    """
+    named = named_in(path)
+    if named is None:
+        return None
+    if method != "POST":
+        raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
+    ask = InferAsk(find(registry, *named), named[1])
+    ask.headers = list(headers)
+    if ask.service.streaming:
+        raise Unsupported(f"model {ask.service.label!r} streams its answers, and this call has one answer only")
+    for name, value in ask.headers:
+        if name == b"content-length":
+            check_length(value, settings.max_body_size)
+        elif name == HEADER_LENGTH:
+            ask.header_length = _count(value)
+        elif name == b"content-encoding":
+            ask.coding = coding_of(value.decode("latin-1"))
+        elif name == b"accept-encoding":
+            ask.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
+    return ask
+
+
+def _count(value: bytes) -> int:
+    if not value.isdigit() or len(value) > 18:
+        text = value[:40].decode("latin-1")
+        raise InvalidRequest(f"Inference-Header-Content-Length {text!r}: must be a number of bytes")
+    return int(value)

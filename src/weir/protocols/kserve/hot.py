@@ -1,0 +1,174 @@
+"""Inference on the fast lane: no task, no future, and a JSON body goes to the worker undecoded.
+
+Tensors that come as binary data lie where the body was received, in the arena; those that the answer has are sent from
+where the worker put them.
+"""
+
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from weir.errors import InvalidRequest, WeirError
+from weir.manager.delivery import discard, is_block
+from weir.manager.hooks import HookedExecutor
+from weir.manager.service import Service
+from weir.messages import JSON, Dispatch, Kind
+from weir.model import is_tensor_model
+from weir.protocols.answers import Answer
+from weir.protocols.contents import response_of, schedule_of, works_of
+from weir.protocols.fastlane.request import HttpRequest
+from weir.protocols.inferring import find
+from weir.protocols.kserve.bodies import FOR_THE_DOOR, inflated, read_body
+from weir.protocols.kserve.heads import InferAsk, named_in, read_head
+from weir.protocols.kserve.replies import Reply, error_answer, reply_to
+from weir.protocols.kserve.site import Site
+from weir.protocols.payloads import as_work
+from weir.protocols.regions import Memory
+from weir.wire.inference import ArenaArrays, InferenceRequest, Parameters
+from weir.wire.kserve_binary import lead
+from weir.wire.kserve_json import Body
+from weir.wire.kserve_outline import Outliner
+
+if TYPE_CHECKING:
+    from weir.protocols.fastlane.connection import Connection
+    from weir.protocols.fastlane.head import Head
+    from weir.protocols.fastlane.plan import Plan
+
+
+class KserveRequest(HttpRequest):
+    """One request of `connection`. `asked` None: the worker reads the body and writes the answer."""
+
+    __slots__ = ("asked", "memory")
+
+    def __init__(self, connection: "Connection", plan: "Plan", ask: InferAsk, payload: Any, now: float) -> None:
+        super().__init__(connection, plan, ask, payload, now)
+        self.asked: InferenceRequest | None = None
+
+    def measure(self) -> None:
+        """Find out what the line must know of the body. Raises RequestErrors naming tensor, value and rule."""
+        ask: InferAsk = self.ask
+        body: Body = self.payload
+        if type(body) is not bytes:
+            body = self.payload.view[ask.lead :]
+        if ask.header_length is None:
+            plain = inflated(body, self.connection.lane.settings.max_body_size)
+            if plain is not body:
+                self._take_over(plain)
+                body = plain
+            if ask.outline is not None and self._goes_undecoded(body, ask.outline):
+                return
+        self._read(body)
+
+    def _goes_undecoded(self, body: Body, outline: Outliner) -> bool:
+        """Take from the body what the line must know; tell whether the worker can do the rest."""
+        rows, key, parameters, binary = outline(body)
+        service = self.ask.service
+        if binary or rows > service.batching.max_batch_size or FOR_THE_DOOR.search(body) is not None:
+            return False
+        if rows > 1:
+            self.large = as_work(service, None, Kind.ITEM, rows, float(rows), key).large
+            self.rows, self.cost = rows, float(rows)
+        self.key = key
+        if parameters:
+            self._schedule(parameters)
+        return True
+
+    def _read(self, body: Body) -> None:
+        """Decode the body here."""
+        peer = self.connection.transport.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) else None
+        self.memory: Memory = self.plan.manner.site.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
+        self.asked = asked = read_body(self.ask, body, self.memory)
+        (work,) = works_of(self.ask.service, asked)
+        self._schedule(asked.parameters)
+        if is_block(self.payload) and self.ask.header_length is not None and work.kind is Kind.TENSORS:
+            self.payload = ArenaArrays(work.payload, self.payload)
+        else:
+            self._take_over(work.payload)
+        self.kind, self.content_type, self.accept = work.kind, work.content_type, work.accept
+        self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
+
+    def _take_over(self, payload: Any) -> None:
+        """Let `payload` stand for the one before, whose place is free then."""
+        before, self.payload = self.payload, payload
+        discard(before)
+
+    def _schedule(self, parameters: Parameters) -> None:
+        wish = schedule_of(parameters)
+        self.priority = wish.priority
+        if wish.timeout is not None:
+            self.timeout = wish.timeout
+            self.deadline = self.arrival + wish.timeout
+
+    def fail(self, error: BaseException) -> None:
+        """Write the error, which clients do not decompress."""
+        self._write(self.plan.manner.error_answer(error, self.ask.service))
+
+    def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
+        if self.asked is None:
+            super()._finish_otherwise(output, dispatch)
+            return
+        try:
+            response = response_of(self.ask.service, self.asked, [self.kind], [output])
+            reply = reply_to(self.asked, response, self.memory)
+        except WeirError as error:
+            self.fail(error)
+        else:
+            self._send(reply)
+
+    def _send(self, reply: Reply) -> None:
+        size = sum(map(len, reply.parts))
+        if self._is_compressed(size):
+            self._answer(reply.as_answer())
+        else:
+            self._count(size)
+            self.connection.answer_parts(self.plan, reply.headers, reply.parts)
+
+
+class HotKserve:
+    """The Manner of POST /v2/models/{model}[/versions/{version}]/infer; see fastlane/plan.py."""
+
+    request = KserveRequest
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._outliners: WeakKeyDictionary[Service, Outliner] = WeakKeyDictionary()
+
+    def complete(self, plan: "Plan", head: "Head", path: str) -> bool:
+        """See Manner. Compressed bodies, and items that differ in size, are for the ASGI application."""
+        site = self.site
+        ask = read_head(site.registry, site.http, head.method, path, head.headers)
+        if ask is None:
+            return False
+        if not head.length:
+            raise InvalidRequest("body: is empty, must be an inference request")
+        tensors = is_tensor_model(ask.service.model)
+        if ask.coding or (ask.service.needs_measure and not tensors):
+            return False
+        ask.outline = self._outliner(ask.service) if tensors and not ask.service.needs_measure else None
+        ask.lead = lead(ask.header_length) if ask.header_length else 0
+        plan.ask = ask
+        plan.answer_type = JSON
+        plan.in_arena = tensors
+        plan.lead = ask.lead
+        return True
+
+    def named(self, path: str) -> Service | None:
+        """See Manner."""
+        named = named_in(path)
+        try:
+            return None if named is None else find(self.site.registry, *named)
+        except WeirError:
+            return None
+
+    def error_answer(self, error: BaseException, service: Service | None) -> Answer:
+        """See Manner."""
+        return error_answer(error, development=self.site.http.development)
+
+    def _outliner(self, service: Service) -> Outliner | None:
+        """Return what reads the outlines of JSON bodies; None if a hook of the service wants to see the tensors."""
+        if isinstance(service.executor, HookedExecutor):
+            return None
+        outliner = self._outliners.get(service)
+        if outliner is None:
+            outliner = self._outliners[service] = Outliner(service.model.inputs)
+        return outliner

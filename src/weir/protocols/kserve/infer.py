@@ -1,0 +1,73 @@
+"""Inference, as one task for each request: what the fast lane does not take, and all of it under another ASGI server."""
+
+import asyncio
+
+from starlette.types import Receive
+
+from weir.errors import WeirError
+from weir.protocols.answers import Answer, compressed
+from weir.protocols.bodies import disconnected
+from weir.protocols.inferring import infer
+from weir.protocols.kserve.bodies import inflated, read_body
+from weir.protocols.kserve.endpoint import Call
+from weir.protocols.kserve.heads import InferAsk, read_head
+from weir.protocols.kserve.replies import reply_to
+from weir.protocols.kserve.site import Site
+from weir.protocols.native import DOOR
+from weir.protocols.regions import Memory
+from weir.wire.inference import InferenceRequest, InferenceResponse
+
+_LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
+
+
+class Inference:
+    """The handler of POST /v2/models/{model}[/versions/{version}]/infer."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    async def __call__(self, call: Call) -> Answer | None:
+        """Answer one request; None if the client leaves, whose request is cancelled then."""
+        site, version = self._site, call.path.get("version")
+        path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
+        ask = read_head(site.registry, site.http, "POST", path, call.headers)
+        assert ask is not None, "the path is one of inference: this is a bug"
+        memory = site.memory(call.peer, call.headers)
+        request = self._read(ask, call.body, memory)
+        response = await _answered(ask, request, call.receive)
+        if response is None:
+            return None
+        answer = reply_to(request, response, memory).as_answer()
+        if ask.accept_coding and len(answer.body) > site.http.compress_above:
+            answer = await _compressed(answer, ask.accept_coding)
+        for observer in ask.service.observers:
+            observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
+        return answer
+
+    def _read(self, ask: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
+        try:
+            plain = inflated(body, self._site.http.max_body_size) if ask.header_length is None else body
+            return read_body(ask, plain, memory)
+        except WeirError as error:
+            for observer in ask.service.observers:
+                observer.refused(ask.service.label, DOOR, error)
+            raise
+
+
+async def _answered(ask: InferAsk, request: InferenceRequest, receive: Receive) -> InferenceResponse | None:
+    """Return the answer, or None, and nothing goes on, if the client leaves."""
+    answering = asyncio.ensure_future(infer(ask.service, request, door=DOOR))
+    leaving = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not answering.done():
+            answering.cancel()
+    return answering.result() if answering.done() else None
+
+
+async def _compressed(answer: Answer, coding: str) -> Answer:
+    if len(answer.body) > _LONG_WORK:
+        return await asyncio.to_thread(compressed, answer, coding)
+    return compressed(answer, coding)

@@ -1,0 +1,45 @@
+"""What is written for the answer to an inference request, and for errors."""
+
+from typing import NamedTuple
+
+from weir.protocols.answers import Answer, Headers, encode_safely, error_headers, error_value
+from weir.protocols.kserve.heads import HEADER_LENGTH
+from weir.protocols.regions import Memory
+from weir.protocols.status import kserve_code
+from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_binary import binary_outputs, write_response
+
+JSON_TYPE = (b"content-type", b"application/json")
+BINARY_TYPE = (b"content-type", b"application/octet-stream")
+
+
+class Reply(NamedTuple):
+    """An answer whose body is in parts, so that arrays are sent from where they are."""
+
+    headers: Headers
+    parts: list[bytes | memoryview]
+
+    def as_answer(self) -> Answer:
+        """Return it with the body in one piece."""
+        return Answer(200, self.headers, b"".join(self.parts))
+
+
+def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> Reply:
+    """Return what is written for `response`; outputs that `request` wants in shared memory are put there.
+
+    Raises InvalidRequest for an output that does not fit where it is wanted.
+    """
+    memory.take_outputs(request, response)
+    written = write_response(response, binary_outputs(request))
+    if written.header_length is None:
+        return Reply([JSON_TYPE], written.parts)
+    return Reply([BINARY_TYPE, (HEADER_LENGTH, b"%d" % written.header_length)], written.parts)
+
+
+def error_answer(error: BaseException, *, development: bool = False) -> Answer:
+    """Return the answer for `error`: `{"error": text}` with its code, and Retry-After or Allow where they belong."""
+    value = error_value(error, None, development=development)
+    text = value["message"]
+    if development and isinstance(value["details"], dict) and "traceback" in value["details"]:
+        text = f"{text}\n{value['details']['traceback']}"
+    return Answer(kserve_code(error), error_headers(error), encode_safely({"error": text}))

@@ -1,0 +1,72 @@
+"""What the doors of the protocol share: models, who may change them and how, shared memory."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from weir.errors import Unsupported
+from weir.protocols.answers import Headers
+from weir.protocols.control import Control
+from weir.protocols.describing import EXTENSIONS, SHARED_MEMORY
+from weir.protocols.kserve.settings import KserveSettings
+from weir.protocols.regions import Memory, Regions
+from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+
+
+class Manager(Protocol):
+    """Who changes the models while the server runs."""
+
+    async def load_worker(self, name: str, parameters: dict[str, Any]) -> str:
+        """Start or join a worker group; return its endpoint."""
+
+    async def unload_worker(self, endpoint: str) -> None:
+        """Drain and end a worker."""
+
+    async def load_model(
+        self, name: str, *, version: str = "", config: dict[str, Any] | None = None,
+        files: Mapping[str, bytes] | None = None,
+    ) -> None:  # fmt: skip
+        """Load a model, or load it anew."""
+
+    async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
+        """Serve a model no longer."""
+
+    def index(self, ready_only: bool = False) -> Sequence[Any]:
+        """List the models that there are to be loaded."""
+
+    def hardware(self) -> Sequence[Any]:
+        """List the CPUs and GPUs."""
+
+
+class Site:
+    """The models of `registry`, who may control them, and the `manager` who changes them, if the server has one."""
+
+    def __init__(
+        self, registry: "Registry", http: HttpSettings, control: Control | None = None, *,
+        settings: KserveSettings | None = None, manager: "Manager | None" = None,
+    ) -> None:  # fmt: skip
+        self.registry = registry
+        self.http = http
+        self.control = control or Control()
+        self.settings = settings or KserveSettings()
+        self.regions = Regions(allowed=self.settings.allow_shared_memory, max_read=http.max_body_size)
+        self._manager = manager
+
+    @property
+    def manager(self) -> "Manager":
+        """Who changes the models. Raises Unsupported where they cannot change."""
+        if self._manager is None:
+            raise Unsupported("this server's models cannot be changed while it runs")
+        return self._manager
+
+    @property
+    def extensions(self) -> list[str]:
+        """What the metadata lists."""
+        offered = [each for each in EXTENSIONS if self._manager is not None or not each.startswith("model_repository")]
+        return sorted([*offered, SHARED_MEMORY]) if self.regions.allowed else offered
+
+    def memory(self, peer: str | None, headers: Headers) -> Memory:
+        """Return shared memory as whoever calls from `peer` with these headers may use it."""
+        return Memory(self.regions, lambda: self.control.require_http(peer, headers))

@@ -1,0 +1,211 @@
+"""System shared memory: regions that clients on this machine have registered, for inputs to be read from and outputs written to.
+
+A region is a file in /dev/shm that its client owns. It is read and written with system calls and not mapped: a client that
+shrinks its file under a mapping would end this process.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
+from weir.wire.kserve_binary import raw_bytes
+from weir.wire.kserve_json import REGION
+
+FOLDER = Path("/dev/shm")
+_KEY = re.compile(r"/?(?!\.\.?$)[A-Za-z0-9._-]{1,255}")
+_MAX_BYTES = (1 << 63) - 1
+_MAX_REGIONS = 1000
+
+OFF = "shared memory is switched off on this server (--allow-shared-memory switches it on for callers on this machine)"
+
+
+class Region(NamedTuple):
+    """One region: `byte_size` bytes from `offset` on of the file that `key` names; `fd` is open on it."""
+
+    name: str
+    key: str
+    offset: int
+    byte_size: int
+    fd: int
+
+    def status(self) -> dict[str, Any]:
+        """Return what clients see of it."""
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+
+class Regions:
+    """The regions of one server. `allowed` False: there can be none. At most `max_read` bytes are read at once.
+
+    Every refusal is a RequestError that names region, value and rule.
+    """
+
+    def __init__(self, *, allowed: bool = False, max_read: int = 16 << 20, folder: Path = FOLDER) -> None:
+        self.allowed = allowed
+        self._max_read = max_read
+        self._folder = folder
+        self._regions: dict[str, Region] = {}
+
+    def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
+        """Open the region: `byte_size` bytes from `offset` on of the shared memory object `key`."""
+        self._check_allowed()
+        if name in self._regions:
+            raise Conflict(f"shared memory region {name!r} is already registered; unregister it first")
+        if len(self._regions) >= _MAX_REGIONS:
+            raise Conflict(f"shared memory region {name!r}: {_MAX_REGIONS} are registered, that is the limit")
+        if not (0 <= offset <= _MAX_BYTES and 0 < byte_size <= _MAX_BYTES - offset):
+            raise InvalidRequest(
+                f"shared memory region {name!r}: offset={offset}, byte_size={byte_size}: must be 0 or more, and 1 or more"
+            )
+        fd = self._open(name, key)
+        size = os.fstat(fd).st_size
+        if offset + byte_size > size:
+            os.close(fd)
+            raise InvalidRequest(
+                f"shared memory region {name!r}: bytes {offset} to {offset + byte_size}, but {key!r} has {size}"
+            )
+        self._regions[name] = Region(name, key, offset, byte_size, fd)
+
+    def unregister(self, name: str = "") -> None:
+        """Close the region of this name, if there is one; without a name, all."""
+        self._check_allowed()
+        for each in [name] if name else list(self._regions):
+            region = self._regions.pop(each, None)
+            if region is not None:
+                os.close(region.fd)
+
+    def status(self, name: str = "") -> list[dict[str, Any]]:
+        """Return what there is: the region of this name, or without a name all."""
+        self._check_allowed()
+        regions = [self._find(name)] if name else self._regions.values()
+        return [region.status() for region in regions]
+
+    def read(self, name: str, offset: int, byte_size: int) -> bytearray:
+        """Return a copy of `byte_size` bytes of a region, from `offset` on."""
+        region = self._within(name, offset, byte_size)
+        if byte_size > self._max_read:
+            raise TooLarge(
+                f"shared memory region {name!r}: {byte_size} bytes for a tensor: must be at most {self._max_read} "
+                "(max_body_size)"
+            )
+        data = bytearray(byte_size)
+        view, at = memoryview(data), 0
+        while at < byte_size:
+            count = os.preadv(region.fd, [view[at:]], region.offset + offset + at)
+            if not count:
+                raise InvalidRequest(f"shared memory region {name!r}: its client has made {region.key!r} shorter")
+            at += count
+        return data
+
+    def write(self, name: str, offset: int, room: int, data: bytes | memoryview) -> None:
+        """Write `data` into a region, from `offset` on, where a client has left `room` bytes for it."""
+        if len(data) > room:
+            raise InvalidRequest(f"shared memory region {name!r}: {room} bytes for an output that has {len(data)}")
+        region = self._within(name, offset, room)
+        if os.fstat(region.fd).st_size < region.offset + offset + len(data):
+            raise InvalidRequest(f"shared memory region {name!r}: its client has made {region.key!r} shorter")
+        view, at = memoryview(data), 0
+        while at < len(view):
+            at += os.pwritev(region.fd, [view[at:]], region.offset + offset + at)
+
+    def close(self) -> None:
+        """Close all."""
+        for region in self._regions.values():
+            os.close(region.fd)
+        self._regions.clear()
+
+    def _check_allowed(self) -> None:
+        if not self.allowed:
+            raise Forbidden(OFF)
+
+    def _find(self, name: str) -> Region:
+        region = self._regions.get(name)
+        if region is None:
+            raise InvalidRequest(f"Unable to find shared memory region: {name!r}; register it first")
+        return region
+
+    def _within(self, name: str, offset: int, byte_size: int) -> Region:
+        self._check_allowed()
+        region = self._find(name)
+        if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
+            raise InvalidRequest(
+                f"shared memory region {name!r}: bytes {offset} to {offset + byte_size} lie outside of its "
+                f"{region.byte_size}"
+            )
+        return region
+
+    def _open(self, name: str, key: str) -> int:
+        if not _KEY.fullmatch(key):
+            raise InvalidRequest(
+                f"shared memory region {name!r}: key={key!r:.80}: must be of letters, digits and . _ -, in {self._folder}"
+            )
+        path = self._folder / key.removeprefix("/")
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise InvalidRequest(
+                f"Unable to open shared memory region: {name!r}: key={key!r}: {os.strerror(error.errno or 0)}"
+            ) from None
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise InvalidRequest(f"shared memory region {name!r}: key={key!r}: is no shared memory object")
+        return fd
+
+
+class Memory:
+    """Shared memory as one caller may use it. `check` raises Forbidden or Unauthorized if that is not at all."""
+
+    def __init__(self, regions: Regions, check: Callable[[], None]) -> None:
+        self._regions = regions
+        self._check = check
+
+    def find(self, name: str, parameters: Parameters) -> memoryview | None:
+        """Return the bytes of the tensor `name` if its parameters say that they are in a region."""
+        if REGION not in parameters:
+            return None
+        self._check()
+        return memoryview(self._regions.read(*place_of(f"tensor {name!r}", parameters)))
+
+    def take_outputs(self, request: InferenceRequest, response: InferenceResponse) -> None:
+        """Write those outputs into regions that `request` wants there; in `response` their parameters say so then.
+
+        Raises InvalidRequest for one that does not fit.
+        """
+        wanted = {output.name: output.parameters for output in request.outputs or () if REGION in output.parameters}
+        if not wanted:
+            return
+        self._check()
+        for value in response.outputs:
+            if value.name in wanted:
+                region, offset, room = place_of(f"output {value.name!r}", wanted[value.name])
+                data = raw_bytes(value)
+                self._regions.write(region, offset, room, data)
+                place: Parameters = {
+                    REGION: region,
+                    "shared_memory_byte_size": len(data),
+                    "shared_memory_offset": offset,
+                }
+                value.parameters = {**value.parameters, **place}
+
+
+def place_of(what: str, parameters: Parameters) -> tuple[str, int, int]:
+    """Return region, offset and size in bytes that `parameters` name. Raises InvalidRequest naming `what`."""
+    region = parameters[REGION]
+    if not isinstance(region, str):
+        raise InvalidRequest(f"{what}: {REGION}={region!r:.40}: must be the name of a region")
+    return (
+        region,
+        _size(what, "shared_memory_offset", parameters, 0),
+        _size(what, "shared_memory_byte_size", parameters),
+    )
+
+
+def _size(what: str, name: str, parameters: Parameters, default: Any = None) -> int:
+    value = parameters.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise InvalidRequest(f"{what}: {name}={value!r:.40}: must be a number of bytes")
+    return value

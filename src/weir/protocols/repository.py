@@ -1,0 +1,59 @@
+"""What a call to load a model says, at whichever door it comes in."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weir.errors import Forbidden, InvalidRequest
+from weir.protocols.control import Control
+from weir.wire.kserve_json import parse
+
+_FILE = "file:"
+
+
+class LoadArguments(NamedTuple):
+    """What Manager.load_model takes beside the name: the configuration instead of the repository's, and files by path."""
+
+    config: dict[str, Any] | None
+    files: dict[str, bytes] | None
+
+
+def load_arguments(parameters: Mapping[str, Any], control: Control) -> LoadArguments:
+    """Read the parameters of a call that loads a model: `config` is a JSON text, `file:<version>/<name>` bytes or base64.
+
+    Raises InvalidRequest naming parameter, value and rule, and Forbidden for files unless they are allowed.
+    """
+    config, files = None, {}
+    for name, value in parameters.items():
+        if name == "config":
+            config = _config(value)
+        elif name.startswith(_FILE):
+            files[name.removeprefix(_FILE)] = _content(name, value)
+        else:
+            raise InvalidRequest(f"parameter {name!r:.80}: must be config or file:<version>/<name>")
+    if files and not control.settings.allow_model_files:
+        raise Forbidden("files in a call that loads a model: not allowed on this server (allow_model_files)")
+    if files and config is None:
+        raise InvalidRequest(f"parameter {_FILE + next(iter(files))!r:.80}: needs the parameter config too")
+    return LoadArguments(config, files or None)
+
+
+def _config(value: Any) -> dict[str, Any]:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"parameter 'config'={value!r:.80}: must be a JSON object as text")
+    config = parse(msgspec.json.decode, value.encode(), "a configuration")
+    if not isinstance(config, dict):
+        raise InvalidRequest(f"parameter 'config'={value!r:.80}: must be a JSON object as text")
+    return config
+
+
+def _content(name: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(value, validate=True)
+    except (TypeError, ValueError, binascii.Error) as error:
+        raise InvalidRequest(f"parameter {name!r:.80}: must be base64 ({error})") from None
