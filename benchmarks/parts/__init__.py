@@ -7,6 +7,7 @@ from benchmarks.parts import (
     embedding,
     overload,
     seed,
+    simulation,
     slow_clients,
     solver,
     square,
@@ -14,5 +15,5 @@ from benchmarks.parts import (
 )
 from benchmarks.result import Part
 
-MODULES = (square, calls, seed, bodies, decisions, overload, slow_clients, solver, theory, embedding)
+MODULES = (square, calls, seed, bodies, decisions, overload, slow_clients, solver, simulation, theory, embedding)
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

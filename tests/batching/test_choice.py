@@ -2,10 +2,10 @@
 
 import pytest
 
-from weir.batching.choice import MARGIN, Choice, choose, clamp, greedily
+from weir.batching.choice import MARGIN, Choice, bounded, clamp, greedily
 from weir.batching.estimate import ServiceTime
 from weir.messages import Reason
-from weir.policy.decision import Decision, Observation
+from weir.policy.decision import Decision, Observation, Policy
 
 
 class Says:
@@ -27,6 +27,11 @@ def slow(seconds: float) -> ServiceTime:
     service = ServiceTime()
     service.learn(8, seconds, 0.0)
     return service
+
+
+def choose(policy: Policy, seen: Observation, service: ServiceTime) -> Choice:
+    """Return what comes of what `policy` decides."""
+    return bounded(policy.decide(seen), seen, service)
 
 
 def test_a_dispatch_is_at_most_a_batch() -> None:

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 from weir.batching.admission import check_size
-from weir.batching.choice import choose, greedily
+from weir.batching.choice import bounded, greedily
 from weir.batching.collate import Lost, entries_of
 from weir.batching.compose import Load, compose
 from weir.batching.estimate import ServiceTime
@@ -212,7 +212,10 @@ class Batcher:
             self.draining,
         )  # fmt: skip
         try:
-            rows, reason, until, limit = choose(self.policy, seen, self.service)
+            decision = self.policy.decide(seen)
+            (rows, reason, _, limit), until = decision, now
+            if not 0 < rows <= settings.max_batch_size:
+                rows, reason, until, limit = bounded(decision, seen, self.service)
             bound = getattr(self.policy, "max_waiting", None)
             if bound is not self._bound:
                 self._bind(bound)

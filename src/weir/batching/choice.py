@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from weir.batching.estimate import ServiceTime
 from weir.messages import Reason
-from weir.policy.decision import Observation, Policy
+from weir.policy.decision import Decision, Observation
 
 MARGIN = 0.001  # seconds between the end of a batch and the answer at its caller
 # Members of an enum are looked up slowly.
@@ -25,12 +25,12 @@ class Choice(NamedTuple):
     limit: int | None
 
 
-def choose(policy: Policy, seen: Observation, service: ServiceTime) -> Choice:
-    """Return what `policy` decides, clamped. Raises whatever it raises."""
-    rows, reason, until, limit = policy.decide(seen)
+def bounded(decision: Decision, seen: Observation, service: ServiceTime) -> Choice:
+    """Return what a policy has decided, within the bounds. A batch that is not too large is within them."""
+    rows, reason, until, limit = decision
     largest = seen.max_batch_size
     if rows > 0:
-        return Choice(rows if rows < largest else largest, reason, seen.now, limit)
+        return Choice(min(rows, largest), reason, seen.now, limit)
     if seen.draining:
         return Choice(largest, DRAIN, seen.now, limit)
     clamped, reason = clamp(seen, until, service)
