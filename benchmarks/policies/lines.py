@@ -57,11 +57,12 @@ def real(profile: Profile, policy: str | Policy, *, workers: int = 1, deadline: 
     return player
 
 
-def ruled(profile: Profile, rule: Rule, *, workers: int = 1) -> Player:
+def ruled(profile: Profile, rule: Rule, *, workers: int = 1, deadline: float = np.inf) -> Player:
     """A rule that nothing adapts, without the batcher."""
 
     def player(times: Floats, seed: int) -> Figures:
-        return figures(play(times.tolist(), rule, Services(profile, seed), profile.max_batch_size, workers), profile)
+        rounds = play(times.tolist(), rule, Services(profile, seed), profile.max_batch_size, workers)
+        return figures(rounds, profile, deadline)
 
     return player
 

@@ -291,6 +291,39 @@ def test_rows_that_are_refused_for_want_of_room_have_arrived_all_the_same() -> N
     assert policy.arrivals == 3 + 4 * 2
 
 
+class Lengthening(Moody):
+    """Lets one more wait for each second."""
+
+    def full(self, now: float) -> int | None:
+        """Say how many."""
+        if now > 5.0:
+            raise ValueError
+        self.max_waiting = 2 + int(now)
+        return self.max_waiting
+
+
+def test_a_policy_may_let_more_wait_once_the_line_is_full() -> None:
+    mill = Mill(Lengthening(max_waiting=2), max_queue_size=5, max_queue_delay=1e6)
+    mill.submit(*many(2))
+    with pytest.raises(Overloaded, match="2 rows wait, max_waiting of the policy=2"):
+        mill.batcher.submit(Asked(0), 0.5)
+    mill.batcher.submit(Asked(0), 1.0)
+    assert mill.batcher.max_waiting == 3
+    with pytest.raises(Overloaded):
+        mill.batcher.submit(Asked(0, rows=3), 2.0)  # there is room for one
+    mill.batcher.submit(Asked(0), 2.0)
+    with pytest.raises(Overloaded):
+        mill.batcher.submit(Asked(0), 6.0)
+    assert isinstance(mill.batcher.policy_error, ValueError)
+
+
+def test_a_policy_without_a_bound_is_not_asked_for_more() -> None:
+    mill = Mill(Lengthening(), max_queue_size=2, max_queue_delay=1e6)
+    mill.submit(*many(2))
+    with pytest.raises(Overloaded, match="2 rows wait, max_queue_size=2"):
+        mill.batcher.submit(Asked(0), 3.0)
+
+
 def test_those_that_wait_already_stay_when_the_policy_takes_its_bound_down() -> None:
     policy = Moody(rows=2)
     mill = Mill(policy, max_queue_size=9)

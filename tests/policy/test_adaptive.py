@@ -8,9 +8,10 @@ from tests.policy.banks import PROFILE, RATES, Feed, bank, promised, served
 
 from weir.messages import Reason
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import solve_bank
+from weir.policy.bank import Bank, solve_bank
 from weir.policy.conformance import check_policy
 from weir.policy.decision import Decision
+from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Profile
 from weir.policy.stages import SILENCE, filling_of
@@ -176,6 +177,62 @@ def test_a_promise_makes_batches_smaller_that_would_come_too_late() -> None:
     assert policy.decide(feed.seen(8, age=0.2)).rows == 8  # late it is anyhow
 
 
+# Whom it lets in.
+
+
+def close() -> Bank:
+    """Return the bank with a promise of 22 ms: two batches of 7 are in time, one of 8 with one of 6."""
+    return bank(objective=Objective(0.022))
+
+
+def test_a_promise_bounds_the_line_by_what_was_dispatched() -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    bounds = {}
+    for rows in (6, 7, 8):
+        assert policy.decide(feed.seen(rows)).rows == rows
+        bounds[rows] = policy.max_waiting
+    assert bounds == {6: 8, 7: 7, 8: 6}
+    assert policy.decide(feed.seen(3)).rows == 0
+    assert policy.max_waiting == 7 + 8  # while the worker is free
+
+
+def test_a_promise_lets_more_in_who_come_late() -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(8)).rows == 8
+    assert policy.full(feed.now + 0.007) == 6  # a third batch should have 4 rows, which take 8 ms
+    assert policy.full(feed.now + 0.009) == 6 + 5
+    assert policy.full(feed.now + 0.012) == 6 + 5  # once
+
+
+def test_who_is_left_behind_counts() -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    # Of 7, the oldest 13 ms old and the others younger, 5 can be in time: they take 9 ms.
+    assert policy.decide(feed.seen(7, age=0.013)).rows == 5
+    assert policy.max_waiting == 6  # the first that stays came 3.7 ms ago: with it, 5 more rows
+
+
+@pytest.mark.parametrize("rate", [1e-3, 5000.0])
+def test_a_promise_holds_at_rates_that_are_not_known_or_cannot_be_served(rate: float) -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, rate, 300 if rate > 1.0 else 10)
+    assert policy.decide(feed.seen(3)).rows == 3
+    assert policy.decide(feed.seen(9)).rows == 7
+    assert policy.max_waiting == 7
+
+
+def test_a_bank_whose_promise_cannot_be_kept_under_overload_has_its_own_bounds() -> None:
+    policy, feed = SolvedPolicy(bank(objective=Objective(0.009), max_waiting=[0, 4, 4])), Feed()
+    feed.arrive(policy, 200.0, 10)
+    assert policy.learning
+    feed.arrive(policy, 200.0, 200)
+    policy.decide(feed.seen(8))
+    assert policy.max_waiting == 4
+    assert policy.full(feed.now + 1.0) == 4
+
+
 def test_the_rate_stays_while_nothing_comes() -> None:
     policy, feed = SolvedPolicy(bank()), Feed()
     feed.arrive(policy, 200.0, 200)
@@ -272,7 +329,9 @@ def test_it_explains_itself() -> None:
     assert said["capacity"] == pytest.approx(PROFILE.max_rate)
     assert said["workers"] == 1
     assert said["prices"] == {"latency_weight": 1.0, "energy_weight": 2.0, "reference_rate": 200.0}
-    assert said["objective"] == {"text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001}
+    assert said["objective"] == {
+        "text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001, "slack": 0.0,
+    }  # fmt: skip
     assert said["table"] == {"index": 1, "rate": 200.0, "limit": 4, "share_of_second": 0.0}
     assert said["guards"]["silence"] == pytest.approx(SILENCE / 200.0)
     assert said["guards"]["deadline"] == pytest.approx(0.034)

@@ -72,7 +72,7 @@ def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: f
 
 
 def test_an_objective_is_a_value() -> None:
-    assert Objective(0.02).checked() == (0.02, 0.01, 0.0)
+    assert Objective(0.02).checked() == (0.02, 0.01, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -83,6 +83,7 @@ def test_an_objective_is_a_value() -> None:
         (Objective(0.02, 1.0), "late_share=1.0: must be between 0 and 1"),
         (Objective(0.02, 0.01, 0.02), "margin=0.02: must be 0 or more, and less than the deadline 0.02"),
         (Objective(0.02, 0.01, -1.0), "margin=-1.0"),
+        (Objective(0.02, 0.01, 0.0, 0.02), "slack=0.02: must be 0 or more, and less than the deadline 0.02"),
     ],
 )
 def test_what_cannot_be_promised_is_named(objective: Objective, says: str) -> None:

@@ -13,8 +13,9 @@ from math import inf
 from typing import Any
 
 from weir.batching.admission import check_size
+from weir.batching.bound import Bound
 from weir.batching.choice import bounded, greedily
-from weir.batching.collate import Lost, entries_of
+from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import Load, compose
 from weir.batching.estimate import ServiceTime
 from weir.batching.group import Group
@@ -57,7 +58,7 @@ class Batcher:
         self._running = Running()
         self._suspects = Suspects()
         self._history = History()
-        self._bound: int | None = None  # the policy's, on how many rows wait
+        self._bound = Bound(self._line)
         self._late: list[Request] = []  # left out at dispatch, settled, for `expire` to hand over
         self._late_at = 0.0
         self._refused = 0  # rows that found the line full: arrivals all the same
@@ -106,9 +107,9 @@ class Batcher:
         check_size(request, self.settings.max_batch_size, self._max_cost)
         if request.deadline <= now:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
-        if not self.room(request.rows):
+        if not self.room(request.rows) and not self._lengthened(request.rows, now):
             self._refused += request.rows
-            key = "max_queue_size" if self._bound is None else "max_waiting of the policy"
+            key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
             raise Overloaded(
                 f"rows={request.rows}: {self.waiting_rows} rows wait, {key}={self.max_waiting}",
                 retry_after=self.drain_time(),
@@ -132,7 +133,7 @@ class Batcher:
 
     def where(self, request: Request) -> list[tuple[int, int, list[int]]]:
         """Return where `request` runs, as (worker, batch id, entry indices)."""
-        return [(each.worker, each.batch_id, _indices(each, request)) for each in self._running.find(request)]
+        return [(each.worker, each.batch_id, indices_of(each, request)) for each in self._running.find(request)]
 
     def expire(self, now: float) -> list[Request]:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left
@@ -217,8 +218,8 @@ class Batcher:
             if not 0 < rows <= settings.max_batch_size:
                 rows, reason, until, limit = bounded(decision, seen, self.service)
             bound = getattr(self.policy, "max_waiting", None)
-            if bound is not self._bound:
-                self._bind(bound)
+            if bound is not self._bound.rows:
+                self._bound.move(bound)
         except Exception as error:
             self.policy_error = error
             rows, reason, until, limit = greedily(seen)
@@ -231,11 +232,13 @@ class Batcher:
             return None
         return self._start(load, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline)
 
-    def _bind(self, bound: int | None) -> None:
-        """The policy lets no more than `bound` rows wait, or (None) as many as the settings do."""
-        largest = self.settings.max_queue_size
-        self._line.resize(largest if bound is None else min(max(1, bound), largest))
-        self._bound = bound
+    def _lengthened(self, rows: int, now: float) -> bool:
+        """The line is full: tell whether `rows` fit once the policy was asked."""
+        try:
+            self._bound.ask(self.policy, now)
+        except Exception as error:
+            self.policy_error = error
+        return self.room(rows)
 
     def _settle_up(self, group: Group, load: Load, now: float) -> None:
         """Bring the line's books up to date with what was taken."""
@@ -394,7 +397,3 @@ class Batcher:
     def drain_time(self) -> float:
         """Return how long the line will take at the rate at which batches come back; 1 s if nothing is known."""
         return self._outlook.drain_time(sum(each.rows for each in self._running.batches.values()))
-
-
-def _indices(dispatch: Dispatch, request: Request) -> list[int]:
-    return [index for index, entry in enumerate(entries_of(dispatch)) if entry[0] is request]

@@ -37,6 +37,11 @@ def entries_of(dispatch: Dispatch) -> list[Entry]:
     return dispatch.entries
 
 
+def indices_of(dispatch: Dispatch, request: Request) -> list[int]:
+    """Return which entries of `dispatch` are of `request`."""
+    return [index for index, entry in enumerate(entries_of(dispatch)) if entry[0] is request]
+
+
 def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
     if request.kind is Kind.ITEM:
         return [(request, 0, 1)]

@@ -19,6 +19,7 @@ from weir.policy.decision import Decision, Observation
 from weir.policy.explanation import explain
 from weir.policy.mixing import Mixing
 from weir.policy.objective import trimmed
+from weir.policy.overload import OPEN, Gate
 from weir.policy.rate import Rate
 from weir.policy.rules import Greedy
 from weir.policy.stages import SILENCE, Stage, Stages
@@ -41,7 +42,7 @@ class SolvedPolicy:
     It may run with a smaller `max_batch_size` than the bank was solved for: batches are cut at that size, and a full one is
     never held back. Larger ones are never asked for than the bank's profile has.
 
-    `max_waiting` is the number of rows beyond which arrivals are to be refused, at the present rate; None for no bound.
+    `max_waiting` is the number of rows beyond which arrivals are to be refused, until the next decision; None for no bound.
     """
 
     def __init__(self, bank: Bank | None = None) -> None:
@@ -50,45 +51,71 @@ class SolvedPolicy:
         self._mixing = Mixing()
         self._stages: Stages | None = None if bank is None else Stages(bank)
         self._stage: Stage | None = None  # of `_stages`, or of those before
-        self._since: Stages | None = None  # what `_stage` belongs to
+        self._of: Stages | None = None  # what `_stage` belongs to
+        self._gate = OPEN
+        self._rows = 0  # that were dispatched last; 0 if none were, or more have been let in since
+        self._since = 0.0  # when
 
     # Decisions.
 
     def decide(self, seen: Observation) -> Decision:
         """Look up how many rows to dispatch; see Policy."""
-        waiting, largest = seen.waiting, seen.max_batch_size
+        waiting = seen.waiting
         rate = self._estimate.observe(seen.now, seen.arrivals)
         stage = self._stage
-        if stage is None or self._since is not self._stages or not stage.falls <= rate <= stage.rises:
+        if stage is None or self._of is not self._stages or not stage.falls <= rate <= stage.rises:
             stage = self._move(rate)
             if stage is None:
                 return GREEDY.decide(seen)
+        largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
         second = self._mixing.second
         answers = stage.second if second else stage.first
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
             limit, until = stage.limits[second], guard(stage, rate, seen)
-            if seen.now < until and waiting < largest and waiting < stage.largest:
+            if seen.now < until and waiting < largest:
+                if stage.latest is not None:
+                    self._let_in(stage.gate, 0, seen)
                 return Decision(0, POLICY, until, limit)
-            answer = Decision(min(waiting, largest, stage.largest), POLICY, None, min(limit, largest))
+            answer = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
         elif answer.rows > largest:
             answer = Decision(largest, POLICY, None, min(stage.limits[second], largest))
-        if stage.latest is not None and (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
-            answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
+        if stage.latest is not None:
+            if (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
+                answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
+            self._let_in(stage.gate, answer.rows, seen)
         if stage.share:
             self._mixing.cut(stage.share)
         return answer
 
+    def _let_in(self, gate: Gate, rows: int, seen: Observation) -> None:
+        """Once `rows` are dispatched, let in whom the gate lets in."""
+        self._gate, self._rows, self._since = gate, rows, seen.now
+        if rows and rows < seen.waiting:
+            self.max_waiting = gate.after(rows, seen.waiting, seen.now, seen.oldest_arrival, seen.last_arrival)
+        else:
+            self.max_waiting = gate.bounds[rows]
+
+    def full(self, now: float) -> int | None:
+        """The line is full: return `max_waiting` as of `now`; see Policy."""
+        if self._rows and (more := self._gate.more(now - self._since)):
+            self._rows = 0  # once; whoever comes behind them too might be late
+            assert self.max_waiting is not None
+            self.max_waiting += more
+        return self.max_waiting
+
     def _move(self, rate: float) -> Stage | None:
-        """Take the stage for `rate`; None if there is none, or the rate is unknown."""
+        """Take the stage for `rate`; None if there is none. While the rate is unknown only a promise has one."""
         stages, stage = self._stages, self._stage
-        if stages is None or not rate:
+        if stages is None:
             return None
-        if stage is None or self._since is not stages:
+        if not rate:
+            return stages.unknown()
+        if stage is None or self._of is not stages:
             stage = stages.at(rate)
         self._stage = stage = stages.next_to(stage, rate)
-        self._since = stages
-        self.max_waiting = stage.max_waiting
+        self._of = stages
+        self.max_waiting, self._rows = stage.max_waiting, 0
         return stage
 
     # The life of a policy.
@@ -135,7 +162,7 @@ class SolvedPolicy:
         stages, rate = self._stages, self.rate
         if stages is None or not rate:
             return None
-        return self._stage if self._since is stages else stages.at(rate)
+        return self._stage if self._of is stages else stages.at(rate)
 
     def explain(self) -> dict[str, Any]:
         """Return what it does and why, as a JSON-able dict; what is not known yet is None. Times are in seconds but for

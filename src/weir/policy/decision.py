@@ -45,7 +45,8 @@ class Policy(Protocol):
 
     A policy that remembers (a rate, say) has a method `fresh()` that returns one like it without memory: each service
     has its own. One that must keep the line short has an attribute `max_waiting`: rows beyond which arrivals are refused
-    with Overloaded, or None; the batcher looks at it with every decision.
+    with Overloaded, or None; the batcher looks at it with every decision. If it has a method `full(now)`, the batcher asks it
+    when a row finds the line full, and what it returns is its `max_waiting` from then on.
     """
 
     def decide(self, seen: Observation) -> Decision:

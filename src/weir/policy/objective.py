@@ -21,12 +21,14 @@ FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
 
 
 class Objective(NamedTuple):
-    """P[response time > deadline] ≤ late_share. `deadline` and `margin` are in seconds; waits end by the margin earlier
-    than they must, for what cannot be planned (the jitter of service times, of the event loop)."""
+    """P[response time > deadline] ≤ late_share. `deadline`, `margin` and `slack` are in seconds, for what cannot be
+    planned (the jitter of service times, of the event loop): waits end by the margin earlier than they must, and who is let in
+    behind others is to be answered by the slack, or the margin if that is more, before the deadline (see overload.py)."""
 
     deadline: float
     late_share: float = 0.01
     margin: float = 0.0
+    slack: float = 0.0
 
     def checked(self) -> "Objective":
         """Return this objective. Raises SettingsError naming the value that cannot be."""
@@ -37,6 +39,10 @@ class Objective(NamedTuple):
         if not 0.0 <= self.margin < self.deadline:
             raise SettingsError(
                 f"margin={self.margin!r}: must be 0 or more, and less than the deadline {self.deadline:g}"
+            )
+        if not 0.0 <= self.slack < self.deadline:
+            raise SettingsError(
+                f"slack={self.slack!r}: must be 0 or more, and less than the deadline {self.deadline:g}"
             )
         return self
 
@@ -59,7 +65,7 @@ class Objective(NamedTuple):
         return cls(deadline, round(1.0 - percent / 100.0, 12))
 
     def __str__(self) -> str:
-        """The text form; the margin is not part of it."""
+        """The text form; margin and slack are not part of it."""
         return f"p{round(100.0 * (1.0 - self.late_share), 10):g}={round(1000.0 * self.deadline, 9):g}ms"
 
     def checked_for(self, profile: Profile) -> "Objective":

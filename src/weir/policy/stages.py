@@ -14,6 +14,7 @@ from weir.messages import Reason
 from weir.policy.bank import Bank
 from weir.policy.decision import Decision
 from weir.policy.objective import ROUNDING
+from weir.policy.overload import Gate, admission
 from weir.policy.tables import Table, full_batch_table, greedy_table, limit_of
 
 UNLIKELY = 1e-3  # a silence that the rate makes less likely than this is taken for the end of the traffic
@@ -31,7 +32,8 @@ class Stage:
     `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
     `share` of the batches, `first` the others; `limits` are those of both. `filling`, divided by the rate, is how long the oldest row may wait for
     the line to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
-    `latest[n]` how old it may be when they start (see Objective). `entry` is the index in the bank of what comes nearest, `largest` the largest batch that was measured.
+    `latest[n]` how old it may be when they start (see Objective). `entry` is the index in the bank of what comes nearest,
+    `largest` the largest batch. `gate` says when arrivals are refused, `max_waiting` how many rows wait then under overload.
     """
 
     number: int
@@ -47,6 +49,7 @@ class Stage:
     latest: tuple[float, ...] | None
     largest: int
     max_waiting: int | None
+    gate: Gate
 
 
 class Stages:
@@ -57,13 +60,14 @@ class Stages:
     adopts a bank has no time for all at once; it never changes then.
     """
 
-    __slots__ = ("_edges", "_guards", "_made", "bank", "boundaries")
+    __slots__ = ("_admission", "_edges", "_guards", "_made", "bank", "boundaries")
 
     def __init__(self, bank: Bank) -> None:
         self.bank = bank
         self.boundaries = boundaries_of(bank)
         self._edges = (0.0, *self.boundaries, inf)
         self._guards = promised(bank)
+        self._admission = None if bank.objective is None else admission(bank.profile, bank.objective, bank.workers)
         self._made: dict[int, Stage] = {}
 
     def __len__(self) -> int:
@@ -80,6 +84,11 @@ class Stages:
         """Return the stage whose range `rate` is in."""
         return self[bisect(self.boundaries, rate)]
 
+    def unknown(self) -> Stage | None:
+        """Return the stage for a rate that is not known yet, where there is a promise to keep: it never waits, and keeps it
+        at any rate."""
+        return None if self._admission is None else self[len(self) - 1]
+
     def next_to(self, stage: Stage, rate: float) -> Stage:
         """Return the stage for `rate`, coming from `stage`: the nearest, but a boundary counts only when it is well passed."""
         edges, number = self._edges, stage.number
@@ -90,10 +99,11 @@ class Stages:
         return self[number]
 
     def _make(self, number: int) -> Stage:
-        bank, entry = self.bank, min(max(number - 1, 0), len(self.bank.rates) - 1)
+        entry = min(max(number - 1, 0), len(self.bank.rates) - 1)
         first, second, share = self._tables(number)
         limits = limit_of(first), limit_of(second)
         answers = answers_of(first, limits[0])
+        largest, max_waiting, gate = self._line(number, entry)
         return Stage(
             number=number,
             entry=entry,
@@ -106,9 +116,20 @@ class Stages:
             filling=max(filling_of(first), filling_of(second)),
             allowance=self._guards[0],
             latest=self._guards[1],
-            largest=bank.profile.max_batch_size,
-            max_waiting=int(bank.max_waiting[entry]) or None,
+            largest=largest,
+            max_waiting=max_waiting,
+            gate=gate,
         )
+
+    def _line(self, number: int, entry: int) -> tuple[int, int | None, Gate]:
+        """Return a stage's largest batch, its longest line under overload, and its gate."""
+        largest, most = self.bank.profile.max_batch_size, int(self.bank.max_waiting[entry]) or None
+        made = self._admission
+        if made is None:
+            return largest, most, Gate((most,) * (largest + 1))
+        if number == len(self) - 1:
+            return made.steady, made.max_waiting, made.overloaded(self.bank.profile)[1]
+        return made.largest, made.max_waiting, made.gate
 
     def _tables(self, number: int) -> tuple[Table, Table, float]:
         """Return both tables of a stage, and the share of the second."""
@@ -116,7 +137,8 @@ class Stages:
         if number == 0:
             first = second = greedy_table(bank.profile.max_batch_size)
         elif number == len(self) - 1:
-            first = second = full_batch_table(bank.profile)
+            made = self._admission
+            first = second = full_batch_table(bank.profile) if made is None else made.overloaded(bank.profile)[0]
         else:
             share = float(bank.shares[number - 1])
             first = bank.tables[number - 1]

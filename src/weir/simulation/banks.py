@@ -5,6 +5,7 @@ control limit for each rate is found by simulation, all candidates on the same a
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,11 +13,11 @@ from weir.policy.bank import Bank, solve_bank
 from weir.policy.crew import crew_table, start_limit
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.tables import stacked
+from weir.policy.profile import Floats, Profile
+from weir.policy.tables import Table, stacked
 from weir.simulation.checks import check_count
-from weir.simulation.promises import Keeper, Kept
-from weir.simulation.rounds import Rule
+from weir.simulation.promises import Keeper
+from weir.simulation.rounds import Figures, Rule
 from weir.simulation.trials import Trials, lowest
 
 Progress = Callable[[int, int], None]  # rates done, of how many
@@ -75,45 +76,50 @@ def crew_limit(rate: float, prices: Prices, trials: Trials) -> int:
 def _crew(profile: Profile, prices: Prices, workers: int, seed: int, told: Progress) -> Bank:
     trials = Trials(profile, workers=workers, requests=CREW_REQUESTS, seed=seed)
     rates = workers * profile.max_rate * np.array(CREW_LOADS)
-    found = []
+    tables, seen = [], []
     for done, rate in enumerate(rates.tolist(), 1):
-        limit = crew_limit(rate, prices, trials)
-        found.append(Kept(limit, 0.0, 0, trials(rate, Rule(crew_table(profile, limit).tolist()))))
+        tables.append(crew_table(profile, crew_limit(rate, prices, trials)))
+        seen.append(trials(rate, Rule(tables[-1].tolist())))
         told(done, len(rates))
-    return _bank(profile, prices, workers, None, rates.tolist(), found)
+    return _bank(profile, prices, workers, rates, tables, seen)
 
 
 def _promised(profile: Profile, prices: Prices, workers: int, objective: Objective, seed: int, told: Progress) -> Bank:
     """Each table must keep the objective at the highest rate for which it is used: half-way to the next by ratio."""
     keeper = Keeper(profile, objective, workers=workers, seed=seed)
-    trials = keeper.trials(PROMISE_REQUESTS)
+    trials, allowed = keeper.trials(PROMISE_REQUESTS), keeper.admission
     rates = workers * profile.max_rate * np.array(PROMISE_LOADS)
     highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
-    found = []
+    found, seen = [], []
     for done, (rate, worst) in enumerate(zip(rates.tolist(), highest.tolist(), strict=True), 1):
-        kept = keeper.at(worst, trials)
-        figures = trials(rate, keeper.rule(kept.limit, kept.share, kept.max_waiting))
-        found.append(Kept(kept.limit, kept.share, kept.max_waiting, figures))
+        found.append(keeper.at(worst, trials))
+        seen.append(trials(rate, keeper.rule(found[-1].limit, found[-1].share)))
         told(done, len(rates))
-    return _bank(profile, prices, workers, keeper.objective, rates.tolist(), found)
+    bank = _bank(profile, prices, workers, rates, [allowed.table(profile, kept.limit) for kept in found], seen)
+    seconds = [allowed.table(profile, min(kept.limit + (kept.share > 0.0), allowed.largest)) for kept in found]
+    return replace(
+        bank,
+        objective=keeper.objective,
+        second_tables=stacked(seconds),
+        shares=np.array([kept.share for kept in found]),
+        max_waiting=np.full(len(found), allowed.max_waiting),
+    )
 
 
 def _bank(
-    profile: Profile, prices: Prices, workers: int, objective: Objective | None, rates: Sequence[float],
-    found: Sequence[Kept],
-) -> Bank:  # fmt: skip
-    most = profile.best_batch_size
+    profile: Profile, prices: Prices, workers: int, rates: Floats, tables: Sequence[Table], seen: Sequence[Figures]
+) -> Bank:
     return Bank(
         profile=profile,
         prices=prices,
         workers=workers,
-        objective=objective,
-        rates=np.array(rates),
-        tables=stacked([crew_table(profile, kept.limit) for kept in found]),
-        second_tables=stacked([crew_table(profile, min(kept.limit + (kept.share > 0.0), most)) for kept in found]),
-        shares=np.array([kept.share for kept in found]),
-        max_waiting=np.array([kept.max_waiting for kept in found], dtype=np.int64),
-        response_time_ms=np.array([kept.figures.response_time_ms for kept in found]),
-        p99_ms=np.array([kept.figures.p99_ms for kept in found]),
-        power_w=np.array([kept.figures.power_w for kept in found]),
+        objective=None,
+        rates=rates,
+        tables=stacked(tables),
+        second_tables=stacked(tables),
+        shares=np.zeros(len(rates)),
+        max_waiting=np.zeros(len(rates), dtype=np.int64),
+        response_time_ms=np.array([each.response_time_ms for each in seen]),
+        p99_ms=np.array([each.p99_ms for each in seen]),
+        power_w=np.array([each.power_w for each in seen]),
     )

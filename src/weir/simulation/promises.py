@@ -1,56 +1,59 @@
-"""Keeping a latency objective with the least energy: limit, mix of two limits, and bound on the line, for each rate.
+"""Keeping a latency objective with the least energy: limit, mix of two limits, and what is refused, for each rate.
 
 A batch is cut when `limit` rows wait, or when its oldest row could not be answered in time otherwise (the guard), and
-trimmed where it would make its oldest row late. The guard makes the number of waiting rows a poor state: their ages
-count too. So the share of late responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
+trimmed where it would make its oldest row late. Arrivals are refused where the line is so long that they might be late
+(policy/overload.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
+responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
 
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.crew import crew_table
 from weir.policy.objective import Objective
+from weir.policy.overload import admission
 from weir.policy.profile import Profile
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.trials import Trials
 
 SURE = 2.0  # standard errors by which the share of late responses must stay below ε
-SPARE_REFUSALS = 0.1  # of ε: more refusals than the fewest possible that may be spent on energy
-TRIED_LIMITS = 6  # where the line must be bounded
-LONGEST_LINE = 2  # deadlines: no row makes it from further back in the line
+REFUSED = 4.0  # how much a response counts that was refused and need not have been, where one that is late counts 1
 MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # standard deviations of the service time, tried in this order
 MARGIN_LOADS = (0.1, 0.3, 0.5)  # at which the guard alone must keep the objective
+SLACK_STEP = 0.5  # of the same, or of LEAST_SPREAD if that is more
+LEAST_SPREAD = 0.02  # of the deadline
+LOADS = (0.8, 0.97)  # at which those who are let in must be in time, if none waits on purpose
+OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1, and arrivals refused
-    beyond `max_waiting` rows (0: none). `figures` at that rate."""
+    """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1. `figures` at that rate."""
 
     limit: int
     share: float
-    max_waiting: int
     figures: Figures
 
 
 class Keeper:
     """Finds, for one profile and crew, what keeps `objective`.
 
-    Attributes: profile; objective, with the margin that random service times need.
+    Attributes: profile; objective, with the margin and slack that random service times need; `admission`, what it refuses.
 
-    Raises SettingsError, naming the objective, if not even a row alone meets it.
+    Raises SettingsError, naming the objective, if not even a row alone meets it, or not under overload.
     """
 
     def __init__(self, profile: Profile, objective: Objective, *, workers: int = 1, seed: int = 1) -> None:
         self.profile = profile
-        self._most = profile.best_batch_size
         self._workers, self._seed = workers, seed
-        self.objective = objective.checked_for(profile)
-        self.objective = self._with_margin() if profile.cv.any() else self.objective
+        self._capacity = workers * profile.max_rate
+        self._spread = float(np.max(profile.cv * profile.service_time_ms)) / 1000.0
+        self._take(objective.checked_for(profile))
+        self._find_slack()
+        if profile.cv.any():
+            self._find_margin()
 
     def trials(self, requests: int) -> Trials:
         """Return trials that count what is later than the deadline."""
@@ -58,99 +61,115 @@ class Keeper:
             self.profile, workers=self._workers, requests=requests, seed=self._seed, deadline=self.objective.deadline
         )
 
-    def rule(self, limit: int, share: float = 0.0, max_waiting: int = 0) -> Rule:
-        """Return the guarded rule."""
-        table = crew_table(self.profile, limit).tolist()
-        second = crew_table(self.profile, min(limit + 1, self._most)).tolist() if share else None
-        allowance = self.objective.allowance(self.profile).tolist()
-        latest = self.objective.latest_starts(self.profile).tolist()
-        return Rule(table, allowance, latest, second=second, share=share, max_waiting=max_waiting)
+    def rule(self, limit: int, share: float = 0.0) -> Rule:
+        """Return the guarded rule; `limit` is at most that of the largest batch."""
+        allowed, profile, objective = self.admission, self.profile, self.objective
+        second = allowed.table(profile, min(limit + 1, allowed.largest)).tolist() if share else None
+        return Rule(
+            allowed.table(profile, limit).tolist(), objective.allowance(profile).tolist(),
+            objective.latest_starts(profile).tolist(), second=second, share=share, gate=allowed.gate,
+        )  # fmt: skip
 
-    def _with_margin(self) -> Objective:
-        """Return the objective with the smallest margin at which the guard keeps it while load is moderate."""
-        given, trials = self.objective, self.trials(20_000)
-        spread = float(np.max(self.profile.cv * self.profile.service_time_ms)) / 1000.0
-        capacity = self._workers * self.profile.max_rate
-        for deviations in MARGINS:
-            margin = max(given.margin, deviations * spread)
-            if margin + self.profile.service_time_ms[0] / 1000.0 >= given.deadline:
-                break
-            self.objective = given._replace(margin=margin)
-            if all(self.keeps(trials(load * capacity, self.rule(self._most))) for load in MARGIN_LOADS):
-                break
-        return self.objective
+    def overloaded(self) -> Rule:
+        """Return the rule for more rows than can be served."""
+        table, gate = self.admission.overloaded(self.profile)
+        return Rule(table.tolist(), None, self.objective.latest_starts(self.profile).tolist(), gate=gate)
 
     def keeps(self, figures: Figures) -> bool:
         """Tell whether the share of late responses is surely within the objective."""
         return _at_most(figures) <= self.objective.late_share
 
     def at(self, rate: float, trials: Trials) -> Kept:
-        """Return what keeps the objective at `rate` with the least energy. Arrivals are refused only where they must be.
+        """Return what keeps the objective at `rate` with the least energy. Whoever is refused, and would not be if none waited
+        on purpose, counts as REFUSED late ones.
 
-        Raises SettingsError, naming objective and rate, if even a bound of one row does not keep it.
+        Raises SettingsError, naming objective and rate, if not even a policy that never waits keeps it.
         """
-        most = self._largest(lambda limit: self.keeps(trials(rate, self.rule(limit))), 1, self._most)
-        if not most:
-            return self._bounded(rate, trials)
-        kept = Kept(most, 0.0, 0, trials(rate, self.rule(most)))
-        return self._mixed(rate, trials, kept) if most < self._most else kept
+        least = trials(rate, self.rule(1))
 
-    def _mixed(self, rate: float, trials: Trials, kept: Kept) -> Kept:
-        """Use what `kept` leaves of ε for batches with the next limit. The share is by the chord, and checked."""
-        low, high = _at_most(kept.figures), _at_most(trials(rate, self.rule(kept.limit + 1)))
-        share = (self.objective.late_share - low) / (high - low)
+        def spent(figures: Figures) -> float:
+            return _at_most(figures) + REFUSED * max(0.0, figures.refused_share - least.refused_share)
+
+        allowed, largest = self.objective.late_share, self.admission.largest
+        most = _largest(lambda limit: spent(trials(rate, self.rule(limit))) <= allowed, largest)
+        if not most and least.late_share <= allowed:
+            return Kept(1, 0.0, least)  # as it seems, if not surely
+        if not most:
+            raise SettingsError(
+                f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if none waits on purpose, "
+                f"{100.0 * least.late_share:.3g} % of the responses are late; the deadline must be later"
+            )
+        kept = Kept(most, 0.0, trials(rate, self.rule(most)))
+        if most == largest:
+            return kept
+        # What is left unused goes to batches with the next limit. Their share is by the chord, and checked.
+        low, high = spent(kept.figures), spent(trials(rate, self.rule(most + 1)))
+        share = (allowed - low) / (high - low)
         for tried in (share, share / 2.0):
-            figures = trials(rate, self.rule(kept.limit, tried))
-            if self.keeps(figures):
-                return Kept(kept.limit, tried, 0, figures)
+            figures = trials(rate, self.rule(most, tried))
+            if spent(figures) <= allowed:
+                return Kept(most, tried, figures)
         return kept
 
-    def _bounded(self, rate: float, trials: Trials) -> Kept:
-        """Return what keeps the objective while hardly more is refused than must be, with the least energy."""
-        found: list[Kept] = []
-        capacity = self._workers * self.profile.max_rate
-        longest = self._most + ceil(LONGEST_LINE * self.objective.deadline * capacity)
-        for limit in sorted({1, *(max(1, self._most * part // TRIED_LIMITS) for part in range(1, TRIED_LIMITS + 1))}):
-            kept = self._with_bound(rate, trials, limit, longest)
-            if kept is None:
-                break  # nor would a higher limit keep it
-            found.append(kept)
-            longest = min(longest, 2 * kept.max_waiting)
-        if not found:
-            share = trials(rate, self.rule(1, 0.0, 1)).late_share
+    def _take(self, objective: Objective) -> None:
+        """Keep this objective from now on. Raises SettingsError if it cannot be kept under overload."""
+        profile = self.profile
+        made = admission(profile, objective, self._workers)
+        if made is None:
+            behind = (profile.pipeline_depth + 1) * profile.service_time_ms[0] + profile.latency_offset_ms
+            spared = 1000.0 * max(objective.margin, objective.slack)
+            more = f", and {spared:.3g} ms are to spare because service times vary" if spared else ""
             raise SettingsError(
-                f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: with one row in line "
-                f"{100.0 * share:.3g} % of the responses are late; the deadline must be later"
+                f"latency_objective={objective}: cannot be kept when more rows arrive than can be served: one that comes "
+                f"right behind another, which is served alone, is answered after {behind:.4g} ms{more}; the deadline must be later"
             )
-        fewest = min(kept.figures.refused_share for kept in found)
-        spared = fewest + SPARE_REFUSALS * self.objective.late_share
-        return min(
-            (kept for kept in found if kept.figures.refused_share <= spared), key=lambda kept: kept.figures.excess_w
-        )
+        self.objective, self.admission = objective, made
 
-    def _with_bound(self, rate: float, trials: Trials, limit: int, longest: int) -> Kept | None:
-        """Return the longest line, of `limit` rows or more, with which `limit` keeps the objective; None if there is none."""
+    def _find_slack(self) -> None:
+        """Take the smallest slack, nearly, with which those who are let in are in time though none waits on purpose."""
+        given, trials = self.objective, self.trials(10_000)
+        unit, low = max(self._spread, LEAST_SPREAD * given.deadline), 0.0
 
-        def keeps(rows: int) -> bool:
-            return self.keeps(trials(rate, self.rule(limit, 0.0, rows)))
+        def good(units: float) -> bool:
+            self._take(given._replace(slack=max(given.margin, units * unit)))
+            rules = [(load, self.overloaded()) for load in OVERLOADS] + [(load, self.rule(1)) for load in LOADS]
+            return all(self.keeps(trials(load * self._capacity, rule)) for load, rule in rules)
 
-        bound = self._largest(keeps, limit, longest) if limit <= longest else 0
-        return Kept(limit, 0.0, bound, trials(rate, self.rule(limit, 0.0, bound))) if bound else None
+        high = 0.0
+        while not good(high):
+            low, high = high, high + SLACK_STEP
+        while high - low > SLACK_STEP / 4.0:
+            middle = (low + high) / 2.0
+            low, high = (low, middle) if good(middle) else (middle, high)
+        self._take(given._replace(slack=max(given.margin, high * unit)))
 
-    @staticmethod
-    def _largest(good: Callable[[int], bool], least: int, most: int) -> int:
-        """Return the largest number from `least` to `most` that is good, by halving; 0 if not even `least` is."""
-        if good(most):
-            return most
-        if not good(least):
-            return 0
-        while most - least > 1:
-            middle = (least + most) // 2
-            if good(middle):
-                least = middle
-            else:
-                most = middle
-        return least
+    def _find_margin(self) -> None:
+        """Take the smallest margin with which the guard keeps the objective while load is moderate."""
+        given, trials = self.objective, self.trials(20_000)
+        for deviations in MARGINS:
+            tried = given._replace(margin=max(given.margin, deviations * self._spread))
+            if admission(self.profile, tried, self._workers) is None:
+                break
+            self._take(tried)
+            rule = self.rule(self.admission.largest)
+            if all(self.keeps(trials(load * self._capacity, rule)) for load in MARGIN_LOADS):
+                break
+
+
+def _largest(good: Callable[[int], bool], most: int) -> int:
+    """Return the largest number from 1 to `most` that is good, by halving; 0 if not even 1 is."""
+    if good(most):
+        return most
+    least = 1
+    if not good(least):
+        return 0
+    while most - least > 1:
+        middle = (least + most) // 2
+        if good(middle):
+            least = middle
+        else:
+            most = middle
+    return least
 
 
 def _at_most(figures: Figures) -> float:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from weir.policy.mixing import Mixing
 from weir.policy.objective import ROUNDING, trimmed
+from weir.policy.overload import Gate
 from weir.policy.profile import Floats, Profile
 from weir.simulation.services import Services
 
@@ -28,7 +29,7 @@ class Rule(NamedTuple):
     `table[n]` rows with n waiting, 0 to wait (tables.py). A wait ends at oldest arrival + `allowance[n]` and at last
     arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (objective.py) so that its oldest row
     starts by oldest arrival + `fits[rows]`. `share` of the batches is decided by `second`, evenly spread. Arrivals are
-    refused while `max_waiting` rows wait (0: never).
+    refused while `max_waiting` rows wait (0: never), or while the `gate` is closed (overload.py).
     """
 
     table: Sequence[int]
@@ -38,6 +39,7 @@ class Rule(NamedTuple):
     second: Sequence[int] | None = None
     share: float = 0.0
     max_waiting: int = 0
+    gate: Gate | None = None
 
 
 class Rounds(NamedTuple):
@@ -84,15 +86,22 @@ def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, 
     starts: list[float] = []
     ends: list[float] = []
     sizes: list[int] = []
-    bound, time = rule.max_waiting or inf, services.time
+    bound: float = rule.max_waiting or inf
+    gate, time = rule.gate, services.time
     while True:
         now = max(free[0], last)
         upto = bisect_right(coming, now, seen)
         room = bound - (len(line) - head)
         taken = upto - seen if upto - seen <= room else int(max(room, 0))
         line += coming[seen : seen + taken]
-        refused += upto - seen - taken
-        seen = upto
+        seen += taken
+        if seen < upto:
+            refused += upto - seen
+            if gate is not None:
+                more = _more(coming, seen, upto, gate, last)
+                line += more
+                refused -= len(more)
+            seen = upto
         table = rule.second if mixing.second and rule.second is not None else rule.table
         cut = _wait(line, head, now, coming, seen, table, rule, largest)
         if cut is None:
@@ -106,9 +115,21 @@ def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, 
         sizes.append(size)
         heapreplace(free, end)
         mixing.cut(rule.share)
+        if gate is not None:
+            came = line[-1] if len(line) - head > size else now
+            after = gate.after(size, len(line) - head, now, line[head], came)
+            bound = inf if after is None else after
         last = now
         head += size
     return Rounds(np.array(starts), np.array(ends), np.array(sizes, dtype=np.int64), np.array(line[:head]), refused)
+
+
+def _more(coming: Sequence[float], start: int, stop: int, gate: Gate, since: float) -> Sequence[float]:
+    """Return those who, of the arrivals from `start` to `stop`, are let in though the line is full."""
+    for index in range(start, stop):
+        if more := gate.more(coming[index] - since):
+            return coming[index : min(index + more, stop)]
+    return ()
 
 
 def _wait(

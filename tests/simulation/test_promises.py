@@ -1,0 +1,212 @@
+"""Latency objectives: kept at any arrival rate, with the least energy."""
+
+import numpy as np
+import pytest
+
+from weir.errors import SettingsError
+from weir.policy.adaptive import SolvedPolicy
+from weir.policy.bank import Bank
+from weir.policy.objective import Objective
+from weir.policy.overload import admission
+from weir.policy.profile import GOOGLENET_P4, Floats, Profile
+from weir.simulation import banks, promises
+from weir.simulation.arrivals import parse_arrivals
+from weir.simulation.banks import PROMISE_LOADS, make_bank
+from weir.simulation.promises import REFUSED, Keeper
+from weir.simulation.rounds import Rounds, Rule, figures, play
+from weir.simulation.services import Services
+from weir.simulation.simulator import run
+from weir.simulation.tuning import best_limit
+
+P4 = GOOGLENET_P4
+P99 = Objective.parse("p99=20ms")
+
+
+@pytest.fixture(scope="module")
+def promised() -> Bank:
+    return make_bank(P4, objective=P99)
+
+
+def poisson(load: float, count: int, workers: int = 1) -> Floats:
+    rate = load * workers * P4.max_rate
+    return np.asarray(np.cumsum(np.random.default_rng(77).exponential(1.0 / rate, count)), dtype=np.float64)
+
+
+# Far from saturation, and near it.
+
+
+@pytest.mark.parametrize("load", [0.1, 0.5, 0.7])
+def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends(promised: Bank, load: float) -> None:
+    times = poisson(load, 40_000)
+    made = run(P4, SolvedPolicy(promised), times)
+    batches = made.batches
+    rounds = Rounds(batches.start, batches.end, batches.rows, made.arrival[~made.refused], int(made.refused.sum()))
+    seen = figures(rounds, P4, P99.deadline)
+    assert seen.late_share + 2.0 * seen.late_error <= P99.late_share
+    assert seen.refused_share == 0.0
+    rival = best_limit(P4, times, objective=P99)
+    assert rival is not None and rival.figures.late_share <= P99.late_share
+    assert seen.excess_w <= 0.6 * rival.figures.excess_w
+
+
+@pytest.mark.parametrize("index", [8, 10, 12, 14])
+def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: Bank, index: int) -> None:
+    worst = float(np.sqrt(promised.rates[index] * promised.rates[index + 1]))
+    keeper = Keeper(P4, P99)
+    rule = keeper.rule(int(promised.limits()[index]), float(promised.shares[index]))
+    trials = keeper.trials(banks.PROMISE_REQUESTS)
+    seen, least = trials(worst, rule), trials(worst, keeper.rule(1))
+    assert keeper.keeps(seen)
+    assert seen.refused_share <= least.refused_share + P99.late_share / REFUSED
+
+
+def test_near_saturation_few_are_refused_so_that_the_others_are_in_time(promised: Bank) -> None:
+    times = poisson(0.95, 40_000)
+    assert best_limit(P4, times, objective=P99) is None
+    made = run(P4, SolvedPolicy(promised), times)
+    assert np.mean(made.response_time_ms > 20.0 + 1e-6) <= P99.late_share
+    assert 0.0 < made.refused.mean() < 0.04
+    assert (promised.max_waiting == 29).all()
+
+
+# Under overload.
+
+
+def traffic(text: str, count: int = 20_000, workers: int = 1) -> Floats:
+    process = parse_arrivals(text, capacity=workers * P4.max_rate)
+    return process.times(np.random.default_rng(78), count)
+
+
+def step(load: float, after: float) -> Floats:
+    """Half of the capacity, and from 1 s on another load."""
+    before = poisson(load, 4_000)
+    return np.concatenate((before[before < 1.0], 1.0 + poisson(after, 20_000)))
+
+
+OVERLOADS = {
+    "steady 1.05": traffic("poisson:1.05"),
+    "steady 1.5": traffic("poisson:1.5"),
+    "steady 10": traffic("poisson:10"),
+    "step to 2": step(0.5, 2.0),
+    "step to 10": step(0.5, 10.0),
+    "bursts of 0.3 s": traffic("on-off:1,on=0.3s,off=0.3s"),
+    "bursts after long silence": traffic("on-off:0.43,on=0.3s,off=1s"),
+    "bursts of 30 ms": traffic("on-off:1,on=0.03s,off=0.03s"),
+    "clumps": traffic("gamma:1.5,cv=3"),
+}
+
+
+@pytest.mark.parametrize("name", OVERLOADS)
+def test_whoever_is_let_in_is_in_time_and_under_steady_overload_nothing_is_wasted(promised: Bank, name: str) -> None:
+    made = run(P4, SolvedPolicy(promised), OVERLOADS[name])
+    assert np.mean(made.response_time_ms > 20.0 + 1e-6) <= P99.late_share / 2.0
+    if name.startswith("steady"):
+        assert len(made.response_time_ms) / made.seconds > 0.95 * P4.max_rate
+        assert made.busy_share > 0.98
+
+
+def test_when_all_arrive_at_once_none_of_those_let_in_is_late(promised: Bank) -> None:
+    """Full lines at every batch: the answer comes after two batches of 29, and they serve 99 % of what any could."""
+    made = run(P4, SolvedPolicy(promised), traffic("poisson:100", 100_000))
+    assert made.response_time_ms.max() <= 20.0 + 1e-6
+    sizes = made.batches.rows[10:]
+    assert float((sizes == 29).mean()) > 0.99
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("deadline", [0.0028, 0.006, 0.012, 0.02, 0.03, 0.06, 0.3])
+def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None:
+    """The proof's claim: with batches of `steady` and a line of `max_waiting`, none is late, whatever the traffic."""
+    made = admission(P4, Objective(deadline), workers)
+    assert made is not None
+    table, gate = made.overloaded(P4)
+    rule = Rule(table.tolist(), gate=gate._replace(times=()))
+    for text in ("poisson:0.9", "poisson:1.3", "poisson:20", "gamma:1.2,cv=4", "on-off:1,on=0.02s,off=0.03s"):
+        rounds = play(traffic(text, 6_000, workers).tolist(), rule, Services(P4, 1), 32, workers)
+        assert rounds.responses.max() <= deadline + 1e-8
+
+
+def test_the_short_cut_refuses_whom_the_batcher_refuses(promised: Bank) -> None:
+    """At a rate that is known, but for the first rows, the searches' rule is the policy's."""
+    keeper, times = Keeper(P4, P99), traffic("constant:0.82", 3_000)
+    limit, share = int(promised.limits()[9]), float(promised.shares[9])
+    seen = figures(play(times.tolist(), keeper.rule(limit, share), Services(P4, 1), 32), P4, P99.deadline, 0.3)
+    made = run(P4, SolvedPolicy(promised), times)
+    batches = made.batches
+    rounds = Rounds(batches.start, batches.end, batches.rows, made.arrival[~made.refused], int(made.refused.sum()))
+    assert figures(rounds, P4, P99.deadline, 0.3).excess_w == pytest.approx(seen.excess_w, rel=0.1)
+
+
+@pytest.mark.parametrize("cv", [0.1, 0.5])
+def test_random_service_times_get_slack(cv: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.5, 0.97))
+    profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, cv))
+    bank = make_bank(profile, objective=Objective(0.05, 0.02))
+    assert bank.objective is not None
+    assert 0.0 <= bank.objective.slack < 0.03
+    for text in ("poisson:1.5", "on-off:1,on=0.3s,off=0.3s"):
+        made = run(profile, SolvedPolicy(bank), traffic(text))
+        assert np.mean(made.response_time_ms > 50.0) <= 0.02
+
+
+def test_service_times_that_vary_too_much_are_an_error() -> None:
+    profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 2.0))
+    with pytest.raises(
+        SettingsError, match=r"p99=15ms: cannot be kept when .* ms are to spare because service times vary"
+    ):
+        Keeper(profile, Objective.parse("p99=15ms"))
+
+
+# What it takes.
+
+
+def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> None:
+    keeper = promises.Keeper(P4, P99)
+    trials = keeper.trials(40_000)
+    kept = [keeper.at(load * P4.max_rate, trials) for load in (0.85, 0.87)]
+    mixed = [each for each in kept if each.share]
+    assert mixed
+    for each in mixed:
+        assert 0.0 < each.share < 1.0 and keeper.keeps(each.figures)
+        assert each.limit < 32
+
+
+def test_where_batches_are_small_the_line_may_still_be_long() -> None:
+    alone = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
+    keeper = promises.Keeper(alone, Objective(0.1, 0.01))
+    assert keeper.admission.max_waiting == 49  # 49 before it, and its own 2 ms
+    kept = keeper.at(0.99 * alone.max_rate, keeper.trials(10_000))
+    assert kept.figures.refused_share < 0.03
+
+
+def test_random_service_times_get_a_margin() -> None:
+    profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 0.15))
+    keeper = promises.Keeper(profile, P99)
+    assert 0.0 < keeper.objective.margin < 0.005
+    trials = keeper.trials(20_000)
+    assert keeper.keeps(trials(0.3 * P4.max_rate, keeper.rule(32)))
+
+
+def test_an_objective_is_kept_by_a_crew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.5, 0.6, 0.7))
+    bank = make_bank(P4, workers=3, objective=Objective.parse("p95=25ms"))
+    made = run(P4, SolvedPolicy(bank), poisson(0.6, 20_000, 3), workers=3)
+    assert np.mean(made.response_time_ms > 25.0 + 1e-6) <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [
+        ("p99=1ms", r"latency_objective=p99=1ms: a row alone takes 1\.357 ms"),
+        (
+            "p99=2ms",
+            r"p99=2ms: cannot be kept when more rows arrive than can be served: .* is answered after 2\.714 ms;",
+        ),
+    ],
+)
+def test_an_objective_that_cannot_be_kept_is_refused(
+    objective: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(banks, "PROMISE_LOADS", PROMISE_LOADS[2:4])
+    with pytest.raises(SettingsError, match=says):
+        make_bank(P4, objective=Objective.parse(objective))
