@@ -22,6 +22,7 @@ PARTS = {
     "Workers": "How batches are run.",
     "Service": "How callers are treated.",
     "HTTP": "Where and how HTTP is served. These are settings of the server, not of a model.",
+    "gRPC": "Where and how gRPC is served; its certificate is that of HTTP. These are settings of the server, not of a model.",
     "Doors": "Doors beside those that Weir has. These are settings of the server, not of a model.",
     "Open Inference Protocol": "What the doors of that protocol share. These are settings of the server, not of a model.",
     "Control": "Who may control the server. These are settings of the server, not of a model.",
@@ -61,7 +62,7 @@ METRICS = f"""# Metrics
 {WRITTEN}
 
 `GET /metrics` answers in Prometheus' text format, or in OpenMetrics if asked for. `--no-metrics` switches counting off.
-Counters end in `_total` there. The label `code` is the HTTP status for requests that came over HTTP, and the name of the error
+Counters end in `_total` there. The label `code` is the status for requests that came over HTTP or gRPC, and the name of the error
 (or `ok`) for calls in Python.
 
 """

@@ -25,6 +25,7 @@ from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
+from weir.protocols.grpc.opening import make_door as make_grpc
 from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
@@ -61,7 +62,9 @@ class App:
         asgi = make_app(self.registry, settings.http, metrics=render, site=site)
         self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site)
         context = DoorContext(self.registry, settings, heard, self.control, site)
-        self.doors: list[Door] = [self.server, *open_doors(settings.doors.doors, context)]
+        grpc = make_grpc(site, settings.grpc, settings.http)
+        self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]
+        self.doors += open_doors(settings.doors.doors, context)
         self._signalled = asyncio.Event()
 
     async def run(self, ready: Callable[[], None] = lambda: None) -> None:

@@ -22,6 +22,7 @@ from weir.manager.settings import ServiceSettings
 from weir.parsing import from_text, from_texts, from_toml
 from weir.protocols.control import ControlSettings
 from weir.protocols.door import DoorsSettings
+from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.settings import TelemetrySettings
@@ -54,6 +55,7 @@ MODEL_PARTS: dict[str, type[Any]] = {
 }
 SERVER_PARTS: dict[str, type[Any]] = {
     "HTTP": HttpSettings,
+    "gRPC": GrpcSettings,
     "Doors": DoorsSettings,
     "Open Inference Protocol": KserveSettings,
     "Control": ControlSettings,
@@ -101,6 +103,7 @@ class Settings(NamedTuple):
 
     models: list[ModelToServe]
     http: HttpSettings
+    grpc: GrpcSettings
     doors: DoorsSettings
     kserve: KserveSettings
     control: ControlSettings

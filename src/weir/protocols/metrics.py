@@ -21,9 +21,11 @@ def make_exposition(metrics: Metrics, registry: "Registry") -> Exposition:
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:
-    """Return the code of a request's end: HTTP's at the HTTP door; in process there are no codes but errors."""
+    """Return the code of a request's end, as its door says it; in process there are no codes but errors."""
     if door == "http":
         return "200" if kind is None else str(codes_of_type(kind).http)
+    if door == "grpc":
+        return "OK" if kind is None else codes_of_type(kind).grpc
     return "ok" if kind is None else kind.__name__
 
 

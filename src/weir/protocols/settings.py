@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, setting
 
-_PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65535 (0: any free one)")
+PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65535 (0: any free one)")
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class HttpSettings:
     """Where and how HTTP is served. Durations are in seconds, sizes in bytes."""
 
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0 takes any free one", rule=_PORT)
+    port: int = setting(8000, "port to listen on; 0 takes any free one", rule=PORT)
     uds: str | None = setting(None, "path of a Unix socket to listen on instead of host and port", metavar="PATH")
     max_body_size: int = setting(16 << 20, "largest request body in bytes, also after decompression", rule=AT_LEAST_ONE)
     max_header_size: int = setting(64 << 10, "largest head of a request, in bytes", rule=AT_LEAST_ONE)

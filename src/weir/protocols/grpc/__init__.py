@@ -1,0 +1,13 @@
+"""The Open Inference Protocol (KServe v2) over gRPC, with Triton's calls and those of the AMD Inference Server.
+
+settings.py    where and how it is served
+opening.py     makes the door, if grpcio is installed
+server.py      the door: address, TLS, limits, drain
+calls.py       one call: bytes in, bytes out, errors as status codes
+inference.py   ModelInfer; streaming.py: ModelStreamInfer
+showing.py     what only shows: health, metadata, configuration, statistics
+controlling.py what changes the server: repository, workers, shared memory
+health.py      gRPC's standard health service; reflection.py: its reflection service
+refusing.py    calls that are known and not offered
+services.py    all calls by their paths
+"""

@@ -1,0 +1,110 @@
+"""What changes the server: models of the repository, workers, shared memory. Each call is checked by `Control` first."""
+
+from typing import Any
+
+from weir.errors import InvalidRequest
+from weir.protocols.grpc.calls import Context, headers_of
+from weir.protocols.grpc.showing import filled
+from weir.protocols.kserve.site import Site
+from weir.protocols.repository import load_arguments
+from weir.wire.inference import Parameter
+from weir.wire.kserve_grpc import read_parameters
+
+
+class Controlling:
+    """The answers, one to each call of the same name."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+
+    # Models, as Triton has them.
+
+    async def RepositoryIndex(self, asked: Any, context: Context) -> Any:
+        """List the models that there are to be loaded, with their states. Anybody may ask."""
+        states = self._site.manager.index(ready_only=asked.ready)
+        return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
+
+    async def RepositoryModelLoad(self, asked: Any, context: Context) -> Any:
+        """Load a model of the repository, or load it anew."""
+        self._check(context)
+        name = named(asked)
+        config, files = load_arguments(repository_parameters(asked.parameters), self._site.control)
+        await self._site.manager.load_model(name, config=config, files=files)
+        return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
+
+    async def RepositoryModelUnload(self, asked: Any, context: Context) -> Any:
+        """Serve a model no longer."""
+        self._check(context)
+        name = named(asked)
+        dependents = repository_parameters(asked.parameters).get("unload_dependents", False)
+        if not isinstance(dependents, bool):
+            raise InvalidRequest(f"parameter 'unload_dependents'={dependents!r:.40}: must be true or false")
+        await self._site.manager.unload_model(name, unload_dependents=dependents)
+        return filled("RepositoryModelUnloadResponse", {"model_name": name, "isUnloaded": True})
+
+    # Models and workers, as the AMD Inference Server has them.
+
+    async def ModelLoad(self, asked: Any, context: Context) -> Any:
+        """Load a model of the repository, or load it anew."""
+        self._check(context)
+        config, files = load_arguments(read_parameters(asked.parameters), self._site.control)
+        await self._site.manager.load_model(asked.name, config=config, files=files)
+        return filled("ModelLoadResponse", {})
+
+    async def ModelUnload(self, asked: Any, context: Context) -> Any:
+        """Serve a model no longer."""
+        self._check(context)
+        await self._site.manager.unload_model(asked.name)
+        return filled("ModelUnloadResponse", {})
+
+    async def WorkerLoad(self, asked: Any, context: Context) -> Any:
+        """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
+        self._check(context)
+        endpoint = await self._site.manager.load_worker(asked.name, read_parameters(asked.parameters))
+        return filled("WorkerLoadResponse", {"endpoint": endpoint})
+
+    async def WorkerUnload(self, asked: Any, context: Context) -> Any:
+        """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
+        self._check(context)
+        await self._site.manager.unload_worker(asked.name)
+        return filled("WorkerUnloadResponse", {})
+
+    # Shared memory.
+
+    async def SystemSharedMemoryStatus(self, asked: Any, context: Context) -> Any:
+        """List the regions, or show one."""
+        self._check(context)
+        regions = {each["name"]: each for each in self._site.regions.status(asked.name)}
+        return filled("SystemSharedMemoryStatusResponse", {"regions": regions})
+
+    async def SystemSharedMemoryRegister(self, asked: Any, context: Context) -> Any:
+        """Open a region."""
+        self._check(context)
+        self._site.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+        return filled("SystemSharedMemoryRegisterResponse", {})
+
+    async def SystemSharedMemoryUnregister(self, asked: Any, context: Context) -> Any:
+        """Close a region, or all."""
+        self._check(context)
+        self._site.regions.unregister(asked.name)
+        return filled("SystemSharedMemoryUnregisterResponse", {})
+
+    def _check(self, context: Context) -> None:
+        self._site.control.require_http(context.peer(), headers_of(context))
+
+
+def named(asked: Any) -> str:
+    """Return the name of the model to load or unload: KServe's clients write it where Triton's have the repository."""
+    name: str = asked.model_name or asked.repository_name
+    return name
+
+
+def repository_parameters(parameters: Any) -> dict[str, Parameter | bytes]:
+    """Return a map of ModelRepositoryParameter as a dict: files are bytes."""
+    read: dict[str, Parameter | bytes] = {}
+    for name, parameter in parameters.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise InvalidRequest(f"parameter {name!r}: has no value")
+        read[name] = getattr(parameter, choice)
+    return read

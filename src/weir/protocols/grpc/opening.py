@@ -1,0 +1,25 @@
+"""Makes the gRPC door, if it is wanted and can be had."""
+
+from weir.errors import SettingsError
+from weir.protocols.door import Door
+from weir.protocols.grpc.settings import GrpcSettings
+from weir.protocols.kserve.site import Site
+from weir.protocols.settings import HttpSettings
+
+_LIBRARIES = ("grpc", "google")
+
+
+def make_door(site: Site, settings: GrpcSettings, http: HttpSettings) -> Door | None:
+    """Return the door, not open yet; None if no port is given. Raises SettingsError if grpcio is not installed."""
+    if settings.grpc_port is None:
+        return None
+    try:
+        from weir.protocols.grpc.server import GrpcServer  # grpcio and protobuf are optional
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _LIBRARIES:
+            raise
+        raise SettingsError(
+            f"grpc_port={settings.grpc_port}: needs grpcio and protobuf, which are not installed ({error}): "
+            'pip install "weir-serving[grpc]"'
+        ) from error
+    return GrpcServer(site, settings, http)

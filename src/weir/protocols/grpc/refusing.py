@@ -1,0 +1,32 @@
+"""The calls that are known and not offered, and why; a function of the call's name each."""
+
+from typing import Any
+
+from weir.errors import Unsupported
+from weir.protocols.grpc.calls import Context
+from weir.protocols.grpc.showing import filled
+
+
+async def CudaSharedMemoryStatus(asked: Any, context: Context) -> Any:
+    """List no regions: there can be none."""
+    return filled("CudaSharedMemoryStatusResponse", {})
+
+
+async def CudaSharedMemoryRegister(asked: Any, context: Context) -> Any:
+    """Refuse: inputs and outputs go through the arena, in the memory of the machine."""
+    raise Unsupported("CUDA shared memory is not offered; system shared memory is")
+
+
+async def CudaSharedMemoryUnregister(asked: Any, context: Context) -> Any:
+    """Close all of no regions."""
+    return filled("CudaSharedMemoryUnregisterResponse", {})
+
+
+async def TraceSetting(asked: Any, context: Context) -> Any:
+    """Refuse: what is traced is said when the server starts."""
+    raise Unsupported("trace settings cannot be asked or changed by a call: they are said when the server starts")
+
+
+async def LogSettings(asked: Any, context: Context) -> Any:
+    """Refuse: what is logged is said when the server starts."""
+    raise Unsupported("log settings cannot be asked or changed by a call: they are said when the server starts")

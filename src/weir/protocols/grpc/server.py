@@ -1,0 +1,105 @@
+"""The gRPC door: address, TLS, limits, drain."""
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from weir.errors import SettingsError
+from weir.protocols.grpc.services import Services
+from weir.protocols.grpc.settings import GrpcSettings
+from weir.protocols.kserve.site import Site
+from weir.protocols.server import tls_context
+from weir.protocols.settings import HttpSettings
+
+_LONGEST = 1e8  # seconds; for ever
+
+
+class GrpcServer:
+    """Serves the models of `site` over gRPC, as the settings say; TLS and the default address are those of HTTP."""
+
+    def __init__(self, site: Site, settings: GrpcSettings, http: HttpSettings) -> None:
+        self._settings = settings
+        self._http = http
+        self._site = site
+        self._host = settings.grpc_host or http.host
+        self._services: Services | None = None
+        self._server: Any = None
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """Where it is, as a URL."""
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"grpc{'s' if self._http.tls_certfile else ''}://{host}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
+        credentials = tls_credentials(self._http)
+        self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
+        server: Any = grpc.aio.server(options=channel_options(self._settings))
+        server.add_generic_rpc_handlers((self._services,))
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        wanted = f"{host}:{self._settings.grpc_port}"
+        try:
+            self.port = (
+                server.add_insecure_port(wanted) if credentials is None else server.add_secure_port(wanted, credentials)
+            )
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise SettingsError(
+                f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
+                "or unusable"
+            )
+        await server.start()
+        self._server = server
+
+    def refuse(self) -> None:
+        """Refuse what is new with UNAVAILABLE; streams end once what they have asked for is answered."""
+        if self._services is not None:
+            self._services.refuse()
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no more calls and return when those under way have ended; False if some had to be ended after
+        `drain_timeout` seconds (None: wait for ever)."""
+        if self._server is None:
+            return True
+        self.refuse()
+        loop = asyncio.get_running_loop()
+        limit = math.inf if drain_timeout is None else drain_timeout
+        begun = loop.time()
+        await self._server.stop(min(limit, _LONGEST))
+        return loop.time() - begun < limit
+
+    async def stop(self) -> None:
+        """Close everything. Idempotent."""
+        server, self._server = self._server, None
+        if server is not None:
+            self.refuse()
+            await server.stop(0)
+
+
+def channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
+    """Return what gRPC calls our limits."""
+    keepalive_ms = int(1000 * settings.grpc_keepalive)
+    return [
+        ("grpc.so_reuseport", 0),  # two servers on one port would share its clients: it shall be an error
+        ("grpc.max_receive_message_length", settings.grpc_max_message_size),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.keepalive_time_ms", keepalive_ms),
+        ("grpc.keepalive_timeout_ms", int(1000 * settings.grpc_keepalive_timeout)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask too, this often
+    ]
+
+
+def tls_credentials(settings: HttpSettings) -> Any:
+    """Return the credentials for TLS, or None if it is off. Raises SettingsError naming the file that is unusable."""
+    if tls_context(settings) is None or settings.tls_certfile is None:
+        return None
+    certificate = Path(settings.tls_certfile).read_bytes()
+    key = certificate if settings.tls_keyfile is None else Path(settings.tls_keyfile).read_bytes()
+    return grpc.ssl_server_credentials([(key, certificate)])

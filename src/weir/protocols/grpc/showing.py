@@ -1,0 +1,73 @@
+"""What can be asked without changing anything: health, metadata, configuration, statistics, hardware."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.json_format import ParseDict
+
+from weir.errors import ModelNotFound
+from weir.protocols.describing import config, metadata, server_metadata
+from weir.protocols.grpc.calls import Context
+from weir.protocols.inferring import find
+from weir.protocols.kserve.site import Site
+from weir.wire.protobuf import POOL, message
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
+
+_PREFIX = "inference."
+
+
+def filled(name: str, said: Mapping[str, Any]) -> Any:
+    """Return the message of that name with what is `said`, by the names of its fields."""
+    return ParseDict(dict(said), message(_PREFIX + name)(), descriptor_pool=POOL)
+
+
+class Showing:
+    """The answers, one to each call of the same name."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._registry = site.registry
+
+    async def ServerLive(self, asked: Any, context: Context) -> Any:
+        """Say that this process answers."""
+        return filled("ServerLiveResponse", {"live": True})
+
+    async def ServerReady(self, asked: Any, context: Context) -> Any:
+        """Say whether every model takes requests."""
+        return filled("ServerReadyResponse", {"ready": self._registry.ready})
+
+    async def ModelReady(self, asked: Any, context: Context) -> Any:
+        """Say whether one model takes requests; one that there is not does not."""
+        try:
+            ready = self._registry.get(asked.name, asked.version).ready
+        except ModelNotFound:
+            ready = False
+        return filled("ModelReadyResponse", {"ready": ready})
+
+    async def ServerMetadata(self, asked: Any, context: Context) -> Any:
+        """Say what this server is and what it offers."""
+        return filled("ServerMetadataResponse", server_metadata(self._site.settings.server_name, self._site.extensions))
+
+    async def ModelMetadata(self, asked: Any, context: Context) -> Any:
+        """Describe one model."""
+        service = self._service(asked)
+        versions = [each for each in self._registry.versions(service.name) if each]
+        return filled("ModelMetadataResponse", metadata(service, versions))
+
+    async def ModelConfig(self, asked: Any, context: Context) -> Any:
+        """Show the configuration of one model."""
+        return filled("ModelConfigResponse", {"config": config(self._service(asked))})
+
+    async def ModelList(self, asked: Any, context: Context) -> Any:
+        """Name the models."""
+        return filled("ModelListResponse", {"models": list(self._registry.services)})
+
+    async def HasHardware(self, asked: Any, context: Context) -> Any:
+        """Say whether there are as many devices of a kind as asked for, or one."""
+        found = [each for each in self._site.manager.hardware() if asked.name.lower() in each.name.lower()]
+        return filled("HasHardwareResponse", {"found": len(found) >= max(1, asked.num)})
+
+    def _service(self, asked: Any) -> "Service":
+        return find(self._registry, asked.name, asked.version)

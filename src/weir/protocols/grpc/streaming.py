@@ -1,0 +1,132 @@
+"""ModelStreamInfer: many requests under way in one stream, each with one answer or, of a streaming model, several.
+
+Answers go back as they come, in the order of each request alone; the clients tell requests apart by their ids. The error
+of one request is a message in the stream, which goes on.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+import grpc
+
+from weir.protocols.grpc.calls import DOOR, Context, note, refuse, text_of
+from weir.protocols.grpc.inference import Exchange, refusal
+from weir.protocols.inferring import stream
+from weir.protocols.kserve.site import Site
+from weir.wire.inference import InferenceResponse
+from weir.wire.kserve_grpc import error_in_stream, in_stream, parse_request
+
+END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+
+# Whoever sets this parameter of a request gets a last answer without outputs, if the last one with outputs did not say so.
+WANTS_FINAL = "triton_enable_empty_final_response"
+FINAL = "triton_final_response"
+
+
+class Streaming:
+    """The handler of ModelStreamInfer. At most `most` requests of one stream are under way."""
+
+    def __init__(self, site: Site, most: int, *, development: bool) -> None:
+        self._site = site
+        self._most = most
+        self._development = development
+        self._refusing = asyncio.Event()
+
+    def refuse(self) -> None:
+        """Read no more requests; streams end once those under way have their answers."""
+        self._refusing.set()
+
+    def handler(self) -> Any:
+        """Return what gRPC calls."""
+        return grpc.stream_stream_rpc_method_handler(self._serve)
+
+    async def _serve(self, _: Any, context: Context) -> None:
+        one = OneStream(self._site, context, self._most, development=self._development)
+        reading = asyncio.create_task(one.read())
+        refusing = asyncio.create_task(self._refusing.wait())
+        try:
+            await asyncio.wait((reading, refusing), return_when=asyncio.FIRST_COMPLETED)
+            ended = reading.done()
+            if not ended:
+                reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+            await one.finish()
+        finally:
+            for task in (reading, refusing, *one.tasks):
+                task.cancel()
+        if not ended:  # the client would have asked for more
+            await refuse(refusal(), context, development=self._development)
+
+
+class OneStream:
+    """One call: reads requests, runs each in a task of its own, and writes what comes."""
+
+    def __init__(self, site: Site, context: Context, most: int, *, development: bool) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._site = site
+        self._context = context
+        self._development = development
+        self._room = asyncio.Semaphore(most)
+        self._writing = asyncio.Lock()  # gRPC takes one message at a time
+
+    async def read(self) -> None:
+        """Take requests until the client sends no more."""
+        while True:
+            await self._room.acquire()
+            body = await self._context.read()
+            if body is END:
+                return
+            task = asyncio.create_task(self._answer(body))
+            self.tasks.add(task)
+            task.add_done_callback(self._ended)
+
+    async def finish(self) -> None:
+        """Return when all that was read has its answers."""
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        self._room.release()
+
+    async def _answer(self, body: bytes) -> None:
+        model = request_id = ""
+        try:
+            parsed = parse_request(body)
+            model, request_id = parsed.message.model_name, parsed.message.id
+            exchange = Exchange(self._site, parsed, self._context)
+            sent = 0
+            async with aclosing(answers_to(exchange, self._context)) as answers:
+                async for answer in answers:
+                    sent += await self._write(in_stream(answer))
+            exchange.transferred(len(body), sent)
+        except Exception as error:
+            note(error)
+            text = text_of(error, development=self._development)
+            with suppress(grpc.aio.UsageError):  # the client has left
+                await self._write(error_in_stream(text, model, request_id))
+
+    async def _write(self, message: bytes) -> int:
+        async with self._writing:
+            await self._context.write(message)
+        return len(message)
+
+
+async def answers_to(exchange: Exchange, context: Context) -> AsyncGenerator[bytes, None]:
+    """Yield the bodies of the answers to one request; each says whether it is the last."""
+    request = exchange.request
+    wants_final = request.parameters.get(WANTS_FINAL) is True
+    said_final = False
+    parts = stream(exchange.service, request, door=DOOR, timeout=context.time_remaining())
+    async with aclosing(parts):
+        async for part in parts:
+            part.response.parameters = {**part.response.parameters, FINAL: part.last}
+            said_final = part.last
+            yield exchange.write(part.response)
+    if wants_final and not said_final:
+        service = exchange.service
+        yield exchange.write(
+            InferenceResponse(service.name, [], version=service.version, id=request.id, parameters={FINAL: True})
+        )

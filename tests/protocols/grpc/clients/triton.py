@@ -1,0 +1,98 @@
+"""Run as a program: Triton's gRPC client, synchronous and streaming, against the server whose address is given.
+
+The clients of Triton and KServe cannot be loaded by one process, so each has a program of its own.
+"""
+
+import queue
+import sys
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+
+ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
+
+
+def inputs(array: Any, datatype: str = "INT32") -> list[Any]:
+    """Return both inputs of `simple`."""
+    made = [triton.InferInput(name, list(array.shape), datatype) for name in ("INPUT0", "INPUT1")]
+    for tensor in made:
+        tensor.set_data_from_numpy(array)
+    return made
+
+
+def shown(client: Any) -> None:
+    """Health, metadata, configuration."""
+    assert client.is_server_live() and client.is_server_ready()
+    assert client.is_model_ready("simple") and not client.is_model_ready("nope")
+    assert client.get_server_metadata().name == "weir"
+    assert client.get_model_metadata("simple").inputs[0].datatype == "INT32"
+    assert client.get_model_metadata("simple", as_json=True)["platform"] == "python"
+    assert client.get_model_config("simple").config.max_batch_size == 64
+
+
+def inferred(client: Any) -> None:
+    """One request, one answer."""
+    result = client.infer("simple", inputs(ROW), request_id="7", priority=1, timeout=5_000_000)
+    assert result.get_response().id == "7"
+    assert (result.as_numpy("OUTPUT0") == 2 * ROW).all() and not result.as_numpy("OUTPUT1").any()
+    texts = np.array([[str(n).encode() for n in range(16)]], object)
+    result = client.infer("simplestring", inputs(texts, "BYTES"))
+    assert result.as_numpy("OUTPUT0").tolist() == [[str(2 * n).encode() for n in range(16)]]
+    wanted = [triton.InferRequestedOutput("OUTPUT1")]
+    result = client.infer("simple", inputs(ROW), outputs=wanted, compression_algorithm="gzip")
+    assert result.as_numpy("OUTPUT0") is None and result.as_numpy("OUTPUT1") is not None
+    answers: queue.Queue[Any] = queue.Queue()
+    client.async_infer("simple", inputs(ROW), lambda result, error: answers.put((result, error)))
+    result, failed = answers.get(timeout=20)
+    assert failed is None and result.as_numpy("OUTPUT0") is not None
+
+
+def refused(client: Any) -> None:
+    """Errors have their codes and texts."""
+    for model, tensors, status, said in (
+        ("nope", inputs(ROW), "StatusCode.NOT_FOUND", "Request for unknown model: 'nope'"),
+        (
+            "simple",
+            inputs(np.zeros((1, 1_000_000), np.float32), "FP32"),
+            "StatusCode.INVALID_ARGUMENT",
+            "tensor 'INPUT0'",
+        ),
+    ):
+        try:
+            client.infer(model, tensors)
+        except triton.InferenceServerException as error:
+            assert error.status() == status and said in error.message(), error
+        else:
+            raise AssertionError(f"{model} was not refused")
+
+
+def streamed(client: Any) -> None:
+    """Many requests under way, several answers to one, an error, and the stream goes on."""
+    answers: queue.Queue[Any] = queue.Queue()
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    for number in range(20):
+        client.async_stream_infer("simple", inputs(ROW), request_id=str(number))
+    found = [answers.get(timeout=20) for _ in range(20)]
+    assert {result.get_response().id for result, _ in found} == set(map(str, range(20)))
+    assert all(error is None for _, error in found)
+    document = triton.InferInput("input", [1], "BYTES")
+    document.set_data_from_numpy(np.array([b"3"], object))
+    client.async_stream_infer("count", [document], enable_empty_final_response=True)
+    results = [answers.get(timeout=20)[0] for _ in range(4)]
+    assert [each.as_numpy("output").tolist() for each in results[:3]] == [[b"1"], [b"2"], [b"3"]]
+    assert [each.get_response().parameters["triton_final_response"].bool_param for each in results] == [
+        False, False, False, True
+    ]  # fmt: skip
+    client.async_stream_infer("nope", inputs(ROW), request_id="x")
+    _, error = answers.get(timeout=20)
+    assert "Request for unknown model" in error.message()
+    client.async_stream_infer("simple", inputs(ROW), request_id="y")
+    assert answers.get(timeout=20)[0].get_response().id == "y"
+    client.stop_stream()
+
+
+if __name__ == "__main__":
+    with triton.InferenceServerClient(sys.argv[1]) as made:
+        for part in (shown, inferred, refused, streamed):
+            part(made)

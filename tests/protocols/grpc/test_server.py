@@ -1,0 +1,129 @@
+"""The address, the certificate, the limits and the end of the gRPC door."""
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from tests.protocols.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
+from tests.protocols.sockets import until
+
+from weir.errors import SettingsError
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.protocols.grpc.opening import make_door
+from weir.protocols.grpc.server import GrpcServer, channel_options
+from weir.protocols.grpc.settings import GrpcSettings
+from weir.protocols.kserve.site import Site
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeExecutor
+from weir.wire.kserve_grpc import write_request
+
+TLS = Path(__file__).parents[1] / "tls"
+FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
+
+
+def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
+    http_settings = HttpSettings(**(http or {}))
+    return GrpcServer(Site(Registry([]), http_settings), GrpcSettings(**settings), http_settings)
+
+
+def test_without_a_port_there_is_no_door() -> None:
+    http = HttpSettings()
+    assert make_door(Site(Registry([]), http), GrpcSettings(), http) is None
+    assert isinstance(make_door(Site(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
+
+
+@pytest.mark.parametrize("missing", ["grpc", "google.protobuf"])
+def test_without_its_library_the_setting_is_refused(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from weir.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "examples.square:Square", "--grpc-port", "0"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert run.returncode == 2
+    assert run.stderr.startswith("weir: grpc_port=0: needs grpcio and protobuf, which are not installed")
+    assert 'pip install "weir-serving[grpc]"' in run.stderr
+
+
+def test_a_server_without_grpc_loads_none_of_it() -> None:
+    code = "import sys, weir.app; sys.exit(any(name in sys.modules for name in ('grpc', 'google.protobuf')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+def test_a_port_that_is_taken() -> None:
+    async def test(rig: Rig) -> None:
+        with pytest.raises(SettingsError, match=rf"host='127.0.0.1', grpc_port={rig.server.port}: cannot listen there"):
+            await made(grpc_port=rig.server.port).start()
+
+    run(test)
+
+
+def test_an_address_of_its_own() -> None:
+    async def main() -> None:
+        server = made({"host": "192.0.2.1"}, grpc_port=0, grpc_host="::1")
+        assert server.address == "grpc://[::1]:0"
+        await server.stop()  # harmless before the start
+        assert await server.drain()
+
+    asyncio.run(main())
+
+
+def test_tls_with_the_certificate_of_http() -> None:
+    async def test(rig: Rig) -> None:
+        assert rig.server.address.startswith("grpcs://127.0.0.1:")
+        assert (await rig.infer(asking(1, 2))).outputs[0].array.tolist() == [[2, 4]]
+        plain: Any = grpc.aio.insecure_channel(f"127.0.0.1:{rig.server.port}")
+        async with plain:
+            code, _ = await refused(plain.unary_unary(INFER)(write_request(asking())))
+            assert code is grpc.StatusCode.UNAVAILABLE
+
+    root = (TLS / "certificate.pem").read_bytes()
+    run(test, http=FILES, credentials=grpc.ssl_channel_credentials(root))
+
+
+def test_a_certificate_that_cannot_be_used() -> None:
+    async def main() -> None:
+        with pytest.raises(SettingsError, match=r"tls_certfile='/nowhere\.pem'"):
+            await made({"tls_certfile": "/nowhere.pem"}, grpc_port=0).start()
+
+    asyncio.run(main())
+
+
+def test_what_grpc_is_told() -> None:
+    options = dict(
+        channel_options(GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0))
+    )
+    assert options["grpc.max_receive_message_length"] == 7
+    assert (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"]) == (2500, 1000)
+    assert options["grpc.so_reuseport"] == 0
+
+
+def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
+    async def test(rig: Rig) -> None:
+        fake: Any = rig.site.registry.get("double").executor
+        accepted = rig.raw(INFER, write_request(asking()))
+        await until(lambda: bool(fake.pending))
+        rig.server.refuse()
+        code, said = await refused(rig.infer(asking()))
+        assert code is grpc.StatusCode.UNAVAILABLE and "is being stopped" in said
+        draining = asyncio.ensure_future(rig.server.drain())
+        await asyncio.sleep(0)
+        fake.answer_next(lambda payloads: [{"y": payloads[0]["x"]}])
+        assert await accepted
+        assert await draining
+
+    run(test, executor=FakeExecutor())
+
+
+def test_drain_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with serving(Service(Double, executor=executor)) as rig:
+            call = rig.raw(INFER, write_request(asking()))
+            await until(lambda: bool(executor.pending))
+            assert not await rig.server.drain(0.01)
+            assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+    asyncio.run(main())

@@ -1,0 +1,33 @@
+"""Clients that nobody here wrote, each in a process of its own, against a real server process."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.served import Served
+
+ROOT = Path(__file__).parents[3]
+REPOSITORY = ROOT / "examples" / "repository"
+CLIENTS = Path(__file__).parent / "clients"
+MODELS = (
+    REPOSITORY / "simple" / "1" / "model.py:Simple",
+    REPOSITORY / "simple_string" / "1" / "model.py:SimpleString",
+    ROOT / "tests" / "streaming_models.py:Count",
+)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with Served(*MODELS, "--grpc-port", "0") as served:
+        found = served.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
+        served.until_ready()
+        yield found
+
+
+@pytest.mark.parametrize("client", ["triton.py", "triton_aio.py", "kserve_client.py"])
+def test_client(address: str, client: str) -> None:
+    command = [sys.executable, "-W", "ignore", str(CLIENTS / client), address]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 0, run.stderr
