@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_binary import raw_bytes
-from weir.wire.kserve_json import REGION
+from weir.wire.kserve_json import REGION, nowhere
 
 FOLDER = Path("/dev/shm")
 _KEY = re.compile(r"/?(?!\.\.?$)[A-Za-z0-9._-]{1,255}")
@@ -166,7 +166,7 @@ class Memory:
     def find(self, name: str, parameters: Parameters) -> memoryview | None:
         """Return the bytes of the tensor `name` if its parameters say that they are in a region."""
         if REGION not in parameters:
-            return None
+            return nowhere(name, parameters)
         self._check()
         return memoryview(self._regions.read(*place_of(f"tensor {name!r}", parameters)))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.served import Served
 
@@ -41,3 +42,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def address(server: Served) -> str:
     """Where it is, as clients want it: host and port."""
     return server.url.removeprefix("http://")
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[httpx.Client]:
+    """Speak HTTP to it."""
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
