@@ -27,7 +27,7 @@ def request(*inputs: Any, **more: Any) -> bytes:
     return json.dumps({"inputs": list(inputs), **more}).encode()
 
 
-DATA = {"data": list(range(16))}
+DATA: dict[str, Any] = {"data": list(range(16))}
 GOOD = request(tensor(**DATA), tensor("INPUT1", **DATA))
 
 

@@ -1,0 +1,167 @@
+"""Regions of shared memory that clients have registered."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, WeirError
+from weir.protocols.regions import Memory, Regions
+from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+
+SIZE = 4096
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> Regions:
+    """Regions in a folder with one object, `mine`, that counts up."""
+    (tmp_path / "mine").write_bytes(bytes(range(256)) * 16)
+    return Regions(allowed=True, max_read=1000, folder=tmp_path)
+
+
+def test_a_region_is_read_and_written_where_it_lies(regions: Regions, tmp_path: Path) -> None:
+    regions.register("r", "/mine", 256, 512)
+    assert bytes(regions.read("r", 2, 3)) == b"\2\3\4"
+    regions.write("r", 10, 4, b"abc")
+    assert (tmp_path / "mine").read_bytes()[266:270] == b"abc\x0d"
+    assert regions.status() == regions.status("r") == [{"name": "r", "key": "/mine", "offset": 256, "byte_size": 512}]
+    regions.unregister("r")
+    regions.unregister("r")  # once more harms nothing
+    assert regions.status() == []
+
+
+def test_all_are_unregistered_at_once(regions: Regions) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    regions.register("a", "mine", 0, 1)
+    regions.register("b", "mine", 0, 2)
+    regions.unregister()
+    assert regions.status() == [] and len(os.listdir("/proc/self/fd")) == before
+    regions.register("c", "mine", 0, 1)
+    regions.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    "key", ["", "/", ".", "..", "/..", "../mine", "/../mine", "a/b", "//mine", "mi\0ne", "mine\n", "x" * 300, "ü"]
+)
+def test_a_key_cannot_leave_the_folder(regions: Regions, key: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"'r'.*must be of letters, digits"):
+        regions.register("r", key, 0, 1)
+
+
+def test_what_is_no_shared_memory_is_refused(regions: Regions, tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    for key in ("folder", "pipe", "link", "absent"):
+        with pytest.raises(InvalidRequest, match=f"'r'.*{key}"):
+            regions.register("r", key, 0, 1)
+    assert regions.status() == []
+
+
+@pytest.mark.parametrize(("offset", "size"), [(-1, 4), (0, 0), (0, -4), (0, SIZE + 1), (SIZE, 1), (1 << 62, 1 << 62)])
+def test_what_lies_outside_of_the_object_is_refused(regions: Regions, offset: int, size: int) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(InvalidRequest, match="'r'"):
+        regions.register("r", "mine", offset, size)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_name_is_given_once(regions: Regions) -> None:
+    regions.register("r", "mine", 0, 1)
+    with pytest.raises(Conflict, match="'r' is already registered"):
+        regions.register("r", "mine", 0, 2)
+
+
+def test_there_are_only_so_many(regions: Regions, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.protocols.regions._MAX_REGIONS", 1)
+    regions.register("r", "mine", 0, 1)
+    with pytest.raises(Conflict, match="the limit"):
+        regions.register("s", "mine", 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "size", "error"),
+    [
+        ("s", 0, 1, InvalidRequest), ("r", 0, 513, InvalidRequest), ("r", -1, 1, InvalidRequest),
+        ("r", 512, 1, InvalidRequest), ("big", 0, 1001, TooLarge),
+    ],
+)  # fmt: skip
+def test_what_lies_outside_of_a_region_is_not_read(
+    regions: Regions, name: str, offset: int, size: int, error: type[WeirError]
+) -> None:
+    regions.register("r", "mine", 256, 512)
+    regions.register("big", "mine", 0, SIZE)
+    with pytest.raises(error, match=f"{name!r}"):
+        regions.read(name, offset, size)
+
+
+def test_a_client_that_shrinks_its_object_harms_nobody_else(regions: Regions, tmp_path: Path) -> None:
+    regions.register("r", "mine", 0, 512)
+    os.truncate(tmp_path / "mine", 100)
+    assert len(regions.read("r", 0, 100)) == 100
+    with pytest.raises(InvalidRequest, match="shorter"):
+        regions.read("r", 0, 101)
+    with pytest.raises(InvalidRequest, match="shorter"):
+        regions.write("r", 90, 20, bytes(20))
+    assert (tmp_path / "mine").stat().st_size == 100
+
+
+def test_an_output_must_fit(regions: Regions) -> None:
+    regions.register("r", "mine", 0, 512)
+    with pytest.raises(InvalidRequest, match="4 bytes for an output that has 5"):
+        regions.write("r", 0, 4, b"12345")
+
+
+def test_nothing_works_unless_it_is_allowed(tmp_path: Path) -> None:
+    regions = Regions(folder=tmp_path)
+    calls: list[tuple[Any, ...]] = [
+        (regions.register, "r", "mine", 0, 1), (regions.unregister,), (regions.status,), (regions.read, "r", 0, 1),
+        (regions.write, "r", 0, 1, b"x"),
+    ]  # fmt: skip
+    for call, *arguments in calls:
+        with pytest.raises(Forbidden, match="allow-shared-memory"):
+            call(*arguments)
+
+
+def test_the_parameters_of_a_tensor_say_where_it_is(regions: Regions) -> None:
+    regions.register("r", "mine", 0, 512)
+    memory = Memory(regions, lambda: None)
+    assert memory.find("x", {"other": 1}) is None
+    found = memory.find("x", {"shared_memory_region": "r", "shared_memory_offset": 1, "shared_memory_byte_size": 2})
+    assert found is not None and bytes(found) == b"\1\2"
+    for wrong in (
+        {"shared_memory_byte_size": "2"},
+        {},
+        {"shared_memory_byte_size": True},
+        {"shared_memory_byte_size": -1},
+    ):
+        with pytest.raises(InvalidRequest, match="tensor 'x': shared_memory_byte_size"):
+            memory.find("x", {"shared_memory_region": "r", **wrong})
+    with pytest.raises(InvalidRequest, match="tensor 'x': shared_memory_region=3"):
+        memory.find("x", {"shared_memory_region": 3})
+
+
+def test_outputs_go_where_they_are_wanted(regions: Regions, tmp_path: Path) -> None:
+    regions.register("r", "mine", 0, 512)
+    place: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 4}
+    values = [TensorValue(name, "INT32", np.array([7, 8], np.int32)) for name in ("a", "b")]
+    asked = InferenceRequest("m", [], outputs=[AskedOutput("a", {}), AskedOutput("b", dict(place))])
+    Memory(regions, lambda: None).take_outputs(asked, InferenceResponse("m", values))
+    assert (values[0].parameters, values[1].parameters) == ({}, place)
+    assert np.frombuffer((tmp_path / "mine").read_bytes()[4:12], np.int32).tolist() == [7, 8]
+
+
+def test_who_may_not_does_not(regions: Regions) -> None:
+    def refuse() -> None:
+        raise Forbidden("not you")
+
+    memory = Memory(regions, refuse)
+    memory.take_outputs(InferenceRequest("m", []), InferenceResponse("m", []))  # nothing is wanted
+    with pytest.raises(Forbidden):
+        memory.find("x", {"shared_memory_region": "r", "shared_memory_byte_size": 1})
+    with pytest.raises(Forbidden):
+        asked = InferenceRequest("m", [], outputs=[AskedOutput("a", {"shared_memory_region": "r"})])
+        memory.take_outputs(asked, InferenceResponse("m", []))
