@@ -30,6 +30,7 @@ from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
+from weir.protocols.websocket import WebSockets
 from weir.settings import ModelToServe, Settings
 from weir.telemetry.logs import LogObserver, get_logger, redacted
 from weir.telemetry.metrics import Metrics
@@ -59,8 +60,9 @@ class App:
         self.registry = Registry(services, {model.name: model.routes for model in settings.models})
         render = None if metrics is None else make_exposition(metrics, self.registry).render
         site = Site(self.registry, settings.http, self.control, settings=settings.kserve)
-        asgi = make_app(self.registry, settings.http, metrics=render, site=site)
-        self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site)
+        websockets = WebSockets(self.registry, settings.http)
+        asgi = make_app(self.registry, settings.http, metrics=render, site=site, websockets=websockets)
+        self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site, websockets=websockets)
         context = DoorContext(self.registry, settings, heard, self.control, site)
         grpc = make_grpc(site, settings.grpc, settings.http)
         self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]

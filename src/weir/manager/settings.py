@@ -19,7 +19,7 @@ class ServiceSettings:
     drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
     stream_buffer: int = setting(
         256,
-        "answers of a stream that are kept for a reader who is behind; one further behind is ended",
+        "answers of a stream that are kept for a reader who is behind; one who stays further behind is ended",
         rule=AT_LEAST_ONE,
     )
     backpressure: bool = setting(True, "calls in process wait while the line is full; otherwise they get Overloaded")

@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Hashable
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import Overloaded, Unsupported, WeirError
@@ -12,17 +13,32 @@ from weir.messages import NO_ANSWER, Dispatch, Request, RequestBase
 if TYPE_CHECKING:
     from weir.manager.service import Service
 
+BURST = 16
+PATIENCE = 0.25
+
 
 class Streamed(RequestBase):
     """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives
     one.
 
-    `limit` answers are kept for a reader that is busy. One that falls behind further is at its end: it still gets what was
-    kept, and then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the line or off its
+    `limit` answers are kept for a reader that is busy; BURST times as many for PATIENCE seconds, as a model may give them
+    faster than the event loop goes round. A reader that falls behind further is at its end: it still gets what was kept, and
+    then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the line or off its
     worker. All is done on the service's event loop, but for the constructor.
     """
 
-    __slots__ = ("_error", "_kept", "_last", "_limit", "_over", "_waiter", "_withdraw", "dispatch", "outside")
+    __slots__ = (
+        "_behind_since",
+        "_error",
+        "_kept",
+        "_last",
+        "_limit",
+        "_over",
+        "_waiter",
+        "_withdraw",
+        "dispatch",
+        "outside",
+    )
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["Streamed"], None],
@@ -38,14 +54,15 @@ class Streamed(RequestBase):
         self._last = False  # the model gave the newest of those kept as its last
         self._error: WeirError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._behind_since: float | None = None
 
     # What the service says.
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Keep an answer for the reader. Raises Overloaded when it is too far behind."""
-        if len(self._kept) >= self._limit:
+        if len(self._kept) >= self._limit and self._too_far_behind():
             raise Overloaded(
-                f"the reader of this stream is {self._limit} answers behind, as many as are kept (stream_buffer)",
+                f"the reader of this stream is {len(self._kept)} answers behind; {self._limit} are kept (stream_buffer)",
                 retry_after=0.0,
             )
         self._kept.append(output)
@@ -83,6 +100,8 @@ class Streamed(RequestBase):
             finally:
                 self._waiter = None
         answer = self._kept.popleft()
+        if len(self._kept) < self._limit:
+            self._behind_since = None
         return answer, self._last and not self._kept
 
     def __aiter__(self) -> "Streamed":
@@ -99,6 +118,12 @@ class Streamed(RequestBase):
         while self._kept:
             discard(self._kept.popleft())
         self._wake()
+
+    def _too_far_behind(self) -> bool:
+        now = monotonic()
+        if self._behind_since is None:
+            self._behind_since = now
+        return now - self._behind_since > PATIENCE or len(self._kept) >= BURST * self._limit
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

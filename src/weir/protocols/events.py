@@ -6,7 +6,6 @@ named `error`. Once `stream_keep_alive` has passed without either, the status is
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from typing import NamedTuple
 
 from starlette.types import Receive, Send
@@ -44,60 +43,48 @@ class EventStream:
         self._receive = receive
         self._send = send
         self._keep_alive = keep_alive
+        self._writing = asyncio.Lock()
         self._started = False
+        self._spoke = False  # since it was looked at last
 
     async def run(self) -> None:
         """Send until the answers end or the client leaves."""
         leaving = asyncio.ensure_future(disconnected(self._receive))
-        reading = asyncio.ensure_future(self._next())
+        pumping = asyncio.ensure_future(self._pump())
         try:
-            while True:
-                waited = (reading, leaving)
+            while not (pumping.done() or leaving.done()):
+                self._spoke = False
+                waited = (pumping, leaving)
                 done, _ = await asyncio.wait(waited, timeout=self._keep_alive, return_when=asyncio.FIRST_COMPLETED)
-                if leaving in done:
-                    return
-                if not done:
+                if not (done or self._spoke or self._writing.locked()):
                     await self._write(write_comment("keep-alive"))
-                elif await self._take(reading):
-                    return
-                else:
-                    reading = asyncio.ensure_future(self._next())
+            if pumping.done():
+                pumping.result()
         finally:
-            leaving.cancel()
-            reading.cancel()
-            await asyncio.wait((reading,))
-            with suppress(asyncio.CancelledError, WeirError):
-                reading.result()
+            for task in (leaving, pumping):
+                task.cancel()
+            await asyncio.wait((leaving, pumping))
 
-    async def _next(self) -> bytes | None:
-        return await anext(self._source.answers, None)
-
-    async def _take(self, reading: "asyncio.Future[bytes | None]") -> bool:
-        """Send what was read; tell whether it is the end."""
+    async def _pump(self) -> None:
         try:
-            data = reading.result()
+            async for data in self._source.answers:
+                await self._write(write_event(data))
         except WeirError as error:
             if not self._started:
+                self._started = True
                 answer = self._source.refusal(error)
                 self.sent_bytes += len(answer.body)
                 await send_answer(self._send, answer)
-                return True
+                return
             await self._write(write_event(self._source.failure(error), "error"))
-        else:
-            if data is not None:
-                await self._write(write_event(data))
-                return False
-            await self._begin()
-        await self._send({"type": "http.response.body", "body": b""})
-        return True
+        await self._write(b"", more=False)
 
-    async def _write(self, event: bytes) -> None:
-        await self._begin()
-        self.sent_bytes += len(event)
-        await self._send({"type": "http.response.body", "body": event, "more_body": True})
-
-    async def _begin(self) -> None:
-        if not self._started:
-            self._started = True
-            headers = [*HEAD, *self._source.headers()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+    async def _write(self, event: bytes, *, more: bool = True) -> None:
+        async with self._writing:
+            self._spoke = True
+            if not self._started:
+                self._started = True
+                headers = [*HEAD, *self._source.headers()]
+                await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+            self.sent_bytes += len(event)
+            await self._send({"type": "http.response.body", "body": event, "more_body": more})

@@ -79,9 +79,8 @@ async def stream(
     if len(works) > 1 or (works[0].kind is Kind.ITEMS and works[0].rows > 1):
         rows = sum(work.rows for work in works)
         raise _told(service, door, InvalidRequest(f"tensor 'input': has {rows} items, a stream is for one"))
-    work = works[0]
-    if work.kind is Kind.ITEMS:
-        work = work._replace(kind=Kind.ITEM, payload=work.payload[0])
+    item = works[0].payload[0] if works[0].kind is Kind.ITEMS else works[0].payload
+    work = works[0]._replace(kind=Kind.ITEM, payload=item)  # tensors too: a stream is not divided
     buffer = service.settings.stream_buffer
     streamed = Streamed(work.payload, service.now(), limit, buffer, service.cancel, **_said(work, priority, door))
     service.submit(streamed)

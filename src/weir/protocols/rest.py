@@ -13,6 +13,7 @@ from weir.protocols.kserve.routes import Kserve
 from weir.protocols.kserve.site import Site
 from weir.protocols.pages import Pages, RenderMetrics
 from weir.protocols.settings import HttpSettings
+from weir.protocols.websocket import WebSockets
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -30,12 +31,13 @@ def make_app(
     metrics: RenderMetrics | None = None,
     site: Site | None = None,
     lifespan: Lifespan[Any] | None = None,
+    websockets: WebSockets | None = None,
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
     /metrics; `site` is what the Open Inference Protocol knows, and says who may change anything: without it those
-    on this machine.
+    on this machine. `websockets` are those that the caller wants to drain.
     """
     site = site or Site(registry, settings)
     middleware = [Middleware(Inference, registry, settings), Middleware(Kserve, site)]
@@ -46,7 +48,10 @@ def make_app(
         )  # fmt: skip
         middleware.insert(0, cors)
     app = Starlette(
-        routes=Pages(registry, settings, metrics, site.control).routes(),
+        routes=[
+            *Pages(registry, settings, metrics, site.control).routes(),
+            *(websockets or WebSockets(registry, settings)).routes(),
+        ],
         middleware=middleware,
         exception_handlers=exception_handlers(settings),
         lifespan=lifespan,

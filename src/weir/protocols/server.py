@@ -20,6 +20,7 @@ from weir.protocols.fastlane.native import Native
 from weir.protocols.kserve.hot import HotKserve
 from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
+from weir.protocols.websocket import WebSockets
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -33,17 +34,19 @@ _CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at th
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
 
-    `site` is what the Open Inference Protocol knows beside the models. `observers` hear of what is refused before it reaches a service; the services' own observers hear the rest. `clock`
-    returns seconds; idle and slow connections are measured by it.
+    `site` is what the Open Inference Protocol knows beside the models. `observers` hear of what is refused before it
+    reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
+    measured by it. `websockets` are those of `asgi_app`, to be drained.
     """
 
     def __init__(
         self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
-        site: Site | None = None, clock: Callable[[], float] = time.monotonic,
+        site: Site | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
+        self._websockets = websockets
         self._asgi_app = asgi_app
-        self._hand_over = HandOver(self._asgi, idle_timeout=settings.idle_timeout)
+        self._hand_over = HandOver(self._asgi, settings)
         manners = (Native(registry, settings), HotKserve(site or Site(registry, settings)))
         self._lane = Lane(manners, settings, observers, self._hand_over, clock=clock)
         self._clock = clock
@@ -127,6 +130,8 @@ class HttpServer:
     def refuse(self) -> None:
         """Refuse new requests with 503, on connections new and old, and say `Connection: close` in every answer."""
         self._lane.drain()
+        if self._websockets is not None:
+            self._websockets.refuse()
 
     async def drain(self, drain_timeout: float | None = None) -> bool:
         """Accept no connection, `refuse`, and wait until the requests in flight have their answers.
@@ -142,6 +147,8 @@ class HttpServer:
                 while self.busy:
                     self._lane.ended.clear()
                     await self._lane.ended.wait()
+                if self._websockets is not None:
+                    await self._websockets.closed()
                 return True
         return False
 

@@ -25,6 +25,10 @@ class HttpSettings:
         3.0, "a stream of events that is silent for this long gets a comment, so that nobody takes it for dead",
         rule=POSITIVE,
     )  # fmt: skip
+    websocket_in_flight: int = setting(
+        64, "requests that a WebSocket may have under way; while it has, nothing is read from it", rule=AT_LEAST_ONE
+    )
+    websocket_ping: float = setting(20.0, "time between two pings on a WebSocket", rule=POSITIVE)
     compress_above: int = setting(
         1024, "answers larger than this many bytes are compressed for clients that ask for it", rule=AT_LEAST_ZERO
     )

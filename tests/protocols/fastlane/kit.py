@@ -215,7 +215,7 @@ async def site(
     observer, clock = RecordingObserver(), FakeClock()
     service = Service(model, name="square", executor=executor, observers=[observer], clock=clock)
     http = HttpSettings(**settings)
-    hand_over = HandOver(hello, idle_timeout=http.idle_timeout)
+    hand_over = HandOver(hello, http)
     hand_over.config.load()
     registry = Registry([service])
     manners = (Native(registry, http), HotKserve(KserveSite(registry, http)))

@@ -14,6 +14,7 @@ from uvicorn.server import ServerState
 
 from weir.errors import InvalidRequest
 from weir.protocols.answers import error_answer
+from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
@@ -26,10 +27,13 @@ _TELLING = 2.0
 class HandOver:
     """Makes the protocols that go on with connections; they share uvicorn's state. `app` is the ASGI application."""
 
-    def __init__(self, app: Any, *, idle_timeout: float) -> None:
+    def __init__(self, app: Any, settings: HttpSettings) -> None:
         self.config = Config(
             app, http=HttpToolsProtocol, lifespan="off", interface="asgi3", log_config=None, access_log=False,
-            proxy_headers=False, timeout_keep_alive=max(1, round(idle_timeout)),
+            proxy_headers=False, timeout_keep_alive=max(1, round(settings.idle_timeout)),
+            ws_max_size=settings.max_body_size, ws_ping_interval=settings.websocket_ping,
+            # Where nothing is read because too much is under way, no pong is read either: TCP finds out who is dead.
+            ws_ping_timeout=None,
         )  # fmt: skip
         self.state = ServerState()
 

@@ -1,0 +1,174 @@
+"""One WebSocket connection: its requests under way, each a task, and their answers."""
+
+import asyncio
+import logging
+from contextlib import aclosing, suppress
+from typing import TYPE_CHECKING, Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from weir.errors import Cancelled, CapacityError, Conflict, WeirError
+from weir.protocols import inferring
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import kserve_code
+from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.websocket import (
+    FINAL,
+    Cancel,
+    Failure,
+    Message,
+    id_of,
+    read_request,
+    write_failure,
+    write_response,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from weir.manager.registry import Registry
+
+DOOR = "websocket"
+GOING_AWAY = 1001
+TOO_BIG = 1009
+_log = logging.getLogger("weir.websocket")
+
+
+class Session:
+    """Serves one connection. `refusing` is set when the server takes nothing more."""
+
+    def __init__(
+        self, socket: WebSocket, registry: "Registry", settings: HttpSettings, refusing: asyncio.Event
+    ) -> None:  # fmt: skip
+        self._socket = socket
+        self._registry = registry
+        self._settings = settings
+        self._refusing = refusing
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._withdrawn: set[str] = set()
+
+    async def run(self) -> None:
+        """Accept the connection and serve it until one of the two leaves."""
+        await self._socket.accept()
+        refusing = asyncio.ensure_future(self._refusing.wait())
+        try:
+            code = await self._serve(refusing)
+            if code is not None:
+                await self._socket.close(code)
+        except WebSocketDisconnect:
+            pass
+        finally:
+            refusing.cancel()
+            await self._leave()
+
+    async def _serve(self, refusing: "asyncio.Future[Any]") -> int | None:
+        """Take messages; return the code to close the connection with, or None if it is closed."""
+        while await self._has_room(refusing):
+            receiving = asyncio.ensure_future(self._socket.receive())
+            await asyncio.wait((receiving, refusing), return_when=asyncio.FIRST_COMPLETED)
+            if not receiving.done():
+                receiving.cancel()
+                break
+            received = receiving.result()
+            if received["type"] != "websocket.receive":
+                return None
+            message: Message = received["text"] if received.get("text") is not None else received["bytes"]
+            if len(message) > self._settings.max_body_size:
+                await self._leave()
+                return TOO_BIG
+            await self._take(message)
+        await self._answered()
+        return GOING_AWAY
+
+    async def _has_room(self, refusing: "asyncio.Future[Any]") -> bool:
+        """Wait until one more request may come; False if none is taken any more."""
+        while len(self._under_way) >= self._settings.websocket_in_flight and not refusing.done():
+            await asyncio.wait((*self._under_way.values(), refusing), return_when=asyncio.FIRST_COMPLETED)
+        return not refusing.done()
+
+    async def _answered(self) -> None:
+        if self._under_way:
+            await asyncio.wait(list(self._under_way.values()))
+
+    async def _leave(self) -> None:
+        for task in self._under_way.values():
+            task.cancel()
+        await self._answered()
+
+    async def _take(self, message: Message) -> None:
+        """Begin what a message asks for, or say what is wrong with it."""
+        try:
+            asked = read_request(message)
+            if isinstance(asked, Cancel):
+                self._withdraw(asked.id)
+                return
+            if asked.id in self._under_way and not self._under_way[asked.id].done():
+                raise Conflict(f"id {asked.id!r:.100}: is that of a request under way on this connection")
+        except WeirError as error:
+            await self._send_failure(id_of(message), error)
+            return
+        task = asyncio.ensure_future(self._answer(asked, len(message)))
+        self._under_way[asked.id] = task
+        task.add_done_callback(lambda ended: self._ended(asked.id, ended))
+
+    def _ended(self, id: str, task: "asyncio.Task[None]") -> None:
+        if self._under_way.get(id) is task:
+            del self._under_way[id]
+
+    def _withdraw(self, id: str) -> None:
+        task = self._under_way.get(id)
+        if task is not None and id not in self._withdrawn:
+            self._withdrawn.add(id)
+            task.cancel()
+
+    async def _answer(self, asked: InferenceRequest, received: int) -> None:
+        """Bring the answers to one request, or its error."""
+        try:
+            try:
+                await self._stream(asked, received)
+            except asyncio.CancelledError:
+                if asked.id not in self._withdrawn:
+                    raise
+                raise Cancelled("the client has cancelled it") from None
+            except (WebSocketDisconnect, WeirError):
+                raise
+            except Exception as error:
+                _log.exception("an answer of %s cannot be written", asked.model)
+                raise WeirError("internal error") from error
+        except WeirError as error:
+            await self._fail(asked.id, error)
+        except WebSocketDisconnect:
+            pass  # whoever receives hears of it too
+        finally:
+            self._withdrawn.discard(asked.id)
+
+    async def _fail(self, id: str, error: WeirError) -> None:
+        with suppress(WebSocketDisconnect):
+            await self._send_failure(id, error)
+
+    async def _stream(self, asked: InferenceRequest, received: int) -> None:
+        service = inferring.find(self._registry, asked.model, asked.version)
+        sent, last = 0, False
+        async with aclosing(inferring.stream(service, asked, door=DOOR)) as parts:
+            async for part in parts:
+                last = part.last
+                sent += await self._send_response(asked, part.response, last=last)
+        if not last:
+            end = InferenceResponse(service.name, [], version=service.version, id=asked.id)
+            sent += await self._send_response(asked, end, last=True)
+        for observer in service.observers:
+            observer.transferred(service.label, DOOR, received, sent)
+
+    async def _send_response(self, asked: InferenceRequest, response: InferenceResponse, *, last: bool) -> int:
+        response.parameters = {**response.parameters, FINAL: last}
+        return await self._send(write_response(asked, response))
+
+    async def _send_failure(self, id: str, error: WeirError) -> None:
+        wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
+        kind = "InternalError" if type(error) is WeirError else type(error).__name__
+        await self._send(write_failure(Failure(error.message, id, kind, kserve_code(error), wait)))
+
+    async def _send(self, message: Message) -> int:
+        if isinstance(message, str):
+            await self._socket.send_text(message)
+        else:
+            await self._socket.send_bytes(message)
+        return len(message)

@@ -1,0 +1,400 @@
+"""The WebSocket door: a real server, and the client of the websockets library."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy
+import pytest
+import uvicorn
+from tests.streaming_models import Count, Prefixes, Script, Ticking
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+
+from weir import InvalidRequest, Model, Service, Tensor
+from weir.manager.registry import Registry
+from weir.protocols.rest import make_app
+from weir.protocols.server import HttpServer
+from weir.protocols.settings import HttpSettings
+from weir.protocols.websocket import WebSockets, allowed
+from weir.testing import FakeExecutor, RecordingObserver
+from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.websocket import Failure, read_answer, write_cancel, write_request
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+
+class Sum(Model):
+    """Adds up rows; refuses negative numbers."""
+
+    inputs = (Tensor("x", "FP32", [-1, -1]),)
+    outputs = (Tensor("sum", "FP32", [-1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        if (batch["x"] < 0).any():
+            raise InvalidRequest("numbers must not be negative")
+        return {"sum": batch["x"].sum(axis=1)}
+
+
+class Server:
+    """A running server with its WebSockets."""
+
+    def __init__(self, server: HttpServer, websockets: WebSockets, registry: Registry) -> None:
+        self.server, self.websockets, self.registry = server, websockets, registry
+
+    def connect(self, path: str = "/v2/ws", **options: Any) -> connect:
+        return connect(f"ws://127.0.0.1:{self.server.port}{path}", close_timeout=0.1, **options)
+
+
+@asynccontextmanager
+async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
+    registry, settings = Registry(services), HttpSettings(port=0, **said)
+    websockets = WebSockets(registry, settings)
+    server = HttpServer(registry, make_app(registry, settings, websockets=websockets), settings, websockets=websockets)
+    await registry.start()
+    await server.start()
+    try:
+        yield Server(server, websockets, registry)
+    finally:
+        await registry.stop(0.0)
+        await server.stop()
+
+
+def item(model: str, value: Any, id: str = "", **said: Any) -> str:
+    """A request with one item, as JSON."""
+    tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [json.dumps(value)]}
+    return json.dumps({"model_name": model, "id": id, "inputs": [tensor], **said})
+
+
+async def next_answer(client: ClientConnection) -> InferenceResponse | Failure:
+    return read_answer(await client.recv())
+
+
+async def answer(client: ClientConnection) -> tuple[str, Any, bool]:
+    """The next answer: its id, the first output decoded, and whether it is the last."""
+    got = await next_answer(client)
+    assert isinstance(got, InferenceResponse), got
+    values = [json.loads(value) for output in got.outputs for value in output.array]
+    return got.id, values[0] if values else None, got.parameters["triton_final_response"] is True
+
+
+async def answers(client: ClientConnection) -> list[Any]:
+    """The answers up to the last."""
+    got: list[Any] = []
+    while True:
+        _, value, last = await answer(client)
+        if value is not None:
+            got.append(value)
+        if last:
+            return got
+
+
+async def failure(client: ClientConnection) -> Failure:
+    got = await next_answer(client)
+    assert isinstance(got, Failure), got
+    return got
+
+
+def test_json_and_binary_on_both_paths() -> None:
+    async def main() -> None:
+        async with serving(Service(Sum, executor="thread")) as server:
+            values = TensorValue("x", "FP32", numpy.ones((2, 3), "float32"))
+            for path in ("/v2/ws", "/models/infer"):
+                async with server.connect(path) as client:
+                    for binary in (False, True):
+                        wanted = [AskedOutput("sum", {"binary_data": binary})]
+                        asked = InferenceRequest("sum", [values], id=f"{binary}", outputs=wanted)
+                        await client.send(write_request(asked, binary=binary))
+                        message = await client.recv()
+                        assert isinstance(message, bytes) is binary
+                        got = read_answer(message)
+                        assert isinstance(got, InferenceResponse)
+                        assert (got.model, got.id, got.outputs[0].array.tolist()) == ("sum", f"{binary}", [3.0, 3.0])
+                        assert got.parameters == {"triton_final_response": True}
+
+    asyncio.run(main())
+
+
+def test_many_are_under_way_and_answered_by_id_in_one_batch() -> None:
+    async def main() -> None:
+        heard = RecordingObserver()
+        async with (
+            serving(Service(Count, executor="thread", observers=[heard])) as server,
+            server.connect() as client, server.connect() as other,
+        ):  # fmt: skip
+            for count in (3, 1, 2):
+                await client.send(item("count", count, str(count)))
+            await other.send(item("count", 2, "other"))
+            got: dict[str, list[Any]] = {}
+            ended = 0
+            while ended < 3:
+                name, value, last = await answer(client)
+                got.setdefault(name, []).append(value)
+                ended += last
+            assert {name: [value for value in values if value] for name, values in got.items()} == {
+                "1": [1], "2": [1, 2], "3": [1, 2, 3],
+            }  # fmt: skip
+            assert await answers(other) == [1, 2]
+            assert sum(dispatch.rows for dispatch in heard.dispatches) == 4
+            assert {request.door for requests, _, _ in heard.answers for request in requests} == {"websocket"}
+
+    asyncio.run(main())
+
+
+def test_a_stream_has_a_last_answer_or_an_end() -> None:
+    async def main() -> None:
+        async with (
+            serving(Service(Script, executor="thread"), Service(Prefixes, executor="thread")) as server,
+            server.connect() as client,
+        ):
+            await client.send(item("script", ["a", {"last": "b"}], "1"))
+            assert [await answer(client) for _ in range(2)] == [("1", "a", False), ("1", "b", True)]
+            await client.send(item("script", ["a"], "2"))
+            assert [await answer(client) for _ in range(2)] == [("2", "a", False), ("2", None, True)]
+            await client.send(item("script", ["a", {"error": "enough"}], "3"))
+            assert await answer(client) == ("3", "a", False)
+            assert await failure(client) == Failure("enough", "3", "InvalidRequest", 400)
+            values = TensorValue("x", "FP32", numpy.ones((2, 2), "float32"))
+            await client.send(write_request(InferenceRequest("prefixes", [values], outputs=[AskedOutput("rows", {})])))
+            rows = [await next_answer(client) for _ in range(3)]
+            assert [
+                [output.array.tolist() for output in part.outputs]
+                for part in rows
+                if isinstance(part, InferenceResponse)
+            ] == [[[1]], [[2]], []]
+
+    asyncio.run(main())
+
+
+def test_errors_are_messages_and_end_no_connection() -> None:
+    async def main() -> None:
+        async with (
+            serving(Service(Sum, executor="thread"), Service(Count, executor="thread")) as server,
+            server.connect() as client,
+        ):
+            for message, name, kind, status, text in (
+                ("{", "", "InvalidRequest", 400, "must be a message as JSON"),
+                ('{"id": "7"}', "7", "InvalidRequest", 400, "has no 'model_name'"),
+                (
+                    item("nobody", 1, "8"),
+                    "8",
+                    "ModelNotFound",
+                    404,
+                    "Request for unknown model: 'nobody' is not found",
+                ),
+                (item("sum", 1, "9"), "9", "InvalidRequest", 400, "tensor 'input'"),
+                (b"\0\0\0\x02{}", "", "InvalidRequest", 400, "has no 'model_name'"),
+                (item("count", 1, "a", parameters={"timeout": 1}), "a", "DeadlineExceeded", 408, "timeout"),
+            ):
+                await client.send(message)
+                got = await failure(client)
+                assert (got.id, got.type, got.status) == (name, kind, status)
+                assert text in got.error
+            negative = TensorValue("x", "FP32", -numpy.ones((1, 1), "float32"))
+            await client.send(write_request(InferenceRequest("sum", [negative], id="b")))
+            assert await failure(client) == Failure("numbers must not be negative", "b", "InvalidRequest", 400)
+            await client.send(item("count", 2, "c"))
+            assert await answers(client) == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_an_id_is_of_one_request_at_a_time_and_can_be_cancelled() -> None:
+    async def main() -> None:
+        heard = RecordingObserver()
+        async with (
+            serving(Service(Ticking, executor="thread", observers=[heard])) as server,
+            server.connect() as client,
+        ):
+            await client.send(item("ticking", "go", "1"))
+            assert await answer(client) == ("1", 0, False)
+            await client.send(item("ticking", "go", "1"))
+            while isinstance(got := await next_answer(client), InferenceResponse):
+                pass
+            assert (got.id, got.type, got.status) == ("1", "Conflict", 400)
+            await client.send(write_cancel("1"))
+            await client.send(write_cancel("1"))
+            await client.send(write_cancel("unknown"))
+            while isinstance(got := await next_answer(client), InferenceResponse):
+                pass
+            assert (got.id, got.type, got.status) == ("1", "Cancelled", 499)
+            await client.send(item("ticking", "again", "1"))
+            assert await answer(client) == ("1", 0, False)
+
+    asyncio.run(main())
+
+
+def test_whoever_leaves_ends_what_he_asked_for() -> None:
+    async def main() -> None:
+        heard = RecordingObserver()
+        async with serving(Service(Ticking, executor="thread", observers=[heard])) as server:
+            client = await server.connect()
+            await client.send(item("ticking", "go"))
+            await client.recv()
+            client.transport.abort()
+            async with asyncio.timeout(10):
+                await server.websockets.closed()
+            await server.registry.get("ticking").stop()  # which waits until the model has been told
+            assert heard.timings
+
+    asyncio.run(main())
+
+
+def test_nothing_is_read_while_too_much_is_under_way() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        service = Service(Sum, executor=executor, max_batch_size=1)
+        async with serving(service, websocket_in_flight=2) as server, server.connect() as client:
+            values = TensorValue("x", "FP32", numpy.ones((1, 1), "float32"))
+            for number in range(10):
+                await client.send(write_request(InferenceRequest("sum", [values], id=str(number))))
+            await taken(service, executor, 2)
+            executor.answer_next(lambda payloads: [{"sum": numpy.ones(1, "float32")}])
+            assert (await next_answer(client)).id == "0"
+            await taken(service, executor, 3)
+            executor.answer_next(lambda payloads: [{"sum": numpy.ones(1, "float32")}])
+
+    async def taken(service: Service, executor: FakeExecutor, count: int) -> None:
+        def under_way() -> int:
+            return int(service.state()["waiting"]) + len(executor.batches)
+
+        for _ in range(2000):  # turns of the loop: far more than it takes to read all that has been sent
+            await asyncio.sleep(0)
+        assert under_way() == count
+
+    asyncio.run(main())
+
+
+def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody() -> None:
+    async def main() -> None:
+        heard = RecordingObserver()
+        params = {"seconds": 0.001, "size": 100_000}
+        service = Service(Ticking, executor="thread", observers=[heard], params=params, stream_buffer=8)
+        async with (
+            serving(service) as server,
+            server.connect(max_queue=1, compression=None) as slow,
+            server.connect() as quick,
+        ):
+            await slow.send(item("ticking", "slow", "slow"))
+            await quick.send(item("ticking", "quick", "quick"))
+            while not heard.answers:
+                assert isinstance(await next_answer(quick), InferenceResponse)
+            while isinstance(got := await next_answer(slow), InferenceResponse):
+                assert got.id == "slow"
+            assert (got.id, got.type, got.status) == ("slow", "Overloaded", 429)
+            assert got.retry_after == 0.0
+
+    asyncio.run(main())
+
+
+def test_a_drain_answers_what_is_under_way_and_says_good_bye() -> None:
+    async def main() -> None:
+        async with serving(Service(Count, executor="thread"), Service(Sum, executor="thread")) as server:
+            async with server.connect() as client, server.connect() as idle:
+                await client.send(item("count", 400, "long"))
+                assert await answer(client) == ("long", 1, False)
+                server.server.refuse()
+                assert await server.server.drain(20)
+                assert await answers(client) == list(range(2, 401))
+                for closed in (client, idle):
+                    with pytest.raises(ConnectionClosed) as said:
+                        await closed.recv()
+                    assert said.value.rcvd is not None
+                    assert said.value.rcvd.code == 1001
+            assert server.websockets.open == 0
+
+    asyncio.run(main())
+
+
+def test_a_message_over_the_limit_closes_the_connection() -> None:
+    async def main() -> None:
+        async with serving(Service(Sum, executor="thread"), max_body_size=1000) as server, server.connect() as client:
+            await client.send("x" * 1001)
+            with pytest.raises(ConnectionClosed) as said:
+                await client.recv()
+            assert said.value.rcvd is not None
+            assert said.value.rcvd.code == 1009
+
+    asyncio.run(main())
+
+
+def test_the_server_pings() -> None:
+    async def main() -> None:
+        async with (
+            serving(Service(Sum, executor="thread"), websocket_ping=0.01) as server,
+            server.connect(ping_interval=None) as client,
+        ):
+            pinged = asyncio.Event()
+            recv_frame = client.protocol.recv_frame
+
+            def receiving(frame: Frame) -> None:
+                if frame.opcode is Opcode.PING:
+                    pinged.set()
+                recv_frame(frame)
+
+            client.protocol.recv_frame = receiving  # type: ignore[method-assign]  # to hear of it
+            async with asyncio.timeout(10):
+                await pinged.wait()
+            await (await client.ping())
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("origins", "cors", "fine"),
+    [
+        ([], [], True),
+        (["http://here:8000"], [], True),
+        (["https://HERE:8000"], [], True),
+        (["http://there"], [], False),
+        (["http://there"], ["http://there"], True),
+        (["http://there"], ["*"], True),
+        (["null"], [], False),
+        (["http://there", "http://here:8000"], [], False),
+    ],
+)
+def test_pages_of_other_origins_are_refused_unless_cors_lets_them(
+    origins: list[str], cors: list[str], fine: bool
+) -> None:
+    assert allowed(origins, "here:8000", cors) is fine
+
+
+def test_a_refused_origin_gets_403() -> None:
+    async def main() -> None:
+        async with serving(Service(Sum, executor="thread"), cors_origins=["http://good.example"]) as server:
+            with pytest.raises(InvalidStatus) as said:
+                async with server.connect(origin="http://evil.example"):
+                    pass
+            assert said.value.response.status_code == 403
+            async with server.connect(origin="http://good.example"):
+                pass
+
+    asyncio.run(main())
+
+
+def test_any_asgi_server_can_host_them() -> None:
+    async def main() -> None:
+        registry = Registry([Service(Count, executor="thread")])
+        await registry.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        config = uvicorn.Config(
+            make_app(registry, HttpSettings()), lifespan="off", log_config=None, ws="wsproto"
+        )  # fmt: skip
+        config.load()
+        server = uvicorn.Server(config)
+        server.lifespan = config.lifespan_class(config)
+        await server.startup([listener])
+        try:
+            async with connect(f"ws://127.0.0.1:{listener.getsockname()[1]}/v2/ws") as client:
+                await client.send(item("count", 2))
+                assert await answers(client) == [1, 2]
+        finally:
+            await server.shutdown([listener])
+            listener.close()
+            await registry.stop()
+
+    asyncio.run(main())

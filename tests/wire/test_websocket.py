@@ -1,0 +1,126 @@
+"""WebSocket messages: both directions, text and binary, and what is wrong with the malformed."""
+
+import json
+import struct
+
+import numpy
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir import InvalidRequest
+from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.websocket import (
+    Cancel,
+    Failure,
+    id_of,
+    read_answer,
+    read_request,
+    write_cancel,
+    write_failure,
+    write_request,
+    write_response,
+)  # fmt: skip
+
+
+def request(**said: object) -> InferenceRequest:
+    values = TensorValue("x", "FP32", numpy.array([[1.5, 2.5]], "float32"))
+    words = numpy.array([b"one", b"\xfftwo"], object)
+    inputs = [values] if said.pop("plain", False) else [values, TensorValue("words", "BYTES", words)]
+    return InferenceRequest("simple", inputs, id="7", **said)  # type: ignore[arg-type]  # said by the test
+
+
+def test_a_request_as_text() -> None:
+    message = write_request(request(plain=True, version="2"), binary=False)
+    assert isinstance(message, str)
+    assert json.loads(message) == {
+        "model_name": "simple", "model_version": "2", "id": "7",
+        "inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 2], "data": [1.5, 2.5]}],
+    }  # fmt: skip
+    read = read_request(message)
+    assert isinstance(read, InferenceRequest)
+    assert (read.model, read.version, read.id) == ("simple", "2", "7")
+    assert read.inputs[0].array.tolist() == [[1.5, 2.5]]
+
+
+def test_a_request_as_binary() -> None:
+    message = write_request(request(outputs=[AskedOutput("y", {"binary_data": True})], parameters={"priority": 1}))
+    assert isinstance(message, bytes)
+    (length,) = struct.unpack_from(">I", message)
+    header = json.loads(message[4 : 4 + length])
+    assert [tensor["parameters"] for tensor in header["inputs"]] == [{"binary_data_size": 8}, {"binary_data_size": 15}]
+    assert len(message) == 4 + length + 8 + 15
+    read = read_request(message)
+    assert isinstance(read, InferenceRequest)
+    assert (read.model, read.version, read.id, read.parameters) == ("simple", "", "7", {"priority": 1})
+    assert [tensor.array.tolist() for tensor in read.inputs] == [[[1.5, 2.5]], [b"one", b"\xfftwo"]]
+    assert read.outputs == [AskedOutput("y", {"binary_data": True})]
+
+
+def test_a_response_takes_the_form_that_was_asked_for() -> None:
+    response = InferenceResponse("simple", [TensorValue("y", "INT32", numpy.array([3], "int32"))], id="7")
+    text = write_response(request(), response)
+    assert isinstance(text, str)
+    raw = write_response(request(parameters={"binary_data_output": True}), response)
+    assert isinstance(raw, bytes)
+    for message in (text, raw):
+        read = read_answer(message)
+        assert isinstance(read, InferenceResponse)
+        assert (read.model, read.id, read.outputs[0].array.tolist()) == ("simple", "7", [3])
+
+
+def test_cancelling_and_failing() -> None:
+    assert read_request(write_cancel("7")) == Cancel("7")
+    failure = Failure("full", "7", "Overloaded", 429, 0.5)
+    assert read_answer(write_failure(failure)) == failure
+    assert read_answer('{"error": "no"}') == Failure("no")
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ("", "message: must be|body: must be a message as JSON"),
+        ("[]", "must be a message as JSON"),
+        ("{}", "has no 'model_name'"),
+        ('{"model_name": "", "inputs": []}', "has no 'model_name'"),
+        ('{"model_name": 7}', "must be a message as JSON"),
+        ('{"model_name": "m"}', "must be an inference request as JSON"),
+        ('{"model_name": "\ud800"}', "must be a message as JSON"),
+        (b"", "has 0 bytes, a binary one begins with the JSON's length in 4"),
+        (b"\0\0\0", "has 3 bytes"),
+        (b"\xff\xff\xff\xff{}", "says that its JSON has 4294967295 bytes, but 2 follow"),
+        (b"\0\0\0\x02{}rest", "has no 'model_name'"),
+        (b'\0\0\0\x1f{"model_name": "m", "inputs":[]}rest', "JSON"),
+        (b'\0\0\0\x20{"model_name": "m", "inputs":[]}rest', "4 bytes after the last binary tensor"),
+    ],
+)
+def test_what_is_no_message(message: str | bytes, text: str) -> None:
+    with pytest.raises(InvalidRequest, match=text):
+        read_request(message)
+
+
+def test_a_tensor_elsewhere_is_not_to_be_had() -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1], "parameters": {"shared_memory_region": "r"}}
+    with pytest.raises(InvalidRequest, match="shared memory cannot be used here"):
+        read_request(json.dumps({"model_name": "m", "inputs": [tensor]}))
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ('{"id": "7", "inputs": 3}', "7"), ('{"id": 7}', ""), ("[]", ""), ("{", ""), (b"\0\0\0\x09{\"id\":\"8\"}", ""),
+        (b'\0\0\0\x0a{"id":"8"}', "8"), (b"", ""),
+    ],
+)  # fmt: skip
+def test_the_id_of_what_cannot_be_read(message: str | bytes, found: str) -> None:
+    assert id_of(message) == found
+
+
+@given(st.one_of(st.text(), st.binary(), st.binary().map(lambda raw: struct.pack(">I", len(raw)) + raw)))
+def test_whatever_comes_is_read_or_refused(message: str | bytes) -> None:
+    id_of(message)
+    for read in (read_request, read_answer):
+        try:
+            read(message)
+        except InvalidRequest as error:
+            assert error.message
