@@ -1,102 +1,28 @@
 """The WebSocket door: a real server, and the client of the websockets library."""
 
 import asyncio
-import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy
 import pytest
 import uvicorn
+from tests.protocols.websocket_kit import Sum, answer, answers, failure, item, next_answer, serving
 from tests.streaming_models import Count, Prefixes, Script, Ticking
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
-from weir import InvalidRequest, Model, Service, Tensor
+from weir import Service
 from weir.manager.registry import Registry
 from weir.protocols.rest import make_app
-from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
-from weir.protocols.websocket import WebSockets, allowed
+from weir.protocols.websocket import allowed
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.websocket import Failure, read_answer, write_cancel, write_request
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
-
-
-class Sum(Model):
-    """Adds up rows; refuses negative numbers."""
-
-    inputs = (Tensor("x", "FP32", [-1, -1]),)
-    outputs = (Tensor("sum", "FP32", [-1]),)
-
-    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if (batch["x"] < 0).any():
-            raise InvalidRequest("numbers must not be negative")
-        return {"sum": batch["x"].sum(axis=1)}
-
-
-class Server:
-    """A running server with its WebSockets."""
-
-    def __init__(self, server: HttpServer, websockets: WebSockets, registry: Registry) -> None:
-        self.server, self.websockets, self.registry = server, websockets, registry
-
-    def connect(self, path: str = "/v2/ws", **options: Any) -> connect:
-        return connect(f"ws://127.0.0.1:{self.server.port}{path}", close_timeout=0.1, **options)
-
-
-@asynccontextmanager
-async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
-    registry, settings = Registry(services), HttpSettings(port=0, **said)
-    websockets = WebSockets(registry, settings)
-    server = HttpServer(registry, make_app(registry, settings, websockets=websockets), settings, websockets=websockets)
-    await registry.start()
-    await server.start()
-    try:
-        yield Server(server, websockets, registry)
-    finally:
-        await registry.stop(0.0)
-        await server.stop()
-
-
-def item(model: str, value: Any, id: str = "", **said: Any) -> str:
-    """A request with one item, as JSON."""
-    tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": [json.dumps(value)]}
-    return json.dumps({"model_name": model, "id": id, "inputs": [tensor], **said})
-
-
-async def next_answer(client: ClientConnection) -> InferenceResponse | Failure:
-    return read_answer(await client.recv())
-
-
-async def answer(client: ClientConnection) -> tuple[str, Any, bool]:
-    """The next answer: its id, the first output decoded, and whether it is the last."""
-    got = await next_answer(client)
-    assert isinstance(got, InferenceResponse), got
-    values = [json.loads(value) for output in got.outputs for value in output.array]
-    return got.id, values[0] if values else None, got.parameters["triton_final_response"] is True
-
-
-async def answers(client: ClientConnection) -> list[Any]:
-    """The answers up to the last."""
-    got: list[Any] = []
-    while True:
-        _, value, last = await answer(client)
-        if value is not None:
-            got.append(value)
-        if last:
-            return got
-
-
-async def failure(client: ClientConnection) -> Failure:
-    got = await next_answer(client)
-    assert isinstance(got, Failure), got
-    return got
 
 
 def test_json_and_binary_on_both_paths() -> None:
