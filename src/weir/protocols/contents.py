@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from weir.errors import InvalidRequest, Unsupported, WeirError
+from weir.errors import InvalidRequest, ModelError, Unsupported, WeirError
 from weir.manager.delivery import is_block
 from weir.manager.service import LONGEST_TIMEOUT
 from weir.messages import JSON, Kind
@@ -128,6 +128,9 @@ def response_of(
 def _asked_arrays(service: "Service", request: InferenceRequest, arrays: Any) -> list[TensorValue]:
     if isinstance(arrays, WeirError):
         raise arrays
+    missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
+    if missing:  # only a hook can have taken it away
+        raise ModelError(f"output {missing[0]!r}: is missing in the model's answer")
     asked = None if request.outputs is None else {output.name for output in request.outputs}
     return [
         TensorValue(tensor.name, tensor.datatype, arrays[tensor.name])

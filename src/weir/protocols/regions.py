@@ -166,7 +166,8 @@ class Memory:
     def find(self, name: str, parameters: Parameters) -> memoryview | None:
         """Return the bytes of the tensor `name` if its parameters say that they are in a region."""
         if REGION not in parameters:
-            return nowhere(name, parameters)
+            nowhere(name, parameters)  # raises if they promise binary data
+            return None
         self._check()
         return memoryview(self._regions.read(*place_of(f"tensor {name!r}", parameters)))
 

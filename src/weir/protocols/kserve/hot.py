@@ -4,6 +4,7 @@ Tensors that come as binary data lie where the body was received, in the arena; 
 where the worker put them.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
     from weir.protocols.fastlane.head import Head
     from weir.protocols.fastlane.plan import Plan
+
+
+_log = logging.getLogger("weir.http")
 
 
 class KserveRequest(HttpRequest):
@@ -110,7 +114,9 @@ class KserveRequest(HttpRequest):
         try:
             response = response_of(self.ask.service, self.asked, [self.kind], [output])
             reply = reply_to(self.asked, response, self.memory)
-        except WeirError as error:
+        except Exception as error:
+            if not isinstance(error, WeirError):
+                _log.exception("an answer of %s cannot be written", self.ask.service.label)
             self.fail(error)
         else:
             self._send(reply)
