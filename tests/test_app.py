@@ -2,9 +2,9 @@
 
 import pytest
 
-from weir.app import make_service
 from weir.errors import SettingsError
-from weir.settings import ModelToServe
+from weir.manager.making import make_service
+from weir.manager.spec import ModelToServe
 
 
 def test_refused_parameters_show_no_secrets() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError
+from weir.manager.spec import ModelToServe
 from weir.settings import (
     MODEL_PARTS,
     SERVER_PARTS,
-    ModelToServe,
     Settings,
     declared_settings,
     default_name,

@@ -9,19 +9,18 @@ connection while the server drains.
 
 import asyncio
 import gc
-import inspect
 import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
 
 import uvloop
 
-from weir.errors import SettingsError
+from weir.errors import WeirError
+from weir.manager.making import Maker
+from weir.manager.manager import Manager
 from weir.manager.registry import Registry
-from weir.manager.service import Service
-from weir.manager.targets import load_target
+from weir.manager.spec import Known
 from weir.messages import Observer
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
@@ -31,8 +30,8 @@ from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.websocket import WebSockets
-from weir.settings import ModelToServe, Settings
-from weir.telemetry.logs import LogObserver, get_logger, redacted
+from weir.settings import Settings
+from weir.telemetry.logs import LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.recording import recorders
 
@@ -56,14 +55,18 @@ class App:
         record = settings.telemetry.record
         self._recorders = recorders(record, [model.name for model in settings.models]) if record is not None else []
         heard = [*counting, LogObserver(self._logger), *self._recorders, *observers]
-        services = [make_service(model, heard) for model in settings.models]
-        self.registry = Registry(services, {model.name: model.routes for model in settings.models})
+        make = Maker(heard)
+        routes = {model.name: model.routes for model in settings.models}
+        self.registry = Registry([make(model) for model in settings.models], routes)
+        known = Known(settings.models)
+        self.manager = Manager(self.registry, known, make, allow_files=settings.control.allow_model_files)
         render = None if metrics is None else make_exposition(metrics, self.registry).render
-        site = Site(self.registry, settings.http, self.control, settings=settings.kserve)
+        site = Site(self.registry, settings.http, self.control, settings=settings.kserve, manager=self.manager)
         websockets = WebSockets(self.registry, settings.http)
         asgi = make_app(self.registry, settings.http, metrics=render, site=site, websockets=websockets)
         self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site, websockets=websockets)
-        context = DoorContext(self.registry, settings, heard, self.control, site)
+        self.registry.changed.append(self.server.routes_changed)
+        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager)
         grpc = make_grpc(site, settings.grpc, settings.http)
         self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]
         self.doors += open_doors(settings.doors.doors, context)
@@ -92,18 +95,18 @@ class App:
                 await self._signalled.wait()
                 await self._drain()
         finally:
-            await self.registry.stop(0.0)
+            await self.manager.stop(0.0)
             await asyncio.gather(*[door.stop() for door in self.doors])
 
     async def _load(self) -> bool:
         """Load all models; False if a signal came first."""
-        loading = asyncio.ensure_future(self.registry.start())
+        loading = asyncio.ensure_future(self.manager.start())
         signalled = asyncio.ensure_future(self._signalled.wait())
         await asyncio.wait((loading, signalled), return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
         if not loading.done():
-            loading.cancel()
-            with suppress(asyncio.CancelledError):
+            await self.manager.stop(0.0)
+            with suppress(WeirError):
                 await loading
             return False
         loading.result()
@@ -117,11 +120,11 @@ class App:
         self._logger.info("draining", **self._unfinished())
         for door in self.doors:
             door.refuse()
-        await self.registry.drain()
+        await self.manager.drain()
         unfinished = self._unfinished()
         if any(unfinished.values()):
             self._logger.warning("unfinished after drain_timeout", **unfinished)
-        await self.registry.stop(0.0)  # what is unfinished now is told so
+        await self.manager.stop(0.0)  # what is unfinished now is told so
         if not all(await asyncio.gather(*[door.drain(WRITE_TIMEOUT) for door in self.doors])):
             self._logger.warning("some answers were not read in time")
 
@@ -141,29 +144,6 @@ class App:
         if self._signalled.is_set():
             os._exit(128 + number)  # workers end with the process that started them
         self._signalled.set()
-
-
-def make_service(model: ModelToServe, observers: Sequence[Observer]) -> Service:
-    """Return the service of one model, not started. Raises SettingsError naming the model."""
-    found = load_target(model.target)
-    said: dict[str, Any] = {"name": model.name, "params": model.params, "observers": observers, **model.settings}
-    try:
-        service = found(**said) if issubclass(found, Service) else Service(found, **said)
-    except SettingsError as error:
-        raise SettingsError(f"{model.name}: {error.message}") from error
-    _check_params(service)
-    return service
-
-
-def _check_params(service: Service) -> None:
-    """Refuse before any worker is started what the model's constructor does not take."""
-    signature = inspect.signature(service.model)
-    try:
-        signature.bind(**service.params)
-    except TypeError as error:
-        raise SettingsError(
-            f"{service.name}: params={redacted(service.params)!r}: {error}; {service.model.__name__} takes {signature}"
-        ) from error
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from weir.app import make_service
 from weir.errors import WeirError
 from weir.manager.health import same
+from weir.manager.making import make_service
 from weir.manager.service import Service
+from weir.manager.spec import ModelToServe
 from weir.messages import JSON, Dispatch, RequestBase
 from weir.model import Example, is_tensor_model
-from weir.settings import ModelToServe
 
 
 @dataclass

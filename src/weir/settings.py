@@ -19,6 +19,7 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.fields import Rule, setting
 from weir.manager.settings import ServiceSettings
+from weir.manager.spec import ModelToServe
 from weir.parsing import from_text, from_texts, from_toml
 from weir.protocols.control import ControlSettings
 from weir.protocols.door import DoorsSettings
@@ -85,17 +86,6 @@ class Declared(NamedTuple):
     def variable(self) -> str:
         """The environment variable."""
         return PREFIX + self.name.upper()
-
-
-class ModelToServe(NamedTuple):
-    """One model: where its class is, its name, and what was said of it (only what was said, so that the class's own
-    values hold for the rest)."""
-
-    target: str
-    name: str
-    params: dict[str, Any]
-    routes: list[str]
-    settings: dict[str, Any]
 
 
 class Settings(NamedTuple):

@@ -146,3 +146,39 @@ def test_two_packages_of_one_name_are_refused(folder: Path) -> None:
         (folder / name / "target_twin" / "model.py").write_text(SQUARE)
     load_target("one/target_twin/model.py:Square")
     assert "names of packages must differ" in refused("two/target_twin/model.py:Square")
+
+
+@pytest.mark.parametrize("target", ["target_again:Square", "target_again.py:Square"])
+def test_read_anew_a_target_is_what_its_file_says_now(folder: Path, target: str) -> None:
+    file, text = folder / "target_again.py", SQUARE + "\nanswer = 1\n"
+    file.write_text(text)
+    first = load_target(target)
+    file.write_text(text.replace("answer = 1", "answer = 2"))  # as long, and perhaps in the same second
+    assert load_target(target) is first
+    second = load_target(target, fresh=True)
+    assert second is not first and sys.modules["target_again"].answer == 2
+    file.write_text("raise ValueError('half-written')")
+    with pytest.raises(SettingsError, match="half-written"):
+        load_target(target, fresh=True)
+    assert load_target(target) is second
+    file.unlink()
+    with pytest.raises(SettingsError, match=r"cannot be read: No such file|no file"):
+        load_target(target, fresh=True)
+
+
+def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(folder: Path) -> None:
+    package = folder / "target_anew"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "base.py").write_text(SQUARE)
+    (package / "model.py").write_text("from .base import Square\nclass Own(Square): pass\n")
+    first = load_target("target_anew.model:Own")
+    (package / "model.py").write_text("from .base import Square\nclass Own(Square): number = 2\n")
+    second = load_target("target_anew.model:Own", fresh=True)
+    assert getattr(second, "number") == 2 and first.__mro__[1] is second.__mro__[1]  # noqa: B009 - mypy knows no such name
+    assert sys.modules["target_anew"].model is sys.modules["target_anew.model"]
+
+
+def test_what_has_no_file_of_python_is_not_read_anew(folder: Path) -> None:
+    (folder / "target_new.py").write_text(SQUARE)
+    assert load_target("target_new:Square", fresh=True) is load_target("target_new:Square")

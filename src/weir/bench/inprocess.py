@@ -5,16 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from weir.app import make_service
 from weir.bench.batches import TIMES, Counts
 from weir.bench.ledger import OK, Ledger
 from weir.bench.payloads import decode_items, read_payloads
 from weir.errors import SettingsError, WeirError
 from weir.manager.call import Call
+from weir.manager.making import make_service
 from weir.manager.service import Service
+from weir.manager.spec import ModelToServe
 from weir.messages import Reason
 from weir.model import Example, Model
-from weir.settings import ModelToServe, default_name
+from weir.settings import default_name
 from weir.telemetry.metrics import Metrics
 
 

@@ -10,7 +10,7 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.bench import Report, Target
-    from weir.settings import ModelToServe
+    from weir.manager.spec import ModelToServe
 
 FAILED = 1
 

@@ -12,8 +12,9 @@ from weir.commands.files import check_drawing, check_figure, check_writable, wri
 from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
 from weir.commands.tables import print_table
 from weir.errors import SettingsError
+from weir.manager.spec import ModelToServe
 from weir.profiling.settings import ProfilingSettings
-from weir.settings import ModelToServe, declared_by, declared_settings, value_of
+from weir.settings import declared_by, declared_settings, value_of
 
 if TYPE_CHECKING:
     from weir.policy.profile import Profile
@@ -65,7 +66,7 @@ profile = with_signature(
 
 
 def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | None) -> "Profile":
-    from weir.app import make_service
+    from weir.manager.making import make_service
     from weir.manager.profiling import MEASURED_WITH, profile_service
 
     service = make_service(model._replace(settings={**model.settings, **MEASURED_WITH}), ())

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from weir.errors import ModelNotFound, SettingsError
+from weir.errors import ModelNotFound, ModelNotReady, SettingsError
 from weir.manager.service import Service
 
 # Paths that belong to Weir's own doors. A model's route must not begin with one of these segments.
@@ -21,7 +21,7 @@ class Registry:
 
     `services` are the models by name, each in its default version; `routes` are those of them that have paths of their own,
     by path. Both are new dicts after a change, so whoever goes through them may be interrupted. `changed` are called after
-    every change.
+    every change. `loading` are models that are being loaded and do not run yet.
 
     `routes` maps a model's name to one path or several of its own. Raises SettingsError for a name and version given twice,
     a route of a model that is not there, a route that two models claim, and a reserved path.
@@ -31,6 +31,7 @@ class Registry:
         self.services: dict[str, Service] = {}
         self.routes: dict[str, Service] = {}
         self.changed: list[Callable[[], None]] = []
+        self.loading: set[str] = set()
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = {}  # versions that were named as such
         self._paths: dict[str, str] = {}  # to the names of models, which need not be there all the time
@@ -71,14 +72,20 @@ class Registry:
 
     def get(self, name: str, version: str = "") -> Service:
         """Return the service of that name and version; without a version, the default one. Raises ModelNotFound, which names
-        those there are."""
+        those there are, or ModelNotReady while it is being loaded."""
         service = self._versions.get(name, {}).get(version) if version else self.services.get(name)
         if service is not None:
             return service
         if name in self.services:
             there = ", ".join(filter(None, self._versions[name])) or "no versions"
             raise ModelNotFound(f"model {name!r}: there is no version {version!r}; there are {there}")
+        if name in self.loading:
+            raise ModelNotReady(f"model {name!r} is not ready: loading")
         raise ModelNotFound(f"model {name!r}: there is none of this name; there are {', '.join(self.services)}")
+
+    def default_of(self, name: str) -> str | None:
+        """Return the version of that name that was named as the default; None if that is the highest."""
+        return self._default.get(name)
 
     def versions(self, name: str) -> dict[str, Service]:
         """Return the services of that name by version, the oldest first. Raises ModelNotFound."""

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import linecache
 import os
 import sys
 import traceback
@@ -14,12 +15,14 @@ from zlib import crc32
 from weir.errors import SettingsError
 from weir.manager.service import Service
 from weir.model import Model, check_model
+from weir.workers.source import Text, import_text
 
 _FORM = "must be module:Class or path/file.py:Class"
 
 
-def load_target(target: str) -> type[Model] | type[Service]:
-    """Import and return the Model or Service class that `target` names.
+def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Service]:
+    """Import and return the Model or Service class that `target` names. With `fresh` its module is read anew if it is loaded
+    already; not so those that it imports.
 
     Modules are looked for as `python -m` does, the working directory first; of a file, the folder that it is in (or
     that its package is in) joins sys.path, so that worker processes find the class under the same name.
@@ -28,7 +31,10 @@ def load_target(target: str) -> type[Model] | type[Service]:
     place, _, name = target.rpartition(":")
     if not (place and name):
         raise SettingsError(f"TARGET {target!r}: {_FORM}")
+    before = set(sys.modules)
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
+    if fresh and module.__name__ in before and str(module.__file__).endswith(".py"):
+        module = read_anew(target, module.__name__, Path(str(module.__file__)))
     return _class_in(module, name, target)
 
 
@@ -78,6 +84,24 @@ def _load_module(target: str, name: str) -> ModuleType:
             where = f"package {'.'.join(parts[:depth])!r}" if depth else f"{Path.cwd()} or on sys.path"
             raise SettingsError(f"TARGET {target!r}: no module {part!r} in {where}{_similar_file(part, depth)}")
     return _import(target, name)
+
+
+def read_anew(target: str, name: str, path: Path, folder: str | None = None) -> ModuleType:
+    """Read the code at `path` and let it be the module `name`. Classes of the one before live on with whoever has them.
+
+    `folder`: where workers look for the modules that it imports first. Raises SettingsError; the module before stays then.
+    """
+    try:
+        text = Text(path.read_bytes(), folder)
+    except OSError as error:
+        raise SettingsError(f"TARGET {target!r}: {path} cannot be read: {error.strerror}") from error
+    linecache.checkcache(str(path))
+    try:
+        return import_text(name, str(path), text)
+    except SettingsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SettingsError(f"TARGET {target!r}: importing {path} raised {_describe(error)}") from error
 
 
 def _is_missing(name: str, target: str) -> bool:

@@ -15,6 +15,7 @@ from weir.protocols.control import Control
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
+    from weir.manager.manager import Manager
     from weir.manager.registry import Registry
     from weir.protocols.kserve.site import Site
 
@@ -56,14 +57,15 @@ class DoorSettings(Protocol):
 
 
 class DoorContext(NamedTuple):
-    """What a door is made from: the models, the server's settings, those who want to hear, who may control the server, and
-    its own options."""
+    """What a door is made from: the models, the server's settings, those who want to hear, who may control the server, what
+    loads and unloads models for them, and the door's own options."""
 
     registry: "Registry"
     settings: DoorSettings
     observers: Sequence[Observer]  # `refused` and `transferred` are the door's to tell; the services tell the rest
     control: Control = Control()
     site: "Site | None" = None  # what the doors of the Open Inference Protocol share
+    manager: "Manager | None" = None  # there always is one in a server
     options: Any = None  # what was said for it: JSON, or else plain text
 
 

@@ -13,13 +13,25 @@ from typing import Any, NamedTuple
 from weir.errors import SettingsError
 from weir.model import Model, check_model
 
+# The attribute of a module, loaded from a file, that holds what was read: a `Text`.
+READ = "__weir_read__"
+
+
+class Text(NamedTuple):
+    """The code of a module as it was when the server read it, and the folder where it looks for its neighbours first."""
+
+    code: bytes
+    folder: str | None = None
+
 
 class Named(NamedTuple):
-    """A class that can be imported: `module` from the path, or else from `file` under that name."""
+    """A class that can be imported: `module` from the path, or else from `file` under that name. With `text`, that is its code,
+    whatever is in the file by now: a worker that is replaced runs what the others run."""
 
     module: str
     qualname: str
     file: str | None
+    text: Text | None = None
 
 
 def parse_target(target: str) -> Named:
@@ -47,7 +59,7 @@ def _named(model: type) -> Named | None:
     module = sys.modules.get(model.__module__)
     if module is None or model.__module__ == "__main__" or _attribute(module, model.__qualname__) is not model:
         return None
-    return Named(model.__module__, model.__qualname__, getattr(module, "__file__", None))
+    return Named(model.__module__, model.__qualname__, getattr(module, "__file__", None), getattr(module, READ, None))
 
 
 def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
@@ -66,7 +78,11 @@ def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
 
 
 def _imported(source: Named) -> types.ModuleType:
-    """Import by name, unless that would find another file than the server's."""
+    """Import by name, unless that would find another file than the server's, or another text."""
+    if source.text is not None and source.file is not None:
+        if source.text.folder is not None:
+            sys.path.insert(0, source.text.folder)
+        return import_text(source.module, source.file, source.text)
     if source.file is None or _finds(source.module, source.file):
         return importlib.import_module(source.module)
     spec = importlib.util.spec_from_file_location(source.module, source.file)
@@ -75,6 +91,31 @@ def _imported(source: Named) -> types.ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[source.module] = module
     spec.loader.exec_module(module)
+    return module
+
+
+def import_text(name: str, file: str, text: Text) -> types.ModuleType:
+    """Make `text` the module `name`, as if it stood in `file`. Raises what running it raises; what had the name before has it
+    again then."""
+    parent, _, last = name.rpartition(".")
+    if parent:
+        importlib.import_module(parent)
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None:
+        raise SettingsError(f"{file}: cannot be imported as a module")
+    module, before = importlib.util.module_from_spec(spec), sys.modules.get(name)
+    setattr(module, READ, text)
+    sys.modules[name] = module
+    try:
+        # Not by the loader: what it has kept of the code may be of another text that was written in the same second.
+        exec(compile(text.code, file, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the user's model
+    except BaseException:
+        del sys.modules[name]
+        if before is not None:
+            sys.modules[name] = before
+        raise
+    if parent:
+        setattr(sys.modules[parent], last, module)
     return module
 
 

@@ -1,0 +1,61 @@
+"""From what was said of a model to a Service of it, not started."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from weir.errors import SettingsError
+from weir.manager.parameters import apply
+from weir.manager.service import Service
+from weir.manager.spec import ModelToServe, Parameters
+from weir.manager.targets import load_target
+from weir.messages import Observer
+from weir.model import Model
+from weir.telemetry.logs import redacted
+
+
+def make_service(
+    model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False
+) -> Service:
+    """Return the service of one model, not started. `parameters` of a load call are put over what was said; with `fresh` its
+    code is read anew, though it may be loaded already.
+
+    Imports the model's code, which may take long: beside a running event loop, call it in a thread. Raises SettingsError naming
+    the model, InvalidRequest for a parameter.
+    """
+    found = load_target(model.target, fresh=fresh)
+    if parameters:
+        kind: type[Model] = found.model if issubclass(found, Service) else found
+        model = apply(parameters, model, kind)
+    said: dict[str, Any] = {
+        "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
+        "observers": observers, **model.settings,
+    }  # fmt: skip
+    try:
+        service = found(**said) if issubclass(found, Service) else Service(found, **said)
+    except SettingsError as error:
+        raise SettingsError(f"{model.label}: {error.message}") from error
+    _check_params(service)
+    return service
+
+
+class Maker:
+    """Makes the services of one server: `observers` hear what happens in all of them."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+
+    def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
+        """Return a service, not started; see make_service."""
+        return make_service(model, self._observers, parameters, fresh=fresh)
+
+
+def _check_params(service: Service) -> None:
+    """Refuse before any worker is started what the model's constructor does not take."""
+    signature = inspect.signature(service.model)
+    try:
+        signature.bind(**service.params)
+    except TypeError as error:
+        raise SettingsError(
+            f"{service.label}: params={redacted(service.params)!r}: {error}; {service.model.__name__} takes {signature}"
+        ) from error

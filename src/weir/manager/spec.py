@@ -1,0 +1,105 @@
+"""What is to be run under a name: the value between those who know of models and the Manager, which runs them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from weir.errors import InvalidRequest, ModelNotFound, SettingsError
+
+Parameter = str | int | float | bool  # what travels as a parameter of the Open Inference Protocol
+Parameters = Mapping[str, Parameter]
+
+
+class ModelToServe(NamedTuple):
+    """One version of one model: where its class is, its name, and what was said of it (only what was said, so that the class's
+    own values hold for the rest).
+
+    `target` is read by `platform`; files that it names lie in `folder`, if it has one of its own. `config` is what the model's
+    file says beside that, as it stands there.
+    """
+
+    target: str
+    name: str
+    params: dict[str, Any]
+    routes: list[str]
+    settings: dict[str, Any]
+    version: str = ""
+    platform: str = "python"
+    folder: Path | None = None
+    config: Mapping[str, Any] | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, and after a slash the version if it has one."""
+        return f"{self.name}/{self.version}" if self.version else self.name
+
+
+class Reading(NamedTuple):
+    """What was read of a model: the versions that are to be served, and the one that is meant where none is named (None: the
+    highest)."""
+
+    versions: list[ModelToServe]
+    default: str | None = None
+
+
+class Repository(Protocol):
+    """Knows models by name, whether they run or not. Reads, and runs nothing; called in any thread."""
+
+    def names(self) -> list[str]:
+        """The models that there are."""
+
+    def read(
+        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> Reading:
+        """Read a model anew. What `config` says goes before the model's own file; `files` (VERSION/PATH) are its files instead
+        of those that lie there. Raises ModelNotFound, and SettingsError for what cannot be served."""
+
+
+class Known:
+    """The models that a server was started with, as a Repository: what was said of them does not change."""
+
+    def __init__(self, models: Sequence[ModelToServe]) -> None:
+        self._models = {model.name: model for model in models}
+
+    def names(self) -> list[str]:
+        """The names."""
+        return list(self._models)
+
+    def read(
+        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> Reading:
+        """Return what was said; `config` may say other settings, and `params` of the constructor."""
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(
+                f"model {name!r}: there is none of this name to load; there are {', '.join(self._models)}"
+            )
+        if files:
+            raise InvalidRequest(f"model {name!r}: files can be sent for models of a repository only")
+        if config:
+            settings = dict(config)
+            params = settings.pop("params", {})
+            if not isinstance(params, Mapping):
+                raise SettingsError(f"params={params!r}: must be a table")
+            model = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
+        return Reading([model])
+
+
+class Sources:
+    """Several repositories as one: the first that has a model of that name is asked."""
+
+    def __init__(self, sources: Sequence[Repository]) -> None:
+        self._sources = list(sources)
+
+    def names(self) -> list[str]:
+        """The names of all, each once."""
+        return list(dict.fromkeys(name for source in self._sources for name in source.names()))
+
+    def read(
+        self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
+    ) -> Reading:
+        """Read it where it is."""
+        for source in self._sources:
+            if name in source.names():
+                return source.read(name, config, files)
+        raise ModelNotFound(f"model {name!r}: there is none of this name to load; there are {', '.join(self.names())}")

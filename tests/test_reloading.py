@@ -1,0 +1,105 @@
+"""A model is replaced again and again while callers ask it over HTTP: nobody notices but by the answers."""
+
+import asyncio
+import os
+import signal
+import time
+from bisect import bisect
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from weir.app import App
+from weir.settings import read_settings
+
+RATE = 500.0  # requests per second
+CONNECTIONS = 16
+MODEL = """
+import weir
+
+class Generation(weir.Model):
+    def predict(self, batch):
+        return [{generation} for _ in batch]
+"""
+
+
+class Answered(NamedTuple):
+    asked_at: float
+    status: int
+    generation: int
+
+
+async def ask(port: int, gaps: asyncio.Semaphore, answers: list[Answered], heard: asyncio.Event) -> None:
+    """Send a request over one connection whenever it is somebody's turn."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        while True:
+            await gaps.acquire()
+            asked_at = time.monotonic()
+            writer.write(b"POST /infer/generation HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n\r\n0")
+            head = await reader.readuntil(b"\r\n\r\n")
+            length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+            body = await reader.readexactly(length)
+            status = int(head[9:12])
+            answers.append(Answered(asked_at, status, int(body) if status == 200 else -1))
+            heard.set()
+    finally:
+        writer.close()
+
+
+@asynccontextmanager
+async def asked_all_the_time(port: int) -> AsyncIterator[list[Answered]]:
+    """Within the block, RATE requests per second are sent, whether the ones before are answered or not."""
+    gaps, answers, sent = asyncio.Semaphore(0), list[Answered](), 0
+    heard, begun = asyncio.Event(), time.monotonic()
+    tasks = [asyncio.create_task(ask(port, gaps, answers, heard)) for _ in range(CONNECTIONS)]
+
+    async def pace() -> None:
+        nonlocal sent
+        while True:
+            while sent < RATE * (time.monotonic() - begun):
+                sent += 1
+                gaps.release()
+            await asyncio.sleep(0.001)
+
+    pacing = asyncio.create_task(pace())
+    yield answers
+    pacing.cancel()
+    async with asyncio.timeout(10.0):
+        while len(answers) < sent:
+            heard.clear()
+            await heard.wait()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def reload(folder: Path, reloads: int) -> None:
+    file = folder / "generation_model.py"
+    file.write_text(MODEL.format(generation=0))
+    app = App(read_settings([f"{file}:Generation"], {"port": ["0"], "log_level": ["error"]}, {}))
+    ready = asyncio.Event()
+    serving = asyncio.create_task(app.run(ready.set))
+    await ready.wait()
+    replaced_at = [0.0]
+    async with asked_all_the_time(app.server.port) as answers:
+        for generation in range(1, reloads + 1):
+            file.write_text(MODEL.format(generation=generation))
+            await app.manager.load_model("generation")
+            replaced_at.append(time.monotonic())
+        await asyncio.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await serving
+    assert {answer.status for answer in answers} == {200}
+    for answer in answers:
+        newest = bisect(replaced_at, answer.asked_at) - 1
+        assert answer.generation >= newest
+    assert {answer.generation for answer in answers} == set(range(reloads + 1))
+
+
+@pytest.mark.parametrize("reloads", [5, pytest.param(100, marks=[pytest.mark.soak, pytest.mark.timeout(300)])])
+def test_reloads_leave_no_gap_and_no_old_answer(tmp_path: Path, reloads: int) -> None:
+    asyncio.run(reload(tmp_path, reloads))
