@@ -48,7 +48,7 @@ def make_driver(
         executor = with_profile(executor, resolver, service.model, service.workers, largest)
     batcher = Batcher(service.batching, service.policy)
     measured = Measured(clock, lambda: batcher.arrivals, largest)
-    observers = (*service.observers, measured, *([] if resolver is None else [resolver]))
+    observers = (*service.observers, service.statistics, measured, *([] if resolver is None else [resolver]))
     driver = Driver(batcher, executor, Delivery(service.label, observers), clock)
     driver.streaming = service.streaming
     if resolver is not None:

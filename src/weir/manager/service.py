@@ -28,6 +28,7 @@ from weir.manager.succession import latest
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
+from weir.telemetry.statistics import Statistics
 from weir.workers.executor import Block, Executor
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class Service:
         )
         self._resolver = make_resolver(self)
         self.observers = tuple(observers)
+        self.statistics = Statistics()
         self.needs_measure = overrides(self.model, "measure")
         self._executor = executor
         self._clock = clock
