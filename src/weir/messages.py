@@ -12,6 +12,9 @@ from weir.errors import Unsupported, WeirError
 
 # How a payload is encoded: a content type, or OBJECT for a Python value of this process tree.
 OBJECT = "object"
+# How an answer may be wanted: as OBJECT, but the arrays of a tensor model may lie in shared memory. They cannot be written to,
+# and their place is given back when the last of them is gone.
+LENT = "lent"
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 OCTETS = "application/octet-stream"

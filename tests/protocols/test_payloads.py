@@ -8,7 +8,7 @@ from tests.protocols.models import Add, Echo, Shout, Words
 from tests.protocols.test_answers import ask_for
 
 from weir.errors import InvalidRequest, TooLarge
-from weir.messages import JSON, OBJECT, OCTETS, Kind
+from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
 from weir.model import Measure
 from weir.protocols.payloads import Work, read_work
 
@@ -69,7 +69,7 @@ def test_octets_are_measured_as_bytes() -> None:
 def test_tensors_become_arrays_whose_shapes_are_the_key() -> None:
     (work,) = read_work(ask_for(Add), b'{"a": [[1, 2], [3, 4]], "b": [[1, 2], [3, 4]]}')
     assert isinstance(work, Work)
-    assert (work.kind, work.rows, work.cost, work.content_type, work.accept) == (Kind.TENSORS, 2, 2.0, OBJECT, OBJECT)
+    assert (work.kind, work.rows, work.cost, work.content_type, work.accept) == (Kind.TENSORS, 2, 2.0, OBJECT, LENT)
     assert work.payload["a"].dtype == numpy.float32
     assert hash(work.key) is not None
 

@@ -3,6 +3,7 @@ import mmap
 import os
 from collections.abc import Iterator
 
+import numpy
 import pytest
 
 from weir.workers.arena import STEP_BYTES, Arena, Mapping, Results, create_memory
@@ -165,3 +166,21 @@ def test_results_of_a_dead_worker_stay_readable_until_they_are_released() -> Non
     assert results.take_freed() == []
     del block
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_memory_is_found_by_its_address_while_its_place_is_taken(arena: Arena) -> None:
+    first, second = arena.reserve(100), arena.reserve(1000)
+    assert first is not None
+    assert second is not None
+    address = numpy.frombuffer(second.view, numpy.uint8).ctypes.data
+    assert arena.find(address, 1000) == (second, second.offset)
+    assert arena.find(address + 10, 990) == (second, second.offset + 10)
+    assert arena.find(address + 10, 991) is None  # goes on beyond its end
+    assert arena.find(address - second.offset + first.offset, 100) == (first, first.offset)
+    assert arena.find(address - second.offset - 1, 1) is None
+    assert arena.find(id(arena), 1) is None
+    second.release()
+    assert arena.find(address, 1000) is None
+    first.release()
+    arena.close()
+    assert arena.find(address - second.offset + first.offset, 100) is None

@@ -1,8 +1,9 @@
 from collections.abc import Iterator
 
+import numpy
 import pytest
 
-from weir.messages import JSON, OBJECT, Batch, Events
+from weir.messages import JSON, LENT, OBJECT, Batch, Events
 from weir.workers.arena import Arena, Mapping, Results, create_memory
 from weir.workers.places import BatchPlaces, PayloadFetch, ResultFetch, ResultPlaces, as_values, own_values
 
@@ -133,3 +134,47 @@ def test_payloads_of_python_callers_belong_to_the_model() -> None:
     assert payloads(OBJECT) == [bytes, bytes, int]
     assert payloads([OBJECT, JSON, OBJECT]) == [bytes, memoryview, int]
     assert payloads(JSON) == [memoryview, memoryview, int]
+
+
+def test_arrays_in_the_arena_are_not_copied_but_their_place_is_retained(arena: Arena) -> None:
+    block = arena.reserve(200)
+    assert block is not None
+    places = BatchPlaces(arena)
+    array = numpy.frombuffer(block.view[8:], numpy.uint8)
+    assert places.place(array[:100].data) == (block.offset + 8, 100)
+    assert places.place(array[100:].data) == (block.offset + 108, 92)
+    block.release()
+    places.take_back((block.offset + 108, 92))
+    assert arena.free_bytes == MIB - 256
+    places.release()
+    assert arena.free_bytes == MIB
+    assert places.place(numpy.zeros(100, numpy.uint8).data) == (0, 100)
+    assert places.place(array.data[100:]) == (128, 92)  # of a part of an array nobody says where it begins: copied
+    places.release()
+
+
+def test_arrays_are_lent_to_a_model_that_borrows(arena: Arena) -> None:
+    fetch = PayloadFetch(Mapping(arena.fd, MIB, writable=False))
+    assert type(fetch.buffer((0, 8))) is bytearray
+    fetch.lends = True
+    lent = fetch.buffer((0, 8))
+    assert type(lent) is memoryview
+    assert lent.readonly
+
+
+@pytest.mark.parametrize(("accept", "copied"), [(OBJECT, True), (LENT, False)])
+def test_lent_arrays_are_copied_for_those_who_want_them_for_good(arena: Arena, accept: str, copied: bool) -> None:
+    results = Results(arena.fd, MIB)
+    lent = ResultFetch(results, lends=True).buffer((0, 8))
+    arrays = {"x": numpy.frombuffer(lent, numpy.uint8), "y": numpy.zeros(1)}
+    del lent
+    events = Events(1, [arrays, ValueError()])
+    del arrays
+
+    as_values(events, accept, lent=True)
+
+    assert events.outputs[0]["x"].flags.writeable == copied
+    assert results.held_bytes == (0 if copied else 8)
+    del events
+    assert results.held_bytes == 0
+    results.close()

@@ -5,7 +5,7 @@ from typing import Any
 
 from weir.errors import ModelError, WeirError
 from weir.manager.delivery import discard, is_block
-from weir.messages import OBJECT, Batch, EventKind, Events, Timing
+from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
 from weir.wire.values import DECODE, UNWRITABLE, decode, encode
 
 MISSING = object()
@@ -78,7 +78,7 @@ class Prepared:
             return None
         accepts = [self._accepts[index] for index in self._inner]
         if self._encodes:
-            accepts = [OBJECT if accept in DECODE else accept for accept in accepts]
+            accepts = [OBJECT if accept in DECODE or accept == LENT else accept for accept in accepts]
         payloads = [self._payloads[index] for index in self._inner]
         content_types = [self._content_types[index] for index in self._inner]
         return Batch(self.batch_id, payloads, _joined(content_types), _joined(accepts), self._attempt)

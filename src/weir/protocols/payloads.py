@@ -7,7 +7,7 @@ list, and the size of items that differ (`Model.measure`).
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import InvalidRequest, TooLarge, WeirError
-from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Kind
+from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Kind
 from weir.model import is_tensor_model
 from weir.protocols.native import Ask
 from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays
@@ -82,7 +82,7 @@ def tensor_work(service: "Service", arrays: Arrays, key: Any = None) -> Work:
     if service.needs_measure:
         measured = service.measure(arrays)
         cost, key = measured.cost, _joined(measured.key, key)
-    return as_work(service, arrays, Kind.TENSORS, rows, cost, key)
+    return as_work(service, arrays, Kind.TENSORS, rows, cost, key, accept=LENT)
 
 
 def _joined(measured: Any, given: Any) -> Any:

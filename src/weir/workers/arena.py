@@ -10,9 +10,12 @@ that no access can fail with SIGBUS.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
 
 from weir.wire.pickles import Ref
 from weir.workers.allocator import Allocator
@@ -45,6 +48,7 @@ class Mapping:
         protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
         self._mmap: mmap.mmap | None = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
         self.bytes = memoryview(self._mmap)
+        self.address = _address(self._mmap) if writable else 0  # where it begins in this process's memory
 
     def view(self, offset: int, size_bytes: int) -> memoryview:
         """Return the bytes of one place (read-only unless the mapping is writable). ValueError if it lies outside."""
@@ -59,6 +63,10 @@ class Mapping:
         if mapped is not None:
             with contextlib.suppress(BufferError):  # the views own it from here on
                 mapped.close()
+
+
+def _address(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
 class Arena:
@@ -76,6 +84,8 @@ class Arena:
         except BaseException:
             os.close(fd)
             raise
+        self._blocks: dict[int, ArenaBlock] = {}  # by offset, and
+        self._offsets: list[int] = []  # their offsets in order
         self._ready_bytes = 0  # set aside from the start up to here
         self._closed = False
 
@@ -97,17 +107,33 @@ class Arena:
         if offset + size_bytes > self._ready_bytes and not self._set_aside(offset + size_bytes):
             self._allocator.free(offset)
             return None
-        return ArenaBlock(self, offset, self._mapping.view(offset, size_bytes))
+        block = self._blocks[offset] = ArenaBlock(self, offset, self._mapping.view(offset, size_bytes))
+        insort(self._offsets, offset)
+        return block
+
+    def find(self, address: int, size_bytes: int) -> "tuple[ArenaBlock, int] | None":
+        """Return the taken place that holds all of these bytes of this process's memory, and where in the arena they begin.
+        None if there is none."""
+        if self._closed:
+            return None
+        offset = address - self._mapping.address
+        position = bisect_right(self._offsets, offset) - 1
+        if position < 0:
+            return None
+        block = self._blocks[self._offsets[position]]
+        return (block, offset) if block.holds(offset, size_bytes) else None
 
     def free(self, offset: int) -> None:
         """Take back the place at `offset`; for blocks, and for places that a reader gives back by name."""
         if not self._closed:
             self._allocator.free(offset)
+            del self._blocks[offset], self._offsets[bisect_left(self._offsets, offset)]
 
     def close(self) -> None:
         """Give the memory back, at the latest when the last view of a block is gone. Idempotent."""
         if not self._closed:
             self._closed = True
+            self._blocks.clear()
             os.close(self.fd)
             self._mapping.close()
 
@@ -131,6 +157,10 @@ class SharedBlock:
         self._shares = 1
         self.offset = offset
         self.view = view
+
+    def holds(self, offset: int, size_bytes: int) -> bool:
+        """Tell whether these bytes of the arena are all in it."""
+        return self.offset <= offset and offset + size_bytes <= self.offset + len(self.view)
 
     def retain(self) -> None:
         """Take a further share in it."""
@@ -164,30 +194,38 @@ class ArenaBlock(SharedBlock):
 class Results:
     """The reading side of a worker's results.
 
-    Places given back are collected until `take_freed`; the channel sends them along with the next frame.
+    Places given back, on whatever thread, are collected until `take_freed`; the channel sends them along with the next
+    frame.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self._mapping = Mapping(fd, size_bytes, writable=False)
+        self._returned: deque[Ref] = deque()
         self._freed: list[Ref] = []
+        self._held_bytes = 0
         self._closed = False
         self.size_bytes = size_bytes
-        self.held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """How much nobody has given back yet."""
+        self._settle()
+        return self._held_bytes
 
     def block(self, offset: int, size_bytes: int) -> "ResultBlock":
         """Return the place that the worker named, with one share in it."""
         view = self._mapping.view(offset, size_bytes)
-        self.held_bytes += size_bytes
+        self._held_bytes += size_bytes
         return ResultBlock(self, offset, view)
 
     def free(self, offset: int, size_bytes: int) -> None:
-        """Note that the worker may have this place back; for blocks."""
-        self.held_bytes -= size_bytes
-        if not self._closed:
-            self._freed.append((offset, size_bytes))
+        """Note that the worker may have this place back; for blocks. May be called from any thread, and amid anything, as it
+        is by the end of an array."""
+        self._returned.append((offset, size_bytes))
 
     def take_freed(self) -> list[Ref]:
         """Return the places given back since the last call."""
+        self._settle()
         freed, self._freed = self._freed, []
         return freed
 
@@ -197,6 +235,13 @@ class Results:
             self._closed = True
             self._freed.clear()
             self._mapping.close()
+
+    def _settle(self) -> None:
+        while self._returned:
+            ref = self._returned.popleft()
+            self._held_bytes -= ref[1]
+            if not self._closed:
+                self._freed.append(ref)
 
 
 class ResultBlock(SharedBlock):

@@ -63,7 +63,7 @@ class Child:
             ours.close()
             self._close_results()
             raise
-        fetch = None if self._results is None else ResultFetch(self._results)
+        fetch = None if self._results is None else ResultFetch(self._results, lends=self._launch.lends)
         self._channel = Channel(ours, FrameParser(fetch), self._owner.received, self._channel_ended)
         self._channel.open(self._loop)
         self._loop.add_reader(self._pidfd, self._exited)

@@ -28,7 +28,8 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 class Launch:
     """Everything that one worker's processes have in common.
 
-    `source` is the model (source.py), `request_fd` the descriptor of the request arena, -1 without one.
+    `source` is the model (source.py), `request_fd` the descriptor of the request arena, -1 without one. `lends`: its
+    results are arrays, which may be read where they lie.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Launch:
     request_fd: int = -1
     request_bytes: int = 0
     result_bytes: int = 0
+    lends: bool = False
     path: Sequence[str] = field(default_factory=lambda: list(sys.path))
 
     def options(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from weir.messages import OBJECT, Batch, Events
+from weir.messages import LENT, OBJECT, Batch, Events
 from weir.wire.pickles import Ref
 from weir.workers.arena import Arena, ArenaBlock, Mapping, ResultBlock, Results
 
@@ -24,56 +24,82 @@ class BatchPlaces:
         """Return where `payload` lies now; None if it is not in the arena and there is no room."""
         if isinstance(payload, ArenaBlock) and payload.arena is self._arena:
             payload.retain()
-            block = payload
-        else:
-            raw = memoryview(payload.view if isinstance(payload, (ArenaBlock, ResultBlock)) else payload).cast("B")
-            reserved = self._arena.reserve(raw.nbytes)
-            if reserved is None:
-                return None
-            block = reserved
-            block.view[:] = raw
-        self.blocks.append(block)
-        return block.offset, block.view.nbytes
+            self.blocks.append(payload)
+            return payload.offset, payload.view.nbytes
+        raw = memoryview(payload.view if isinstance(payload, (ArenaBlock, ResultBlock)) else payload).cast("B")
+        return self._found(raw) or self._copied(raw)
 
     def take_back(self, ref: Ref) -> None:
         """Give one share in the place at `ref` back."""
-        position = next(position for position, block in enumerate(self.blocks) if block.offset == ref[0])
-        self.blocks.pop(position).release()
+        inside = (position for position, block in enumerate(self.blocks) if block.holds(*ref))
+        self.blocks.pop(next(inside)).release()
 
     def release(self) -> None:
         """Give all shares back."""
         while self.blocks:
             self.blocks.pop().release()
 
+    def _found(self, raw: memoryview) -> Ref | None:
+        """Where `raw` is the memory of an array, and that is part of a place in the arena: retain the place."""
+        array: Any = raw.obj
+        if not hasattr(array, "__array_interface__") or array.nbytes != raw.nbytes:
+            return None  # of a part of an array, nobody says where it begins
+        found = self._arena.find(array.__array_interface__["data"][0], raw.nbytes)
+        if found is None:
+            return None
+        block, offset = found
+        block.retain()
+        self.blocks.append(block)
+        return offset, raw.nbytes
+
+    def _copied(self, raw: memoryview) -> Ref | None:
+        block = self._arena.reserve(raw.nbytes)
+        if block is None:
+            return None
+        block.view[:] = raw
+        self.blocks.append(block)
+        return block.offset, raw.nbytes
+
 
 class ResultFetch:
-    """In the server: encoded results stay where the worker put them; what backs Python values is copied out, because
-    nobody can say when the last of them is gone."""
+    """In the server: encoded results stay where the worker put them. What backs Python values is copied out, because
+    nobody can say when the last of them is gone; unless it `lends`, for values that are arrays say it themselves."""
 
-    def __init__(self, results: Results) -> None:
+    def __init__(self, results: Results, *, lends: bool = False) -> None:
         self._results = results
+        self._lends = lends
 
     def cell(self, ref: Ref) -> ResultBlock:
         """Return the place at `ref`."""
         return self._results.block(*ref)
 
-    def buffer(self, ref: Ref) -> bytearray:
-        """Return a copy of the place at `ref`, which the worker may have back."""
+    def buffer(self, ref: Ref) -> Any:
+        """Return a copy of the place at `ref`, which the worker may have back; or that place, if it `lends`."""
         block = self._results.block(*ref)
+        if self._lends:
+            from weir.workers.lease import lease
+
+            return lease(block)
         copy = bytearray(block.view)
         block.release()
         return copy
 
 
-def as_values(events: Events, accepts: str | list[str]) -> None:
-    """Copy out those results that are Python values: bytes that a model returned, which travel like an encoded answer."""
+def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -> None:
+    """Copy out those results that are Python values: bytes that a model returned, which travel like an encoded answer, and
+    arrays that were `lent` to those who want them for good."""
     outputs = events.outputs
     for position, output in enumerate(outputs):
+        index = position if events.indices is None else events.indices[position]
+        accept = accepts if isinstance(accepts, str) else accepts[index]
         if isinstance(output, ResultBlock):
-            index = position if events.indices is None else events.indices[position]
-            if (accepts if isinstance(accepts, str) else accepts[index]) == OBJECT:
+            if accept in (OBJECT, LENT):
                 outputs[position] = bytes(output.view)
                 output.release()
+        elif lent and accept == OBJECT:
+            from weir.workers.lease import owned
+
+            outputs[position] = owned(output)
 
 
 class ResultPlaces:
@@ -101,19 +127,21 @@ class ResultPlaces:
 
 
 class PayloadFetch:
-    """In the worker: encoded payloads are read where they lie; what backs Python values is copied out, so that the
-    model may change and keep them."""
+    """In the worker: encoded payloads are read where they lie. What backs Python values is copied out, so that the
+    model may change and keep them; unless it `lends`, to a tensor model that does neither."""
 
     def __init__(self, mapping: Mapping) -> None:
         self._mapping = mapping
+        self.lends = False
 
     def cell(self, ref: Ref) -> memoryview:
         """Return the bytes at `ref`, good until the batch is answered."""
         return self._mapping.view(*ref)
 
-    def buffer(self, ref: Ref) -> bytearray:
-        """Return a copy of the bytes at `ref`."""
-        return bytearray(self._mapping.view(*ref))
+    def buffer(self, ref: Ref) -> bytearray | memoryview:
+        """Return a copy of the bytes at `ref`; or, if it `lends`, the bytes, good until the batch is answered."""
+        view = self._mapping.view(*ref)
+        return view if self.lends else bytearray(view)
 
 
 def own_values(batch: Batch) -> None:

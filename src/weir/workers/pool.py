@@ -6,7 +6,7 @@ from typing import Any
 
 from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
-from weir.model import Model
+from weir.model import Model, is_tensor_model
 from weir.workers.arena import Arena, ArenaBlock, create_memory
 from weir.workers.executor import Listener
 from weir.workers.launch import Launch
@@ -167,6 +167,7 @@ class ProcessPool:
             self._name, index, self._source, self._settings, self._max_batch_size,
             request_fd=-1 if self._arena is None else self._arena.fd,
             request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
+            lends=isinstance(self._model, type) and is_tensor_model(self._model),
         )  # fmt: skip
         return Worker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 

@@ -27,7 +27,7 @@ def run(
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a model printed is not lost when it is killed
-    channel, places = connect(end, request_fd, request_bytes, result_fd, result_bytes)
+    channel, places, fetch = connect(end, request_fd, request_bytes, result_fd, result_bytes)
     start = channel.receive()
     if not isinstance(start, Start):
         return 0  # the server has left
@@ -40,6 +40,8 @@ def run(
         channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
         return 1
     channel.spin = start.options["spin"]
+    if fetch is not None:
+        fetch.lends = runner.borrows
     channel.send(encode_control(Ready()))
     loop = serve_ahead if start.options["pipeline_depth"] > 1 else serve
     loop(channel, runner, places)
@@ -49,8 +51,9 @@ def run(
 
 def connect(
     end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int
-) -> tuple[ChildChannel, ResultPlaces | None]:
-    """Return the channel to the server, and where large results go. No program that the model starts inherits them."""
+) -> tuple[ChildChannel, ResultPlaces | None, PayloadFetch | None]:
+    """Return the channel to the server, where large results go, and where large payloads come from. No program that the
+    model starts inherits them."""
     fetch = places = None
     os.set_inheritable(end, False)
     if request_fd >= 0:
@@ -59,7 +62,7 @@ def connect(
     if result_fd >= 0:
         os.set_inheritable(result_fd, False)
         places = ResultPlaces(Arena(result_fd, result_bytes))
-    return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places
+    return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
 def build(start: Start) -> Runner:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import Cancelled, WeirError
 from weir.messages import Batch, EventKind, Events, Timing
-from weir.model import Model
+from weir.model import Model, is_tensor_model
 from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.prediction import Prediction
 from weir.workers.reading import Reader
@@ -71,6 +71,13 @@ class Runner:
         )
         for batch in warmup_batches(self._class, self._max_batch_size):
             self._warm_up(batch)
+
+    @property
+    def borrows(self) -> bool:
+        """Whether arrays may be lent to the model, which neither writes to them nor keeps them."""
+        if not is_tensor_model(self._class):
+            return False
+        return not (self._class.streaming and self._class.owns_inputs)  # otherwise the arrays are copied when joined
 
     def prepare(self, batch: Batch) -> Prepared:
         """Decode, validate and preprocess. May run in another thread while `compute` runs for the batch before."""

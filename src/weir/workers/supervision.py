@@ -194,7 +194,7 @@ class Worker:
             self.kill(f"it was ended because it answered batch {events.batch_id}, which it did not have")
             return
         if self.held_bytes:
-            as_values(events, flight.accepts)
+            as_values(events, flight.accepts, lent=self._launch.lends)
         if events.final:
             del self._batches[events.batch_id]
             if flight.places is not None:

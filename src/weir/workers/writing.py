@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, WeirError
-from weir.messages import JSON, KSERVE, MSGPACK, OBJECT, OCTETS
+from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.schema import schema_of
 from weir.wire.values import ENCODE, UNWRITABLE
@@ -40,7 +40,7 @@ class Writer:
         return [self._written([answer], accept, [head])[0] for answer, accept, head in triples]
 
     def _written(self, answers: Column, accept: str, heads: Column | None) -> Column:
-        if accept == OBJECT:
+        if accept in (OBJECT, LENT):
             return answers
         step = self._steps.get(accept)
         if step is None:

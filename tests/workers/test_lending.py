@@ -1,0 +1,194 @@
+"""Large tensors are read where they lie: by the model in the request's place in the arena, by a door in the worker's results."""
+
+import asyncio
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy
+from tests.workers.pools import Pool, started
+
+from weir.messages import LENT, OBJECT
+from weir.model import Model, Tensor
+from weir.wire.inference import ArenaArrays
+from weir.workers.arena import ArenaBlock
+
+ROWS, WIDTH = 4, 40_000
+
+
+class Where(Model):
+    """Says in which file each input begins, and at which offset of it; whether it can be written to; and its sum."""
+
+    inputs = (Tensor("x", "FP32", [-1, WIDTH]),)
+    outputs = (
+        Tensor("file", "BYTES", [-1]),
+        Tensor("at", "INT64", [-1]),
+        Tensor("writable", "BOOL", [-1]),
+        Tensor("sum", "FP64", [-1]),
+    )
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        x = batch["x"]
+        file, at = place_of(x.ctypes.data)
+        rows = len(x)
+        return {
+            "file": [file] * rows,
+            "at": [at] * rows,
+            "writable": [x.flags.writeable] * rows,
+            "sum": x.sum(axis=1, dtype=numpy.float64),
+        }
+
+
+class Owning(Where):
+    owns_inputs = True
+
+
+class Twice(Model):
+    inputs = (Tensor("x", "FP32", [-1, WIDTH]),)
+    outputs = (Tensor("y", "FP32", [-1, WIDTH]), Tensor("n", "INT64", [-1]))
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"] * 2, "n": numpy.arange(len(batch["x"]))}
+
+
+def place_of(address: int) -> tuple[str, int]:
+    """Return the name of the file that is mapped at `address` in this process, and the offset there."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        span, _, offset, _, _, *name = line.split(maxsplit=5)
+        begin, end = (int(part, 16) for part in span.split("-"))
+        if begin <= address < end:
+            return (name[0] if name else ""), int(offset, 16) + address - begin
+    raise AssertionError(f"{address:#x} is mapped nowhere")
+
+
+def received(pool: Pool, header: int = 137) -> tuple[ArenaArrays, ArenaBlock]:
+    """Return arrays over a body that was received into the arena, after a header."""
+    size = 4 * ROWS * WIDTH
+    block = pool.pool.reserve(header + size)
+    assert block is not None
+    block.view[header:] = numpy.arange(ROWS * WIDTH, dtype=numpy.float32).tobytes()
+    view = numpy.frombuffer(block.view[header:], numpy.float32).reshape(ROWS, WIDTH)
+    view.flags.writeable = False
+    return ArenaArrays({"x": view}, block), block
+
+
+def test_the_model_reads_the_very_bytes_that_were_received() -> None:
+    async def main() -> None:
+        async with started(Where) as pool:
+            before = pool.free_bytes
+            arrays, block = received(pool)
+            taken = before - pool.free_bytes
+            batch = pool.send(arrays)
+            assert pool.free_bytes == before - taken  # no second place was taken
+            block.release()
+            assert pool.free_bytes == before - taken  # the batch has a share
+            (answer,) = await pool.answer(batch)
+            assert answer["file"][0].startswith(b"/memfd:weir-requests-tried")
+            assert set(answer["at"].tolist()) == {block.offset + 137}
+            assert not answer["writable"].any()
+            assert answer["sum"].tolist() == arrays["x"].sum(axis=1, dtype=numpy.float64).tolist()
+            assert pool.free_bytes == before
+            del arrays, block
+
+    asyncio.run(main())
+
+
+def test_a_part_of_a_request_is_read_in_place_too() -> None:
+    async def main() -> None:
+        async with started(Where) as pool:
+            arrays, block = received(pool)
+            (answer,) = await pool.ask({"x": arrays["x"][1:3]})
+            assert answer["at"].tolist() == [block.offset + 137 + 4 * WIDTH] * 2
+            block.release()
+            del arrays, block
+
+    asyncio.run(main())
+
+
+def test_several_requests_are_gathered_in_the_workers_own_memory() -> None:
+    async def main() -> None:
+        async with started(Where) as pool:
+            before = pool.free_bytes
+            (first, one), (second, two) = received(pool), received(pool)
+            answers = await pool.ask(first, second)
+            assert {answer["file"][0].startswith(b"/memfd") for answer in answers} == {False}
+            assert answers[0]["sum"].tolist() == answers[1]["sum"].tolist()
+            one.release()
+            two.release()
+            assert pool.free_bytes == before
+            del first, second, one, two
+
+    asyncio.run(main())
+
+
+def test_a_model_that_owns_its_inputs_gets_a_copy() -> None:
+    async def main() -> None:
+        async with started(Owning) as pool:
+            arrays, block = received(pool)
+            (answer,) = await pool.ask(arrays)
+            assert not answer["file"][0].startswith(b"/memfd")
+            assert answer["writable"].all()
+            block.release()
+            del arrays, block
+
+    asyncio.run(main())
+
+
+def test_a_result_is_lent_until_its_last_array_is_gone() -> None:
+    async def main() -> None:
+        async with started(Twice) as pool:
+            x = numpy.ones((ROWS, WIDTH), numpy.float32)
+            (answer,) = await pool.answer(pool.send({"x": x}, accept=LENT))
+            assert (answer["y"] == 2).all()
+            assert not answer["y"].flags.writeable
+            assert answer["n"].tolist() == [0, 1, 2, 3]
+            assert place_of(answer["y"].ctypes.data)[0].startswith("/memfd:weir-results-tried")
+            part = memoryview(answer["y"][1:])
+            pool.heard.events.clear()
+            del answer
+            assert held(pool) == x.nbytes
+            del part
+            assert held(pool) == 0
+
+    asyncio.run(main())
+
+
+def test_a_result_for_a_caller_in_python_is_its_own() -> None:
+    async def main() -> None:
+        async with started(Twice) as pool:
+            x = numpy.ones((ROWS, WIDTH), numpy.float32)
+            (answer,) = await pool.answer(pool.send({"x": x}, accept=OBJECT))
+            assert answer["y"].flags.writeable
+            assert held(pool) == 0
+            answer["y"][:] = 1
+
+    asyncio.run(main())
+
+
+def test_lent_results_come_back_to_the_worker() -> None:
+    async def main() -> None:
+        async with started(Twice, arena_bytes=1 << 20) as pool:  # there is room for one result
+            x = numpy.ones((1, WIDTH), numpy.float32)
+            for _ in range(30):
+                (answer,) = await pool.answer(pool.send({"x": x}, accept=LENT))
+                assert place_of(answer["y"].ctypes.data)[0].startswith("/memfd:weir-results-tried")
+                pool.heard.events.clear()
+                del answer
+
+    asyncio.run(main())
+
+
+def test_lent_results_outlive_their_worker() -> None:
+    async def main() -> None:
+        async with started(Twice) as pool:
+            (answer,) = await pool.answer(pool.send({"x": numpy.ones((ROWS, WIDTH), numpy.float32)}, accept=LENT))
+            pool.heard.events.clear()
+        assert (answer["y"] == 2).all()
+
+    asyncio.run(main())
+
+
+def held(pool: Pool) -> int:
+    gc.collect()
+    size: int = pool.pool.gauges()["results_held_bytes"]
+    return size
