@@ -3,15 +3,17 @@
 The class object is read in the server process (its attributes, `measure`, `examples`); instances live only in workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from weir.errors import SettingsError
 
-DATATYPES = (
-    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BYTES",
-    "BF16",
-)  # fmt: skip
+# The datatypes of the Open Inference Protocol, and what numpy calls them. Of BF16, which numpy does not have, the bits.
+DATATYPES = {
+    "BOOL": "bool", "UINT8": "uint8", "UINT16": "uint16", "UINT32": "uint32", "UINT64": "uint64", "INT8": "int8",
+    "INT16": "int16", "INT32": "int32", "INT64": "int64", "FP16": "float16", "FP32": "float32", "FP64": "float64",
+    "BYTES": "object", "BF16": "uint16",
+}  # fmt: skip
 
 # What becomes of requests whose lengths differ (Tensor.varying).
 GROUP, PAD, RAGGED = "group", "pad", "ragged"
@@ -125,9 +127,30 @@ class Model:
 
     # Set by the worker before `load`: which worker of this model this is, from 0.
     worker_index: int = 0
+    # Set by the worker too, for `output`: returns an array of this shape and dtype.
+    _allocate: Callable[[tuple[int, ...], Any], Any] | None = None
 
     def load(self) -> None:
         """Load weights. Called once, in the worker, before anything else; raise to fail the start."""
+
+    def input_buffers(self, rows: int) -> Mapping[str, Any]:
+        """Return arrays of the model's own, by input, into which each batch of a tensor model is gathered: pinned memory, say,
+        or what a compiled model is bound to. Called once, after `load`.
+
+        An array has room for `rows` rows, the most that a batch can have. `predict` gets the first rows of it, writable. An
+        input that is padded is padded to the array's lengths; a batch that does not fit into them comes as if
+        there were no array for it.
+        """
+        return {}
+
+    def output(self, name: str, *shape: int) -> Any:
+        """Return a new array for `predict` to fill and return as the output `name`, of this shape (rows first); its contents
+        are arbitrary. A large one lies in shared memory, where there is room, and reaches the server without being
+        copied. It is good for one batch. KeyError if the model declares no such output."""
+        import numpy  # only tensor models need it
+
+        dtype = numpy.dtype(DATATYPES[{tensor.name: tensor.datatype for tensor in self.outputs}[name]])
+        return numpy.empty(shape, dtype) if self._allocate is None else self._allocate(shape, dtype)
 
     def preprocess(self, item: Any) -> Any:
         """Turn one decoded and validated item into what `predict` takes."""

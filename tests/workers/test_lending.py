@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pytest
 from tests.workers.pools import Pool, started
 
 from weir.messages import LENT, OBJECT
@@ -49,6 +50,24 @@ class Twice(Model):
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         return {"y": batch["x"] * 2, "n": numpy.arange(len(batch["x"]))}
+
+
+class Filled(Twice):
+    """Puts its answers into arrays that it asked for."""
+
+    examples = ({"x": numpy.zeros((1, WIDTH), numpy.float32)},)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        x = batch["x"]
+        unused = self.output("y", len(x), WIDTH)
+        unused[:] = 0
+        y = self.output("y", len(x), WIDTH)
+        n = self.output("n", len(x))
+        if (x < 0).any():
+            raise ValueError("negative")
+        numpy.multiply(x, 2, out=y)
+        n[:] = numpy.arange(len(x))
+        return {"y": y, "n": n}
 
 
 def place_of(address: int) -> tuple[str, int]:
@@ -192,3 +211,46 @@ def held(pool: Pool) -> int:
     gc.collect()
     size: int = pool.pool.gauges()["results_held_bytes"]
     return size
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_model_writes_its_answers_where_the_server_reads_them(depth: int) -> None:
+    async def main() -> None:
+        async with started(Filled, arena_bytes=2 << 20, pipeline_depth=depth) as pool:
+            for number in range(30):  # there is room for few at a time
+                x = numpy.full((2, WIDTH), number, numpy.float32)
+                one, two = await pool.answer(pool.send({"x": x}, {"x": x[:1]}, accept=LENT))
+                assert (one["y"] == 2 * number).all()
+                assert (two["y"] == 2 * number).all()
+                assert two["n"].tolist() == [2]
+                files, offsets = zip(*[place_of(answer["y"].ctypes.data) for answer in (one, two)], strict=True)
+                assert all(file.startswith("/memfd:weir-results-tried") for file in files)
+                assert offsets[1] == offsets[0] + x.nbytes  # parts of one array: nothing was copied
+                pool.heard.events.clear()
+                del one, two
+
+    asyncio.run(main())
+
+
+def test_what_a_failed_batch_was_given_is_taken_back() -> None:
+    async def main() -> None:
+        async with started(Filled, arena_bytes=1 << 20) as pool:
+            for _ in range(5):
+                (error,) = await pool.ask({"x": numpy.full((1, WIDTH), -1, numpy.float32)})
+                assert "ValueError: negative" in error.message
+            (answer,) = await pool.answer(pool.send({"x": numpy.ones((1, WIDTH), numpy.float32)}, accept=LENT))
+            assert place_of(answer["y"].ctypes.data)[0].startswith("/memfd:weir-results-tried")
+            pool.heard.events.clear()
+            del answer
+
+    asyncio.run(main())
+
+
+def test_without_room_a_model_is_given_ordinary_memory() -> None:
+    async def main() -> None:
+        for arena_bytes in (0, 64 << 10):
+            async with started(Filled, arena_bytes=arena_bytes) as pool:
+                (answer,) = await pool.ask({"x": numpy.ones((1, WIDTH), numpy.float32)})
+                assert (answer["y"] == 2).all()
+
+    asyncio.run(main())

@@ -11,27 +11,12 @@ from typing import Any
 import numpy
 
 from weir.errors import InvalidRequest, WeirError
-from weir.model import GROUP, Tensor
+from weir.model import DATATYPES, GROUP, Tensor
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
 
-DTYPES: dict[str, numpy.dtype[Any]] = {
-    "BOOL": numpy.dtype(numpy.bool_),
-    "UINT8": numpy.dtype(numpy.uint8),
-    "UINT16": numpy.dtype(numpy.uint16),
-    "UINT32": numpy.dtype(numpy.uint32),
-    "UINT64": numpy.dtype(numpy.uint64),
-    "INT8": numpy.dtype(numpy.int8),
-    "INT16": numpy.dtype(numpy.int16),
-    "INT32": numpy.dtype(numpy.int32),
-    "INT64": numpy.dtype(numpy.int64),
-    "FP16": numpy.dtype(numpy.float16),
-    "FP32": numpy.dtype(numpy.float32),
-    "FP64": numpy.dtype(numpy.float64),
-    "BYTES": numpy.dtype(numpy.object_),
-    "BF16": numpy.dtype("<u2"),  # bit patterns, as numpy has no such type
-}
+DTYPES: dict[str, numpy.dtype[Any]] = {datatype: numpy.dtype(name) for datatype, name in DATATYPES.items()}
 # The kinds of array (numpy's letters) that may become a datatype's.
 _SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
 

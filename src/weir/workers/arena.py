@@ -114,14 +114,17 @@ class Arena:
     def find(self, address: int, size_bytes: int) -> "tuple[ArenaBlock, int] | None":
         """Return the taken place that holds all of these bytes of this process's memory, and where in the arena they begin.
         None if there is none."""
-        if self._closed:
-            return None
         offset = address - self._mapping.address
+        block = self.at(offset, size_bytes)
+        return None if block is None else (block, offset)
+
+    def at(self, offset: int, size_bytes: int) -> "ArenaBlock | None":
+        """Return the taken place that holds all of these bytes of the arena; None if there is none."""
         position = bisect_right(self._offsets, offset) - 1
         if position < 0:
             return None
         block = self._blocks[self._offsets[position]]
-        return (block, offset) if block.holds(offset, size_bytes) else None
+        return block if block.holds(offset, size_bytes) else None
 
     def free(self, offset: int) -> None:
         """Take back the place at `offset`; for blocks, and for places that a reader gives back by name."""
@@ -134,6 +137,7 @@ class Arena:
         if not self._closed:
             self._closed = True
             self._blocks.clear()
+            self._offsets.clear()
             os.close(self.fd)
             self._mapping.close()
 

@@ -4,6 +4,7 @@ Rows are joined along the first dimension. What the model declares of its inputs
 owns_inputs) is done here, and parting.py undoes it with the answers.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,11 +21,13 @@ Array = numpy.ndarray[Any, Any]
 class Joiner:
     """Joins the entries of batches for one model."""
 
-    def __init__(self, model: type[Model]) -> None:
-        """Raises SettingsError for a `pad_value` that its datatype cannot hold."""
+    def __init__(self, model: type[Model], buffers: Arrays | None = None) -> None:
+        """`buffers`: arrays that these inputs are gathered into (see buffers.py). Raises SettingsError for a `pad_value` that
+        its datatype cannot hold."""
         self._varying = {tensor.name: tensor for tensor in model.inputs if tensor.varying != GROUP}
         self._pads = {tensor.name: _pad_value(model, tensor) for tensor in model.inputs if tensor.varying == PAD}
-        self.sizes = Sizes(model)
+        self._buffers = buffers or {}
+        self._sizes = Sizes(model)
         self._owns = model.owns_inputs
 
     def __call__(self, entries: Sequence[Arrays]) -> Arrays:
@@ -35,7 +38,7 @@ class Joiner:
             parts = [entry[name] for entry in entries]
             tensor = self._varying.get(name)
             if tensor is None:
-                batch[name] = self._joined(parts)
+                batch[name] = self._gathered(name, parts)
                 continue
             if tensor.varying == PAD:
                 batch[name] = self._padded(parts, tensor)
@@ -46,14 +49,21 @@ class Joiner:
 
     def _filled_up(self, entries: Sequence[Arrays]) -> Sequence[Arrays]:
         """Return `entries`, and if that is not as many rows as an allowed size, an entry that fills them up."""
-        if not self.sizes:
+        if not self._sizes:
             return entries
         rows = sum(map(rows_of, entries))
-        more = self.sizes.filled(rows) - rows
+        more = self._sizes.filled(rows) - rows
         if not more:
             return entries
         last = {name: numpy.repeat(array[-1:], more, axis=0) for name, array in entries[-1].items()}
         return [*entries, last]
+
+    def _gathered(self, name: str, parts: list[Array]) -> Array:
+        rows = sum(map(len, parts))
+        into = self._buffers.get(name)
+        if into is None or into.shape[1:] != parts[0].shape[1:] or len(into) < rows:
+            return self._joined(parts)
+        return numpy.concatenate(parts, out=into[:rows])
 
     def _joined(self, parts: list[Array]) -> Array:
         if len(parts) > 1:
@@ -65,17 +75,23 @@ class Joiner:
         return joined
 
     def _padded(self, parts: list[Array], tensor: Tensor) -> Array:
+        rows = sum(map(len, parts))
         shapes = [part.shape[1:] for part in parts]
-        if shapes.count(shapes[0]) == len(shapes):
-            return self._joined(parts)
-        longest = [max(lengths) for lengths in zip(*shapes, strict=True)]
-        padded = numpy.full((sum(map(len, parts)), *longest), self._pads[tensor.name], parts[0].dtype)
+        longest = tuple([max(lengths) for lengths in zip(*shapes, strict=True)])
+        into = self._buffers.get(tensor.name)
+        if into is None or len(into) < rows or any(map(operator.gt, longest, into.shape[1:])):
+            if shapes.count(longest) == len(shapes):
+                return self._joined(parts)
+            into = numpy.empty((rows, *longest), parts[0].dtype)
+        padded = into[:rows]
+        padded[...] = self._pads[tensor.name]
         start = 0
         for part in parts:
-            rows = slice(start, start + len(part))
-            padded[rows, *map(slice, part.shape[1:])] = part
-            start = rows.stop
-        padded.flags.writeable = self._owns
+            stop = start + len(part)
+            padded[start:stop, *map(slice, part.shape[1:])] = part
+            start = stop
+        if tensor.name not in self._buffers:
+            padded.flags.writeable = self._owns
         return padded
 
 

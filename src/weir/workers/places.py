@@ -40,11 +40,7 @@ class BatchPlaces:
             self.blocks.pop().release()
 
     def _found(self, raw: memoryview) -> Ref | None:
-        """Where `raw` is the memory of an array, and that is part of a place in the arena: retain the place."""
-        array: Any = raw.obj
-        if not hasattr(array, "__array_interface__") or array.nbytes != raw.nbytes:
-            return None  # of a part of an array, nobody says where it begins
-        found = self._arena.find(array.__array_interface__["data"][0], raw.nbytes)
+        found = find_array(self._arena, raw)
         if found is None:
             return None
         block, offset = found
@@ -102,28 +98,61 @@ def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -
             outputs[position] = owned(output)
 
 
+def find_array(arena: Arena, raw: memoryview) -> tuple[ArenaBlock, int] | None:
+    """Return the place in `arena` of which the array that `raw` is the memory of is a part, and where it begins."""
+    array: Any = raw.obj
+    if not hasattr(array, "__array_interface__") or array.nbytes != raw.nbytes:
+        return None  # of a part of an array, nobody says where it begins
+    return arena.find(array.__array_interface__["data"][0], raw.nbytes)
+
+
 class ResultPlaces:
-    """In the worker: puts results into its own arena. Thread-safe, because with two batches at once another thread
-    hears which places have been read."""
+    """In the worker: puts results into its own arena, or retains those that the model has put there itself.
+
+    Thread-safe, because with two batches at once another thread hears which places have been read.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self._lock = threading.Lock()
+        self._open: list[ArenaBlock] = []  # given to the model for the batch that it computes
 
     def place(self, payload: Any) -> Ref | None:
-        """Copy `payload` into the arena and return where it is; None if there is no room."""
+        """Return where `payload` lies now; None if it is not in the arena and there is no room."""
         raw = memoryview(payload).cast("B")
         with self._lock:
-            block = self._arena.reserve(raw.nbytes)
-        if block is None:
+            found = find_array(self._arena, raw) if self._open else None
+            if found is not None:
+                block, offset = found
+                block.retain()
+                return offset, raw.nbytes
+            reserved = self._arena.reserve(raw.nbytes)
+        if reserved is None:
             return None
-        block.view[:] = raw
-        return block.offset, raw.nbytes
+        reserved.view[:] = raw
+        return reserved.offset, raw.nbytes
 
     def take_back(self, ref: Ref) -> None:
-        """Free the place at `ref`."""
+        """Give the share in the place at `ref` back that `place` took."""
         with self._lock:
-            self._arena.free(ref[0])
+            block = self._arena.at(*ref)
+            if block is not None:
+                block.release()
+
+    def open(self, size_bytes: int) -> memoryview | None:
+        """Return memory for the model to write a result into, until `close`; None if there is no room."""
+        with self._lock:
+            block = self._arena.reserve(size_bytes)
+        if block is None:
+            return None
+        self._open.append(block)
+        return block.view
+
+    def close(self) -> None:
+        """Take back what the model was given for a batch, but for what `place` has named."""
+        with self._lock:
+            while self._open:
+                self._open.pop().release()
 
 
 class PayloadFetch:

@@ -12,9 +12,9 @@ from weir.workers.steps import Column, Fatal, Together, each
 
 
 class Prediction:
-    """Runs the columns of a batch through one model instance."""
+    """Runs the columns of a batch through one model instance, which has been loaded."""
 
-    def __init__(self, model: Model, *, retry_in_halves: bool, fatal: Fatal) -> None:
+    def __init__(self, model: Model, *, retry_in_halves: bool, fatal: Fatal, max_batch_size: int = 1) -> None:
         kind = type(model)
         self._model = model
         self._fatal = fatal
@@ -33,10 +33,11 @@ class Prediction:
         self._preprocess_batch = batch_form("preprocess_batch")
         self._postprocess_batch = batch_form("postprocess_batch")
         if is_tensor_model(kind):
+            from weir.workers.buffers import input_buffers
             from weir.workers.joining import Joiner
             from weir.workers.parting import Parter
 
-            join = Joiner(kind)
+            join = Joiner(kind, input_buffers(model, max_batch_size))
             self._predict = together("predict", lambda entries: model.predict(join(entries)), Parter(kind))
         else:
             call, judge = model.predict, judge_of("predict")

@@ -34,7 +34,7 @@ def run(
     try:
         if refusal is not None:
             raise refusal
-        runner = build(start)
+        runner = build(start, places)
     except BaseException as error:  # whatever the model raised, SystemExit too, is told to the server
         what = f"starting worker {start.options['index']} of {start.options['name']!r}"
         channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
@@ -65,7 +65,7 @@ def connect(
     return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
-def build(start: Start) -> Runner:
+def build(start: Start, places: ResultPlaces | None) -> Runner:
     """Return the model's runner, loaded and warmed up. Raises what the model raises."""
     options = start.options
     sys.path[:] = options["path"]
@@ -75,8 +75,11 @@ def build(start: Start) -> Runner:
     runner = Runner(
         model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
         retry_in_halves=options["retry_in_halves"], label=options["name"],
+        open_place=None if places is None else places.open,
     )  # fmt: skip
     runner.start()
+    if places is not None:
+        places.close()  # what the warm-up computed goes nowhere
     gc.collect()
     gc.freeze()  # what the model has loaded lives as long as the worker
     return runner

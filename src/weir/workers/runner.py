@@ -35,12 +35,14 @@ class Runner:
     """Owns one instance of a model and runs batches through it, from any thread, one `compute` at a time.
 
     `fatal` are the exceptions that are passed on, as they end the place that the runner is in; every other that the
-    model raises is some entry's error. `label` is what the model is served as (Service.label).
+    model raises is some entry's error. `label` is what the model is served as (Service.label). `open_place` returns shared
+    memory for a result, of so many bytes, if there is room.
     """
 
     def __init__(
         self, model_class: type[Model], params: dict[str, Any], *, worker_index: int, max_batch_size: int,
         retry_in_halves: bool, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS, label: str = "",
+        open_place: Callable[[int], memoryview | None] | None = None,
     ) -> None:  # fmt: skip
         self._class = model_class
         self._params = params
@@ -49,6 +51,7 @@ class Runner:
         self._retry_in_halves = retry_in_halves
         self._fatal = fatal
         self._label = label
+        self._open_place = open_place
         self._model: Model
         self._reader: Reader
         self._prediction: Prediction
@@ -61,10 +64,16 @@ class Runner:
         that an example got for an answer."""
         model = self._class(**self._params)
         model.worker_index = self._worker_index
+        if self._open_place is not None and is_tensor_model(self._class):
+            from weir.workers.buffers import allocator
+
+            model._allocate = allocator(self._open_place)
         model.load()
         self._model = model
         self._reader = Reader(model, self._fatal)
-        self._prediction = Prediction(model, retry_in_halves=self._retry_in_halves, fatal=self._fatal)
+        self._prediction = Prediction(
+            model, retry_in_halves=self._retry_in_halves, fatal=self._fatal, max_batch_size=self._max_batch_size
+        )
         self._writer = Writer(model, self._fatal, self._label)
         self._streaming = Streaming(
             model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal

@@ -52,10 +52,12 @@ def answer(
                 channel.answered(batch_id)
             channel.send(encode_events(events, places))
             look()
-        return
-    events = runner.compute(prepared, cancelled, restarted)
-    channel.answered(batch_id)
-    channel.send(encode_events(events, places))
+    else:
+        events = runner.compute(prepared, cancelled, restarted)
+        channel.answered(batch_id)
+        channel.send(encode_events(events, places))
+    if places is not None:
+        places.close()
 
 
 def _nothing() -> None:
