@@ -5,6 +5,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from weir import errors
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
@@ -12,6 +14,8 @@ from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.metrics import Metrics
+from weir.wire.elements import BINARY_ONLY
+from weir.wire.tensors import DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = "<!-- Written by docs/generate.py from the code. -->"
@@ -66,6 +70,18 @@ Counters end in `_total` there. The label `code` is the status for requests that
 (or `ok`) for calls in Python.
 
 """
+
+DATATYPES = f"""# Datatypes of tensors
+
+{WRITTEN}
+
+Those of the Open Inference Protocol, as a model declares them. As raw bytes they are little-endian and row-major. In JSON, data is flat
+or nested as the shape says. A number that does not fit (a fraction for an integer, one out of range) is refused, not rounded; NaN and
+infinities have no word in JSON: they are written as `null` and refused when read.
+
+"""
+
+RANGES = {"f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
 
 
 def settings_page() -> str:
@@ -131,6 +147,30 @@ def metrics_page() -> str:
     return METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text
 
 
+def datatypes_page() -> str:
+    """Return the page of all datatypes."""
+    rows = [
+        (f"`{name}`", _array_of(name), "4 + its length" if name == "BYTES" else str(dtype.itemsize), _json_of(name))
+        for name, dtype in DTYPES.items()
+    ]
+    return DATATYPES + _table(("datatype", "in `predict`", "bytes per element", "in JSON"), rows)
+
+
+def _array_of(name: str) -> str:
+    arrays = {"BYTES": "`object`, of `bytes`", "BF16": "`uint16`, the bits; a model may return `ml_dtypes.bfloat16`"}
+    return arrays.get(name, f"`{DTYPES[name].name}`")
+
+
+def _json_of(name: str) -> str:
+    if name in BINARY_ONLY:
+        return "none in that protocol: binary data only"
+    kind = DTYPES[name].kind
+    if kind not in "ui":
+        return RANGES[kind]
+    bounds = numpy.iinfo(DTYPES[name])
+    return f"{bounds.min} to {bounds.max}"
+
+
 def _labels(family: Any) -> str:
     return ", ".join(getattr(family, "_labelnames", ()))
 
@@ -144,6 +184,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/settings.md": settings_page,
     "docs/reference/errors.md": errors_page,
     "docs/reference/metrics.md": metrics_page,
+    "docs/reference/datatypes.md": datatypes_page,
 }
 
 
