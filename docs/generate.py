@@ -67,7 +67,7 @@ METRICS = f"""# Metrics
 
 `GET /metrics` answers in Prometheus' text format, or in OpenMetrics if asked for. `--no-metrics` switches counting off.
 Counters end in `_total` there. The label `code` is the status for requests that came over HTTP or gRPC, and the name of the error
-(or `ok`) for calls in Python.
+(or `ok`) for calls in Python. Where a model has versions, every metric of it has the label `version` beside `model`.
 
 """
 

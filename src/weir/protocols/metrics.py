@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 def make_exposition(metrics: Metrics, registry: "Registry") -> Exposition:
     """Return what renders `metrics`, which must be among the observers of the services of `registry`."""
-    return Exposition(
-        metrics, code_of, lambda: {name: levels_of(service) for name, service in registry.services.items()}
-    )
+    return Exposition(metrics, code_of, lambda: {service.label: levels_of(service) for service in registry.all})
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:

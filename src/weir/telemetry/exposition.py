@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
 from weir.errors import Cancelled, DeadlineExceeded, ValidationFailed, WeirError
 from weir.messages import Reason
@@ -96,10 +97,9 @@ class Exposition(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
-        yield from self._requests()
-        yield from self._transfers()
-        yield from self._batches()
-        yield from self._present()
+        for family in (*self._requests(), *self._transfers(), *self._batches(), *self._present()):
+            family.samples = [_with_version(sample) for sample in family.samples]
+            yield family
 
     def _requests(self) -> Iterator[Metric]:
         ended = self._metrics.ended
@@ -166,6 +166,12 @@ class Exposition(Collector):
         yield workers
         yield restarts
         yield from _policies({model: levels.policy for model, levels in present.items()})
+
+
+def _with_version(sample: Sample) -> Sample:
+    """Return `sample` with the label `version` beside `model`, if the model that it is of has one (name/version)."""
+    name, slash, version = sample.labels["model"].partition("/")
+    return sample._replace(labels={**sample.labels, "model": name, "version": version}) if slash else sample
 
 
 def _policies(policies: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
