@@ -2,27 +2,41 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import uvloop
 from tests.leaks import processes
 
 from weir.errors import ModelError, SettingsError
 from weir.manager import solver_process
-from weir.manager.solver_process import solve_outside
+from weir.manager.solver_process import SolvingProcess
 from weir.manager.solving import Wish, fulfil
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 
+BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
 LONG = Wish(SMALL, Prices(), 4, Objective(0.05, 0.01))  # takes many seconds
 WISH = Wish(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
+
+
+async def solve_outside(wish: Wish, limit: float) -> Bank:
+    process = SolvingProcess()
+    try:
+        return await process.solve(wish, limit)
+    finally:
+        await process.close()
 
 
 def test_a_wish_survives_its_way() -> None:
@@ -38,6 +52,39 @@ def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
     assert bank.profile is SMALL
     assert np.array_equal(bank.tables, expected.tables)
     assert (bank.prices, bank.workers, bank.objective) == (WISH.prices, 1, None)
+
+
+@BOTH_LOOPS
+def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
+    async def main() -> None:
+        process, before, seen = SolvingProcess(), processes(), set[int]()
+        for weight in (1.0, 2.0, 3.0):
+            bank = await process.solve(WISH._replace(prices=Prices(1.0, weight)), 60.0)
+            assert bank.prices == Prices(1.0, weight)
+            seen |= processes() - before
+        with pytest.raises(SettingsError, match="p99=2ms"):
+            await process.solve(WISH._replace(objective=Objective(0.002, 0.01)), 60.0)
+        assert seen == processes() - before and len(seen) == 1
+        await process.close()
+        assert processes() == before
+
+    run(main())
+
+
+@BOTH_LOOPS
+def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
+    async def main() -> None:
+        process, before = SolvingProcess(), processes()
+        await process.solve(WISH, 60.0)
+        (child,) = processes() - before
+        os.kill(child, signal.SIGKILL)
+        with pytest.raises(ModelError, match="the solving process ended with -9"):
+            await process.solve(LONG, 60.0)
+        assert (await process.solve(WISH, 60.0)).prices == WISH.prices
+        assert child not in processes()
+        await process.close()
+
+    run(main())
 
 
 def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
@@ -61,8 +108,17 @@ def test_a_process_that_fails_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothin
         asyncio.run(solve_outside(WISH, 60.0))
 
 
-def test_what_is_no_bank_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_leaves_without_an_answer_is_no_bank(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+) -> None:
     monkeypatch.setattr(solver_process, "PROGRAM", "this")  # prints a poem
+    with pytest.raises(ModelError, match="the solving process ended with 0: Namespaces"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_what_is_no_bank_is_no_answer(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
+    monkeypatch.setattr(solver_process, "PROGRAM", "no_solver")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
     with pytest.raises(ModelError, match="the solving process's answer: must be a bank"):
         asyncio.run(solve_outside(WISH, 60.0))
 
@@ -95,8 +151,7 @@ def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
 SERVER = """
 import asyncio
 import psutil
-from tests.manager.test_solver_process import LONG
-from weir.manager.solver_process import solve_outside
+from tests.manager.test_solver_process import LONG, solve_outside
 
 async def main():
     solving = asyncio.create_task(solve_outside(LONG, 60.0))

@@ -14,7 +14,7 @@ from weir.errors import DeadlineExceeded, Draining, ModelNotReady, SettingsError
 from weir.manager.delivery import logger
 from weir.manager.learned import Learned
 from weir.manager.pricing import changed_prices
-from weir.manager.solver_process import solve_outside
+from weir.manager.solver_process import SolvingProcess
 from weir.manager.solving import Wish
 from weir.messages import Dispatch, Timing
 from weir.policy.adaptive import SolvedPolicy
@@ -41,12 +41,13 @@ class Resolver(SilentObserver):
     Facts to read: `policy`; the `profile`, `prices` and `objective` that the tables are to be for; `drift`, the factor by
     which service times have changed since they were measured; `counts` of swaps by reason, `reason` and `seconds` (of
     solving) of the last one; `failures`, and the `error` of the last try, "" if it succeeded. `learned` learns a profile
-    from batches where there is none. `solve` makes a bank or raises within so many seconds; `pause` sleeps.
+    from batches where there is none. `solve` makes a bank or raises within so many seconds (in another process, if left
+    out); `pause` sleeps.
     """
 
     def __init__(
         self, model: str, policy: SolvedPolicy, prices: Prices, objective: Objective | None, *,
-        learned: Learned | None = None, solve: Solve = solve_outside, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        learned: Learned | None = None, solve: Solve | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.profile: Profile | None = None
@@ -62,7 +63,8 @@ class Resolver(SilentObserver):
         self._learned = learned
         self._detector: DriftDetector | None = None
         self._watch = True
-        self._solve = solve
+        self._process = SolvingProcess()
+        self._solve = solve or self._process.solve
         self._pause = pause
         self._swapped: Callable[[], None] = lambda: None
         self._banks: OrderedDict[Wish, Bank] = OrderedDict()
@@ -107,6 +109,7 @@ class Resolver(SilentObserver):
         """Look after them no more; no process is left when it returns. Idempotent."""
         self._opened = False
         await _ended(self._keeping, self._solving)
+        await self._process.close()
         self._ready.clear()
 
     # What happens.

@@ -1,12 +1,14 @@
-"""The process that solves a bank of tables beside a server: `python -m weir.manager.solving PARENT`.
+"""The process that solves banks of tables beside a server: `python -m weir.manager.solving PARENT`.
 
-It reads a wish as JSON from its standard input and writes the bank to its standard output: the bytes of a bank file, or,
-with the exit code 2, the reason why there is none. It ends with the thread that started it, and gives way to the server
-and its workers.
+Its standard input and output are a socket. It reads wishes as JSON and writes for each the bytes of a bank file, or, with
+the code REFUSED, the reason why there is none. It ends with the thread that started it, and gives way to the server and its
+workers.
 """
 
 import json
 import os
+import socket
+import struct
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
     from weir.policy.profile import Profile
 
 NICENESS = 10
-REFUSED = 2  # exit code: the wish cannot be fulfilled, and the answer says why
+REFUSED = 2  # the wish cannot be fulfilled, and the answer says why
+REQUEST = struct.Struct(">Q")  # before a wish: its length
+ANSWER = struct.Struct(">BQ")  # before an answer: 0 or REFUSED, and its length
 
 
 class Wish(NamedTuple):
@@ -64,16 +68,16 @@ def main(parent: int) -> int:
     """Be the solving process of the process `parent`, to its end. Returns the exit code."""
     os.nice(NICENESS)
     die_with(parent)
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints is no part of the answer
-    code, text = fulfil(sys.stdin.buffer.read())
-    with answer:
-        answer.write(text)
-    return code
+    end = socket.socket(fileno=os.dup(0))
+    with end, end.makefile("rb") as wishes:
+        while head := wishes.read(REQUEST.size):
+            code, text = fulfil(wishes.read(*REQUEST.unpack(head)))
+            end.sendall(ANSWER.pack(code, len(text)) + text)
+    return 0
 
 
 def fulfil(request: bytes) -> tuple[int, bytes]:
-    """Return the exit code and the answer to `request`."""
+    """Return the code of the answer to `request`, and the answer."""
     from weir.simulation.banks import make_bank
 
     try:
