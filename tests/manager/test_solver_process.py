@@ -87,6 +87,46 @@ def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], 
     run(main())
 
 
+@BOTH_LOOPS
+def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_process(
+    run: Callable[[Any], None], nothing_is_left: None
+) -> None:
+    async def main() -> None:
+        process, before = SolvingProcess(), processes()
+        await process.solve(WISH, 60.0)
+        children = processes() - before
+        dropped = asyncio.create_task(process.solve(WISH._replace(prices=Prices(1.0, 5.0)), 60.0))
+        await asyncio.sleep(0)
+        dropped.cancel()
+        bank = await process.solve(WISH._replace(prices=Prices(1.0, 6.0)), 60.0)
+        assert dropped.cancelled()
+        assert bank.prices == Prices(1.0, 6.0)
+        assert processes() - before == children
+        await process.close()
+
+    run(main())
+
+
+def test_a_dropped_wish_that_takes_long_costs_its_process(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+) -> None:
+    monkeypatch.setattr(solver_process, "DROPPED_LIMIT", 0.0)
+
+    async def main() -> None:
+        process, before = SolvingProcess(), processes()
+        await process.solve(WISH, 60.0)
+        children = processes() - before
+        dropped = asyncio.create_task(process.solve(LONG, 60.0))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        dropped.cancel()
+        assert (await process.solve(WISH, 60.0)).prices == WISH.prices
+        assert not processes() & children
+        await process.close()
+
+    asyncio.run(main())
+
+
 def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
     profile = replace(SMALL, cv=np.array([3.0, 0.2, 0.2, 0.2]))
     code, answer = fulfil(WISH._replace(profile=profile).to_json())

@@ -8,6 +8,7 @@ import asyncio
 import os
 import socket
 import sys
+from collections import deque
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ from weir.policy.bank import Bank
 from weir.workers.launch import THREAD_VARIABLES, python_path
 
 PROGRAM = "weir.manager.solving"
+DROPPED_LIMIT = 2.0  # seconds: a bank for one worker takes less, and is quicker solved to its end than in a new process
 PIECE_BYTES = 64 << 10  # of an answer, read in one turn of the loop
 
 
@@ -31,23 +33,22 @@ class SolvingProcess:
         """Return the bank that `wish` asks for.
 
         Raises SettingsError with the reason when there can be none, ModelError when the process ends, and TimeoutError
-        after `limit` seconds. A process that has not answered is ended before this returns, also when it is cancelled; the
-        next wish gets another.
+        after `limit` seconds. Wishes are fulfilled in their order, also those whose caller was cancelled: one of those is left
+        DROPPED_LIMIT seconds before the process is ended for the next, which gets another.
         """
-        answered = False
         try:
-            if self._child is None:
-                self._child = _Child()
             async with asyncio.timeout(limit):
-                code, answer = await self._child.ask(wish.to_json())
-            answered = True
-        except TimeoutError:
+                code, answer = await (await self._free_child()).ask(wish.to_json())
+        except asyncio.CancelledError:
             raise
         except OSError as error:
+            await self.close()
+            if isinstance(error, TimeoutError):
+                raise
             raise ModelError(f"no process could be started to solve in: {error}") from error
-        finally:
-            if not answered:
-                await self.close()
+        except ModelError:
+            await self.close()
+            raise
         if code == REFUSED:
             raise SettingsError(answer.decode())
         try:
@@ -61,11 +62,22 @@ class SolvingProcess:
         if child is not None:
             await child.close()
 
+    async def _free_child(self) -> "_Child":
+        if self._child is not None and not await self._child.free(DROPPED_LIMIT):
+            await self.close()
+        if self._child is None:
+            self._child = _Child()
+        return self._child
+
 
 class _Child:
     """One process with its socket and its log."""
 
     def __init__(self) -> None:
+        self._asked: deque[asyncio.Future[tuple[int, bytes]]] = (
+            deque()
+        )  # in order; nobody waits for those that are cancelled
+        self._progress: asyncio.Future[None] | None = None
         with ExitStack() as stack:
             self._ours, self._theirs = (stack.enter_context(end) for end in socket.socketpair())
             self._ours.setblocking(False)
@@ -77,34 +89,59 @@ class _Child:
             self._process = Spawned(command, environment, [self._theirs.fileno(), self._log, self._log])
             self._process.start()
             self._files = stack.pop_all()
+        self._listening = asyncio.create_task(self._listen())
 
     async def ask(self, request: bytes) -> tuple[int, bytes]:
         """Return the code and the answer. Raises ModelError when the process ends, OSError when it could not be started."""
-        exchange = asyncio.ensure_future(self._exchange(request))
-        try:
-            first: list[asyncio.Future[Any]] = [exchange, self._process.ended]
-            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
-            if exchange.done():
-                return exchange.result()
-            code = self._process.ended.result()
-        finally:
-            exchange.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([exchange])
+        answer: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._asked.append(answer)
+        # Whole, whoever loses interest meanwhile.
+        sending = asyncio.ensure_future(
+            asyncio.get_running_loop().sock_sendall(self._ours, REQUEST.pack(len(request)) + request)
+        )
+        await asyncio.shield(sending)
+        await self._first(answer)
+        if answer.done():
+            return answer.result()
+        code = self._process.ended.result()
         lines = os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace").strip().splitlines()
         raise ModelError(f"the solving process ended with {code}{': ' + lines[-1] if lines else ''}")
+
+    async def free(self, limit: float) -> bool:
+        """Tell whether it has answered all that it was asked, within so many seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self._asked and not self._process.ended.done():
+                    self._progress = asyncio.get_running_loop().create_future()
+                    await self._first(self._progress)
+        return not (self._asked or self._process.ended.done())
 
     async def close(self) -> None:
         """End the process and wait until it is gone."""
         self._process.kill()
+        self._listening.cancel()
         await asyncio.wait([self._process.ended])
+        await asyncio.wait([self._listening])
         self._process.ended.exception()  # one that prevented its start has been told
         self._files.close()
 
-    async def _exchange(self, request: bytes) -> tuple[int, bytes]:
-        await asyncio.get_running_loop().sock_sendall(self._ours, REQUEST.pack(len(request)) + request)
-        code, length = ANSWER.unpack(await self._receive(ANSWER.size))
-        return code, await self._receive(length)
+    async def _first(self, future: "asyncio.Future[Any]") -> None:
+        """Wait for `future` or the end of the process; cancel what was not waited for to the end."""
+        try:
+            await asyncio.wait([future, self._process.ended], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            future.cancel()
+            raise
+
+    async def _listen(self) -> None:
+        while True:
+            code, length = ANSWER.unpack(await self._receive(ANSWER.size))
+            answer = code, await self._receive(length)
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_result(answer)
+            if self._progress is not None and not self._progress.done():
+                self._progress.set_result(None)
 
     async def _receive(self, count: int) -> bytes:
         loop, got = asyncio.get_running_loop(), bytearray()
