@@ -7,6 +7,7 @@ from weir._version import __version__
 from weir.model import Model, Tensor, is_tensor_model
 
 if TYPE_CHECKING:
+    from weir.manager.hardware import Hardware
     from weir.manager.service import Service
 
 # A model of items at these doors: BYTES tensors whose elements are JSON documents.
@@ -77,3 +78,9 @@ def _declared(tensor: Tensor) -> dict[str, Any]:
     """Return a tensor as a configuration says it: without the batch, which is its first dimension."""
     kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
     return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:])}
+
+
+def device_count(hardware: "Sequence[Hardware]", name: str) -> int:
+    """Return how many devices are called `name`, as a kind (CPU, GPU) or as a part of their own name."""
+    wanted = name.lower()
+    return sum(each.count for each in hardware if wanted == each.kind.lower() or wanted in each.name.lower())

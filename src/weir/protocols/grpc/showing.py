@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import ParseDict
 
 from weir.errors import ModelNotFound
-from weir.protocols.describing import config, metadata, server_metadata
+from weir.protocols.describing import config, device_count, metadata, server_metadata
 from weir.protocols.grpc.calls import Context
 from weir.protocols.inferring import find
 from weir.protocols.kserve.site import Site
@@ -66,8 +66,8 @@ class Showing:
 
     async def HasHardware(self, asked: Any, context: Context) -> Any:
         """Say whether there are as many devices of a kind as asked for, or one."""
-        found = [each for each in self._site.manager.hardware() if asked.name.lower() in each.name.lower()]
-        return filled("HasHardwareResponse", {"found": len(found) >= max(1, asked.num)})
+        found = device_count(self._site.manager.hardware(), asked.name)
+        return filled("HasHardwareResponse", {"found": found >= max(1, asked.num)})
 
     def _service(self, asked: Any) -> "Service":
         return find(self._registry, asked.name, asked.version)

@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING
 
 from weir.errors import ModelNotReady
-from weir.protocols.answers import Answer
-from weir.protocols.describing import config, metadata, server_metadata
+from weir.protocols.answers import Answer, encode_safely
+from weir.protocols.describing import config, device_count, metadata, server_metadata
 from weir.protocols.inferring import find
-from weir.protocols.kserve.endpoint import Call, document
+from weir.protocols.kserve.endpoint import Call, count_of, document, text_of
+from weir.protocols.kserve.replies import JSON_TYPE
 from weir.protocols.kserve.site import Site
 
 if TYPE_CHECKING:
@@ -54,6 +55,20 @@ class Pages:
     async def config(self, call: Call) -> Answer:
         """Show the configuration of one model."""
         return document(config(self._service(call)))
+
+    async def hardware(self, call: Call) -> Answer:
+        """List the CPUs and GPUs of this machine."""
+        return document({"hardware": [each.to_dict() for each in self._site.manager.hardware()]})
+
+    async def has_hardware(self, call: Call) -> Answer:
+        """Say whether there are as many devices of a kind or name as asked for, or one: 200, or 404."""
+        said = call.document()
+        name, count = text_of(said, "name"), count_of(said, "num", 1)
+        found = device_count(self._site.manager.hardware(), name)
+        if found < max(1, count):
+            error = f"hardware {name!r:.80}: there are {found}, not {max(1, count)}"
+            return Answer(404, [JSON_TYPE], encode_safely({"error": error}))
+        return document({"name": name, "num": found})
 
     def _service(self, call: Call) -> "Service":
         return find(self._registry, call.path["model"], call.path.get("version", ""))

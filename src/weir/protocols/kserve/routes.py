@@ -66,6 +66,8 @@ def handlers(site: Site) -> dict[tuple[str, str], Handler]:
         ("POST", "/repository/models/{model}/unload"): changes.unload,
         ("POST", "/workers/{worker}/load"): changes.load_worker,
         ("POST", "/workers/{worker}/unload"): changes.unload_worker,
+        ("GET", "/hardware"): pages.hardware,
+        ("POST", "/hardware"): pages.has_hardware,
         ("GET", "/systemsharedmemory/status"): changes.memory_status,
         ("GET", "/systemsharedmemory/region/{region}/status"): changes.memory_status,
         ("POST", "/systemsharedmemory/region/{region}/register"): changes.register_memory,

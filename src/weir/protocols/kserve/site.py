@@ -1,7 +1,6 @@
 """What the doors of the protocol share: models, who may change them and how, shared memory."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported
 from weir.protocols.answers import Headers
@@ -12,32 +11,8 @@ from weir.protocols.regions import Memory, Regions
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
+    from weir.manager.manager import Manager
     from weir.manager.registry import Registry
-
-
-class Manager(Protocol):
-    """Who changes the models while the server runs."""
-
-    async def load_worker(self, name: str, parameters: dict[str, Any]) -> str:
-        """Start or join a worker group; return its endpoint."""
-
-    async def unload_worker(self, endpoint: str) -> None:
-        """Drain and end a worker."""
-
-    async def load_model(
-        self, name: str, *, version: str = "", config: dict[str, Any] | None = None,
-        files: Mapping[str, bytes] | None = None,
-    ) -> None:  # fmt: skip
-        """Load a model, or load it anew."""
-
-    async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
-        """Serve a model no longer."""
-
-    def index(self, ready_only: bool = False) -> Sequence[Any]:
-        """List the models that there are to be loaded."""
-
-    def hardware(self) -> Sequence[Any]:
-        """List the CPUs and GPUs."""
 
 
 class Site:

@@ -1,0 +1,134 @@
+"""Models and workers come and go while the server runs: Triton's client, and what the AMD Inference Server's sends."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
+
+FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
+REMOTE = {"x-forwarded-for": "192.0.2.7"}
+
+
+@pytest.fixture
+def stock(address: str) -> Iterator[triton.InferenceServerClient]:
+    """Triton's client."""
+    with triton.InferenceServerClient(address) as client:
+        yield client
+
+
+def ask(stock: triton.InferenceServerClient) -> None:
+    """Have `simple` compute."""
+    tensors = [triton.InferInput(name, [1, 16], "INT32") for name in ("INPUT0", "INPUT1")]
+    for tensor in tensors:
+        tensor.set_data_from_numpy(FIRST)
+    np.testing.assert_array_equal(stock.infer("simple", tensors).as_numpy("OUTPUT0"), 2 * FIRST)
+
+
+def test_unload_and_load(stock: triton.InferenceServerClient) -> None:
+    index = {each["name"]: each["state"] for each in stock.get_model_repository_index()}
+    assert index["simple"] == index["square"] == "READY"
+    stock.unload_model("simple", unload_dependents=True)
+    assert not stock.is_model_ready("simple") and stock.is_server_ready()
+    assert {"name": "simple", "version": "", "state": "UNAVAILABLE"}.items() <= {
+        key: value
+        for each in stock.get_model_repository_index()
+        if each["name"] == "simple"
+        for key, value in each.items()
+    }.items()
+    with pytest.raises(InferenceServerException, match="Request for unknown model: 'simple'"):
+        ask(stock)
+    stock.load_model("simple")
+    ask(stock)
+    stock.load_model("simple")  # once more: it is replaced
+    ask(stock)
+
+
+def test_a_configuration_goes_before_what_was_said(stock: triton.InferenceServerClient) -> None:
+    stock.load_model("simple", config=json.dumps({"max_batch_size": 3}))
+    assert stock.get_model_config("simple")["max_batch_size"] == 3
+    ask(stock)
+    stock.load_model("simple")
+    assert stock.get_model_config("simple")["max_batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said", "status"),
+    [
+        ("nobody", {}, "'nobody'", "404"),
+        ("simple", {"config": "no"}, "JSON", "400"),
+        ("simple", {"config": "[]"}, "'config'", "400"),
+        ("simple", {"config": '{"max_batch_size": 0}'}, "max_batch_size", "400"),
+    ],
+)
+def test_a_failed_load_leaves_the_old_one(
+    stock: triton.InferenceServerClient, name: str, options: dict[str, str], said: str, status: str
+) -> None:
+    with pytest.raises(InferenceServerException) as caught:
+        stock.load_model(name, **options)
+    assert said in caught.value.message() and caught.value.status() == status
+    ask(stock)
+
+
+def test_files_need_a_flag_of_their_own(client: httpx.Client) -> None:
+    parameters = {"config": "{}", "file:1/model.py": "eA=="}
+    answer = client.post("/v2/repository/models/simple/load", json={"parameters": parameters})
+    assert answer.status_code == 403 and "allow_model_files" in answer.json()["error"]
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"file:1/model.py": 3}, {"file:1/model.py": "%"}, {"other": 1}, [], {"config": {}}]
+)
+def test_parameters_of_a_load_that_cannot_be(client: httpx.Client, parameters: object) -> None:
+    answer = client.post("/v2/repository/models/simple/load", json={"parameters": parameters})
+    assert answer.status_code == 400 and "parameter" in answer.json()["error"]
+
+
+def test_a_parameter_larger_than_a_body_may_be(client: httpx.Client) -> None:
+    answer = client.post("/v2/repository/models/simple/load", json={"parameters": {"config": "x" * (5 << 20)}})
+    assert answer.status_code == 413 and "4194304" in answer.json()["error"]
+
+
+def test_workers_join_and_leave(client: httpx.Client) -> None:
+    def load(**parameters: object) -> str:
+        answer = client.post("/v2/workers/square/load", json=parameters)
+        assert answer.status_code == 200, answer.text
+        return answer.text
+
+    assert load() == "square"
+    other = load(batch_size=2)
+    assert other == "square-1" == load(batch_size=2)
+    assert client.get("/v2/models/square-1/config").json()["max_batch_size"] == 2
+    assert load(batch_size=2, share=False) == other
+    assert client.get("/v2/models/square-1/config").json()["instance_group"][0]["count"] == 2
+    for _ in range(2):
+        assert client.post(f"/v2/workers/{other}/unload").status_code == 200
+    assert client.get(f"/v2/models/{other}/ready").status_code == 404
+    refused = client.post("/v2/workers/square/load", json={"next": "x"})
+    assert refused.status_code == 400 and "'next'" in refused.json()["error"]
+    assert client.post("/v2/workers/nobody/unload").status_code == 404
+
+
+def test_hardware(client: httpx.Client) -> None:
+    [cpus, *_] = client.get("/v2/hardware").json()["hardware"]
+    assert cpus["kind"] == "CPU" and cpus["count"] >= 1
+    assert client.post("/v2/hardware", json={"name": "cpu", "num": 1}).status_code == 200
+    for said in ({"name": "cpu", "num": 1 << 40}, {"name": "abacus"}):
+        answer = client.post("/v2/hardware", json=said)
+        assert answer.status_code == 404 and list(answer.json()) == ["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/models/simple/load", "/v2/repository/models/simple/unload", "/v2/workers/simple/load",
+        "/v2/workers/simple/unload", "/v2/systemsharedmemory/unregister", "/v2/systemsharedmemory/region/r/register",
+    ],
+)  # fmt: skip
+def test_from_elsewhere_it_is_forbidden(client: httpx.Client, path: str) -> None:
+    answer = client.post(path, headers=REMOTE)
+    assert (answer.status_code, list(answer.json())) == (403, ["error"])
+    assert client.get("/v2/models/simple/ready").status_code == 200
