@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from weir.manager.manager import Manager
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.model import Model, Tensor
@@ -80,14 +81,14 @@ class Rig:
 @asynccontextmanager
 async def serving(
     *services: Service, control: dict[str, Any] | None = None, http: dict[str, Any] | None = None,
-    credentials: Any = None, manager: Any = None, allow_shared_memory: bool = False, **settings: Any,
+    credentials: Any = None, manager: Callable[[Registry], Manager] | None = None, allow_shared_memory: bool = False, **settings: Any,
 ) -> AsyncIterator[Rig]:  # fmt: skip
     """Start `services` and a server of them on a free port; end them, whatever happens."""
     http_settings = HttpSettings(**(http or {}))
     registry = Registry(list(services))
     kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
     allowed = Control(ControlSettings(**(control or {})))
-    site = Site(registry, http_settings, allowed, settings=kserve, manager=manager)
+    site = Site(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
     server = GrpcServer(site, GrpcSettings(grpc_port=0, **settings), http_settings)
     async with AsyncExitStack() as stack:
         await registry.start()

@@ -20,7 +20,7 @@ MODELS = (
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with Served(*MODELS, "--grpc-port", "0") as served:
+    with Served(*MODELS, "--grpc-port", "0", "--allow-shared-memory") as served:
         found = served.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
         served.until_ready()
         yield found

@@ -28,7 +28,7 @@ class Controlling:
         """Load a model of the repository, or load it anew."""
         self._check(context)
         name = named(asked)
-        config, files = load_arguments(repository_parameters(asked.parameters), self._site.control)
+        config, files = load_arguments(repository_parameters(asked), self._site.control)
         await self._site.manager.load_model(name, config=config, files=files)
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
@@ -36,7 +36,7 @@ class Controlling:
         """Serve a model no longer."""
         self._check(context)
         name = named(asked)
-        dependents = repository_parameters(asked.parameters).get("unload_dependents", False)
+        dependents = repository_parameters(asked).get("unload_dependents", False)
         if not isinstance(dependents, bool):
             raise InvalidRequest(f"parameter 'unload_dependents'={dependents!r:.40}: must be true or false")
         await self._site.manager.unload_model(name, unload_dependents=dependents)
@@ -99,10 +99,10 @@ def named(asked: Any) -> str:
     return name
 
 
-def repository_parameters(parameters: Any) -> dict[str, Parameter | bytes]:
-    """Return a map of ModelRepositoryParameter as a dict: files are bytes."""
+def repository_parameters(asked: Any) -> dict[str, Parameter | bytes]:
+    """Return the parameters of a call as a dict: files are bytes. MLServer's messages have none."""
     read: dict[str, Parameter | bytes] = {}
-    for name, parameter in parameters.items():
+    for name, parameter in getattr(asked, "parameters", {}).items():
         choice = parameter.WhichOneof("parameter_choice")
         if choice is None:
             raise InvalidRequest(f"parameter {name!r}: has no value")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
+import tritonclient.utils.shared_memory as memory
 
 ROW = np.arange(16, dtype=np.int32).reshape(1, 16)
 
@@ -92,7 +93,47 @@ def streamed(client: Any) -> None:
     client.stop_stream()
 
 
+def shared(client: Any) -> None:
+    """Inputs and an output in system shared memory."""
+    size = ROW.nbytes
+    regions = {name: memory.create_shared_memory_region(name, f"/weir-test-{name}", size) for name in ("in", "out")}
+    try:
+        memory.set_shared_memory_region(regions["in"], [ROW])
+        for name in regions:
+            client.register_system_shared_memory(name, f"/weir-test-{name}", size)
+        assert set(client.get_system_shared_memory_status().regions) == set(regions)
+        assert client.get_system_shared_memory_status("in").regions["in"].byte_size == size
+        tensors = inputs(ROW)
+        tensors[0].set_shared_memory("in", size)
+        wanted = triton.InferRequestedOutput("OUTPUT0")
+        wanted.set_shared_memory("out", size)
+        result = client.infer("simple", tensors, outputs=[wanted, triton.InferRequestedOutput("OUTPUT1")])
+        assert (memory.get_contents_as_numpy(regions["out"], np.int32, [1, 16]) == 2 * ROW).all()
+        assert result.get_output("OUTPUT0").parameters["shared_memory_region"].string_param == "out"
+        assert not result.as_numpy("OUTPUT1").any()
+        client.unregister_system_shared_memory()
+        assert not client.get_system_shared_memory_status().regions
+    finally:
+        for region in regions.values():
+            memory.destroy_shared_memory_region(region)
+
+
+def changed(client: Any) -> None:
+    """The model repository: index, load, unload."""
+    assert {each.name: each.state for each in client.get_model_repository_index().models}["simple"] == "READY"
+    client.unload_model("simplestring")
+    assert not client.is_model_ready("simplestring")
+    client.load_model("simplestring", config='{"max_batch_size": 3}')
+    assert client.get_model_config("simplestring").config.max_batch_size == 3
+    try:
+        client.load_model("nope")
+    except triton.InferenceServerException as error:
+        assert error.status() == "StatusCode.NOT_FOUND", error
+    else:
+        raise AssertionError("it was not refused")
+
+
 if __name__ == "__main__":
     with triton.InferenceServerClient(sys.argv[1]) as made:
-        for part in (shown, inferred, refused, streamed):
+        for part in (shown, inferred, refused, streamed, shared, changed):
             part(made)
