@@ -64,10 +64,13 @@ _POLICY_ERRORS = (
 )  # fmt: skip
 
 
-def openapi(registry: "Registry", pages: Mapping[str, str], root: str = "") -> dict[str, Any]:
+def openapi(
+    registry: "Registry", pages: Mapping[str, str], root: str = "", more: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Return the OpenAPI 3.1 document.
 
-    `pages` has the path of each page and what it is good for; `root` is the path that the application is mounted at.
+    `pages` has the path of each page and what it is good for; `root` is the path that the application is mounted at; `more`
+    are paths of other protocols, described already.
     """
     paths: dict[str, Any] = {}
     schemas: dict[str, Schema] = {"Error": _ERROR}
@@ -82,7 +85,7 @@ def openapi(registry: "Registry", pages: Mapping[str, str], root: str = "") -> d
         "openapi": "3.1.0",
         "info": {"title": "Weir", "version": __version__, "description": "Models served with dynamic batching."},
         "servers": [{"url": root or "/"}],
-        "paths": paths,
+        "paths": {**paths, **(more or {})},
         "components": {"schemas": schemas},
     }
 

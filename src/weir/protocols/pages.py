@@ -15,14 +15,14 @@ from weir.messages import JSON
 from weir.protocols.answers import Answer, Headers, compressed, encode_safely
 from weir.protocols.bodies import Body
 from weir.protocols.codings import accepted_coding
-from weir.protocols.control import Control
+from weir.protocols.kserve.openapi import kserve_paths
+from weir.protocols.kserve.site import Site
 from weir.protocols.openapi import CHANGES, openapi, paths_of
 from weir.protocols.sending import as_response
 from weir.protocols.settings import HttpSettings
 from weir.wire.values import decode
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
     from weir.manager.service import Service
 
 # Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
@@ -39,15 +39,13 @@ _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 
 
 class Pages:
-    """The pages about the models of `registry`."""
+    """The pages about the models of `site`."""
 
-    def __init__(
-        self, registry: "Registry", settings: HttpSettings, metrics: RenderMetrics | None, control: Control
-    ) -> None:
-        self._registry = registry
+    def __init__(self, site: Site, settings: HttpSettings, metrics: RenderMetrics | None) -> None:
+        self._site = site
+        self._registry = site.registry
         self._settings = settings
         self._metrics = metrics
-        self._control = control
         self._checking: dict[str, asyncio.Future[dict[str, Any]]] = {}
 
     def routes(self) -> list[Route]:
@@ -106,7 +104,7 @@ class Pages:
     async def policy(self, request: Request) -> Answer:
         """Explain the policy of one model: what it does, what was predicted and what is measured."""
         if request.method == "PUT":
-            self._control.require_http(_peer(request), request.headers.raw)
+            self._site.control.require_http(_peer(request), request.headers.raw)
         service = self._registry.get(request.path_params["model"])
         if request.method == "PUT":
             return _json(await self._change(service, request))
@@ -126,7 +124,8 @@ class Pages:
     async def openapi(self, request: Request) -> Answer:
         """Describe all routes as OpenAPI."""
         pages = {path: _summary(page) for path, page in self._pages().items()}
-        return _json(openapi(self._registry, pages, request.scope.get("root_path", "")))
+        root = request.scope.get("root_path", "")
+        return _json(openapi(self._registry, pages, root, kserve_paths(self._site)))
 
     async def docs(self, request: Request) -> Answer:
         """Show the description to people, with a form to try each route."""

@@ -49,7 +49,7 @@ def make_app(
         middleware.insert(0, cors)
     app = Starlette(
         routes=[
-            *Pages(registry, settings, metrics, site.control).routes(),
+            *Pages(site, settings, metrics).routes(),
             *(websockets or WebSockets(registry, settings)).routes(),
         ],
         middleware=middleware,

@@ -50,7 +50,20 @@ class Kserve:
 
 
 def handlers(site: Site) -> dict[tuple[str, str], Handler]:
-    """Return what answers each method and path below PREFIX."""
+    """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
+    absent = [*_NOT_OFFERED, *(f"/cudasharedmemory/{each}" for each in _NO_CUDA)]
+    return every(site) | {(method, path): not_offered(path) for path in absent for method in ("GET", "POST")}
+
+
+def offered(site: Site) -> dict[tuple[str, str], Handler]:
+    """Return what answers each method and path that this server really has."""
+    missing: tuple[str, ...] = () if site.regions.allowed else ("/systemsharedmemory",)
+    missing += () if site.has_manager else ("/repository", "/workers", "/hardware")
+    return {(method, path): handler for (method, path), handler in every(site).items() if not path.startswith(missing)}
+
+
+def every(site: Site) -> dict[tuple[str, str], Handler]:
+    """Return what answers each method and path that servers may have."""
     pages, changes, infer = Pages(site), Changes(site), Inference(site)
     plain: dict[tuple[str, str], Handler] = {
         ("GET", ""): pages.server,
@@ -74,14 +87,12 @@ def handlers(site: Site) -> dict[tuple[str, str], Handler]:
         ("POST", "/systemsharedmemory/unregister"): changes.unregister_memory,
         ("POST", "/systemsharedmemory/region/{region}/unregister"): changes.unregister_memory,
     }
-    absent = [*_NOT_OFFERED, *(f"/cudasharedmemory/{each}" for each in _NO_CUDA)]
-    refused = {(method, path): not_offered(path) for path in absent for method in ("GET", "POST")}
     versioned = {
         (method, _VERSIONED.sub("/models/{model}/versions/{version}", path)): handler
         for (method, path), handler in plain.items()
         if _VERSIONED.search(path)
     }
-    return plain | versioned | refused
+    return plain | versioned
 
 
 def not_offered(path: str) -> Handler:

@@ -37,9 +37,14 @@ class Site:
         return self._manager
 
     @property
+    def has_manager(self) -> bool:
+        """Whether the models can be changed."""
+        return self._manager is not None
+
+    @property
     def extensions(self) -> list[str]:
         """What the metadata lists."""
-        offered = [each for each in EXTENSIONS if self._manager is not None or not each.startswith("model_repository")]
+        offered = [each for each in EXTENSIONS if self.has_manager or not each.startswith("model_repository")]
         return sorted([*offered, SHARED_MEMORY]) if self.regions.allowed else offered
 
     def memory(self, peer: str | None, headers: Headers) -> Memory:
