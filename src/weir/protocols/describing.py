@@ -80,6 +80,11 @@ def _declared(tensor: Tensor) -> dict[str, Any]:
     return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:])}
 
 
+def statistics(service: "Service") -> dict[str, Any]:
+    """Return what a model has done since it was loaded, as the statistics extension writes it."""
+    return {"name": service.name, "version": service.version, **service.statistics.to_dict()}
+
+
 def device_count(hardware: "Sequence[Hardware]", name: str) -> int:
     """Return how many devices are called `name`, as a kind (CPU, GPU) or as a part of their own name."""
     wanted = name.lower()

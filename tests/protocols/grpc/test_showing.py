@@ -7,7 +7,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.protocols.grpc.kit import INFERENCE, Double, Rig, refused, run, serving
+from tests.protocols.grpc.kit import INFERENCE, Double, Rig, asking, refused, run, serving
 from tests.streaming_models import Count
 
 from weir.manager.registry import Registry
@@ -53,6 +53,26 @@ def test_metadata() -> None:
             for name in ("ModelMetadata", "ModelConfig"):
                 code, said = await refused(rig.call(name, name="nope"))
                 assert code is Code.NOT_FOUND and said.startswith("Request for unknown model: 'nope'")
+
+    asyncio.run(main())
+
+
+def test_statistics() -> None:
+    async def main() -> None:
+        services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]
+        async with serving(*services, Service(Count, executor="inline")) as rig:
+            for _ in range(3):
+                await rig.infer(asking(model="m"))
+            await refused(rig.call("ModelInfer", model_name="m"))
+            every = (await rig.call("ModelStatistics")).model_stats
+            assert [(each.name, each.version) for each in every] == [("m", "1"), ("m", "2"), ("count", "")]
+            both = (await rig.call("ModelStatistics", name="m")).model_stats
+            assert [each.inference_count for each in both] == [0, 3]
+            (one,) = (await rig.call("ModelStatistics", name="m", version="2")).model_stats
+            assert (one.execution_count, one.inference_stats.success.count, one.inference_stats.fail.count) == (3, 3, 1)
+            assert [(each.batch_size, each.compute_infer.count) for each in one.batch_stats] == [(1, 3)]
+            assert one.inference_stats.queue.count == 3 and one.last_inference > 0
+            assert (await refused(rig.call("ModelStatistics", name="nope")))[0] is Code.NOT_FOUND
 
     asyncio.run(main())
 

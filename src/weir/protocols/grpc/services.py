@@ -35,7 +35,7 @@ class Services:
             method.path: unary(method, _answer(answering, method), development=development)
             for service in OWN
             for method in methods(service)
-            if method.name not in ("ModelInfer", "ModelStreamInfer", "ModelStatistics")
+            if method.name not in ("ModelInfer", "ModelStreamInfer")
         }
         self._handlers[f"/{INFERENCE}/ModelInfer"] = self._inference.handler()
         self._handlers[f"/{INFERENCE}/ModelStreamInfer"] = self._streaming.handler()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import ParseDict
 
 from weir.errors import ModelNotFound
-from weir.protocols.describing import config, device_count, metadata, server_metadata
+from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
 from weir.protocols.grpc.calls import Context
 from weir.protocols.inferring import find
 from weir.protocols.kserve.site import Site
@@ -60,6 +60,11 @@ class Showing:
         """Show the configuration of one model."""
         return filled("ModelConfigResponse", {"config": config(self._service(asked))})
 
+    async def ModelStatistics(self, asked: Any, context: Context) -> Any:
+        """Count what one model, in one version or all, or every model, has done."""
+        found = [statistics(service) for service in self._asked_for(asked)]
+        return filled("ModelStatisticsResponse", {"model_stats": found})
+
     async def ModelList(self, asked: Any, context: Context) -> Any:
         """Name the models."""
         return filled("ModelListResponse", {"models": list(self._registry.services)})
@@ -71,3 +76,10 @@ class Showing:
 
     def _service(self, asked: Any) -> "Service":
         return find(self._registry, asked.name, asked.version)
+
+    def _asked_for(self, asked: Any) -> "list[Service]":
+        if not asked.name:
+            return self._registry.all
+        if asked.version:
+            return [self._service(asked)]
+        return list(self._registry.versions(self._service(asked).name).values())

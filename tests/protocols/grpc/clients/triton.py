@@ -30,6 +30,7 @@ def shown(client: Any) -> None:
     assert client.get_model_metadata("simple").inputs[0].datatype == "INT32"
     assert client.get_model_metadata("simple", as_json=True)["platform"] == "python"
     assert client.get_model_config("simple").config.max_batch_size == 64
+    assert client.get_inference_statistics("simple").model_stats[0].name == "simple"
 
 
 def inferred(client: Any) -> None:
