@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,10 +38,12 @@ def require_wrk() -> str:
 
 
 def load(
-    url: str, connections: int, seconds: float, *, body: bytes | Path = b"3", content_type: str = "application/json"
-) -> Load:
+    url: str, connections: int, seconds: float, *, body: bytes | Path = b"3", content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> Load:  # fmt: skip
     """Send `body` over `connections` for `seconds`. Raises RuntimeError when nothing was answered."""
-    env = {**os.environ, "BENCH_CONTENT_TYPE": content_type}
+    lines = "\n".join(f"{name}: {value}" for name, value in (headers or {}).items())
+    env = {**os.environ, "BENCH_CONTENT_TYPE": content_type, "BENCH_HEADERS": lines}
     if isinstance(body, Path):
         env["BENCH_BODY_FILE"] = str(body)
     else:

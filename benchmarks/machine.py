@@ -24,7 +24,7 @@ def describe() -> dict[str, str]:
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
         "versions": libraries,
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "peers": ", ".join(requirement.replace("==", " ") for requirement in VERSIONS.values()),
+        "peers": ", ".join(requirements[0].replace("==", " ") for requirements in VERSIONS.values()),
         "load": " ".join(_said(require_wrk(), "-v").split()[:2]),
     }
 

@@ -4,6 +4,8 @@ import math
 import time
 from typing import Any, ClassVar
 
+import numpy
+
 import weir
 from weir.policy.profile import GOOGLENET_P4
 
@@ -36,6 +38,27 @@ class Length(weir.Model):
 
     def predict(self, batch: list[Any]) -> list[int]:
         return [len(body) for body in batch]
+
+
+class Simple(weir.Model):
+    """Sum and difference of two rows of 16 numbers: a small tensor model."""
+
+    inputs = (weir.Tensor("INPUT0", "INT32", [-1, 16]), weir.Tensor("INPUT1", "INT32", [-1, 16]))
+    outputs = (weir.Tensor("OUTPUT0", "INT32", [-1, 16]), weir.Tensor("OUTPUT1", "INT32", [-1, 16]))
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        first, second = batch["INPUT0"], batch["INPUT1"]
+        return {"OUTPUT0": first + second, "OUTPUT1": first - second}
+
+
+class Mean(weir.Model):
+    """The mean of the first row of each image: next to no work on 602 KB."""
+
+    inputs = (weir.Tensor("IMAGE", "FP32", [-1, 3, 224, 224]),)
+    outputs = (weir.Tensor("MEAN", "FP32", [-1, 1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"MEAN": batch["IMAGE"][:, 0, 0].mean(axis=1, keepdims=True, dtype=numpy.float32)}
 
 
 class Slow(weir.Model):

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from benchmarks.servers import PEERS, ROOT
 
-VERSIONS = {"mosec": "mosec==0.9.8", "mpservice": "mpservice==0.16.8"}
+VERSIONS = {
+    "mosec": ["mosec==0.9.8"],
+    "mpservice": ["mpservice==0.16.8"],
+    "triton": ["nvidia-pytriton==0.7.0"],
+    "mlserver": ["mlserver==1.7.1", "uvloop<0.21"],  # with a newer uvloop its workers die at their start
+}
 _HOME = ROOT / ".venvs"
 
 
@@ -25,14 +30,14 @@ def script(name: str) -> str:
 
 def set_up() -> list[str]:
     """Install what is missing; return what is there."""
-    for peer, requirement in VERSIONS.items():
+    for peer, requirements in VERSIONS.items():
         if not _stamp(peer).exists():
             subprocess.run([sys.executable, "-m", "venv", str(_HOME / peer)], check=True)
             pip = [str(_HOME / peer / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-            subprocess.run([*pip, "install", requirement], check=True)
+            subprocess.run([*pip, "install", *requirements], check=True)
             _stamp(peer).touch()
-    return list(VERSIONS.values())
+    return [requirements[0] for requirements in VERSIONS.values()]
 
 
 def _stamp(peer: str) -> Path:
-    return _HOME / peer / ("." + VERSIONS[peer])
+    return _HOME / peer / ("." + VERSIONS[peer][0])

@@ -1,4 +1,4 @@
--- wrk: POST a body of a content type, given in the environment; print the summary as one line of JSON.
+-- wrk: POST a body of a content type, with more headers, all given in the environment; print the summary as one line of JSON.
 local file = os.getenv("BENCH_BODY_FILE")
 if file then
   local handle = assert(io.open(file, "rb"))
@@ -9,6 +9,9 @@ else
 end
 wrk.method = "POST"
 wrk.headers["Content-Type"] = os.getenv("BENCH_CONTENT_TYPE")
+for name, value in string.gmatch(os.getenv("BENCH_HEADERS") or "", "([^:\n]+): ([^\n]+)") do
+  wrk.headers[name] = value
+end
 
 function done(summary, latency, requests)
   local errors = summary.errors

@@ -88,6 +88,33 @@ def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expect
             _end(process)
 
 
+@contextmanager
+def serving_anything(name: str, command: Sequence[str], port: int) -> Iterator[Server]:
+    """Run `command` until the end of the block, from the moment something listens on `port`."""
+    with tempfile.TemporaryFile() as words:
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=words, start_new_session=True
+        )
+        server = Server(name, process, port, "/", words)
+        try:
+            _wait_until_listening(server)
+            yield server
+        finally:
+            _end(process)
+
+
+def _wait_until_listening(server: Server) -> None:
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end:
+        if server.process.poll() is not None:
+            raise RuntimeError(f"{server.name} ended at its start: {_last_words(server)}")
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", server.port)) == 0:
+                return
+        time.sleep(0.1)
+    raise RuntimeError(f"{server.name} does not listen after {START_SECONDS:.0f} s")
+
+
 def _wait_until_right(server: Server, body: bytes, expected: bytes | None, content_type: str) -> None:
     end = time.monotonic() + START_SECONDS
     answer: object = None

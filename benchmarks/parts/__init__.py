@@ -5,6 +5,7 @@ from benchmarks.parts import (
     calls,
     decisions,
     embedding,
+    kserve,
     overload,
     seed,
     simulation,
@@ -15,5 +16,19 @@ from benchmarks.parts import (
 )
 from benchmarks.result import Part
 
-MODULES = (square, calls, seed, bodies, decisions, overload, slow_clients, solver, simulation, theory, embedding)
+MODULES = (
+    square,
+    calls,
+    seed,
+    bodies,
+    decisions,
+    overload,
+    slow_clients,
+    solver,
+    simulation,
+    theory,
+    embedding,
+    kserve,
+    grpc_calls,
+)
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

@@ -1,0 +1,114 @@
+"""Unary gRPC calls with small tensors, beside MLServer, Triton, and a grpc.aio server that does nothing."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy
+
+from benchmarks.kserve_servers import MLSERVER, SIMPLE, TRITON, WEIR, servers
+from benchmarks.load import Load
+from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.servers import PEERS, ROOT, Server, environment, free_port, serving_anything
+
+NOTHING = "nothing on grpc.aio"
+NAMES = (WEIR, MLSERVER, TRITON, NOTHING)
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
+CONNECTIONS = (1, 16)
+Seen = dict[tuple[str, int], dict[str, list[float]]]
+
+
+def measure(run: Run) -> Result:
+    """Alternate the servers round by round; each number of connections in turn."""
+    seen: Seen = defaultdict(lambda: defaultdict(list))
+    ports = {NOTHING: free_port()}
+    nothing = [sys.executable, str(PEERS / "grpc_nothing.py"), str(ports[NOTHING])]
+    with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
+        body = Path(folder) / "body"
+        body.write_bytes(request_body())
+        started = [running.enter_context(server) for server in servers([WEIR, MLSERVER, TRITON], SIMPLE, ports)]
+        started.append(running.enter_context(serving_anything(NOTHING, nothing, ports[NOTHING])))
+        for turn in range(run.rounds):
+            for connections in CONNECTIONS:
+                for server in rotated(started, turn):
+                    _one(run, server, ports[server.name], body, connections, seen[server.name, connections])
+    return _result(seen)
+
+
+def request_body() -> bytes:
+    """Two rows of 16 numbers, raw, as stock clients write them."""
+    from weir.wire.inference import InferenceRequest, TensorValue
+    from weir.wire.kserve_grpc import write_request
+
+    row = numpy.arange(16, dtype=numpy.int32).reshape(1, 16)
+    inputs = [TensorValue(name, "INT32", row) for name in ("INPUT0", "INPUT1")]
+    return write_request(InferenceRequest("simple", inputs=inputs))
+
+
+def _one(run: Run, server: Server, port: int, body: Path, connections: int, into: dict[str, list[float]]) -> None:
+    before = server.usage()
+    done = _load(port, body, connections, run.seconds)
+    after = server.usage()
+    if done.refused:
+        raise RuntimeError(f"{server.name} at {connections} connections: {done}")
+    into["rate"].append(done.rate)
+    into["p50"].append(done.p50)
+    into["p99"].append(done.p99)
+    into["front"].append((after.front_seconds - before.front_seconds) / done.requests)
+    into["all"].append(into["front"][-1] + (after.worker_seconds - before.worker_seconds) / done.requests)
+    run.step(f"{server.name}, {connections} connections: {count(done.rate)} calls/s")
+
+
+def _load(port: int, body: Path, connections: int, seconds: float) -> Load:
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.grpc_load",
+        str(port),
+        METHOD,
+        str(body),
+        str(connections),
+        str(seconds),
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=seconds + 60, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"the load failed: {done.stderr[-2000:]}")
+    return Load(**json.loads(done.stdout))
+
+
+def _result(seen: Seen) -> Result:
+    result = Result(
+        ["connections", "server", "calls/s", "times MLServer", "p50 ms", "p99 ms", "CPU µs front", "CPU µs all"]
+    )
+    for connections in CONNECTIONS:
+        for name in NAMES:
+            got = seen[name, connections]
+            times = ratio(got["rate"], seen[MLSERVER, connections]["rate"])
+            result.rows.append([
+                str(connections), name, spread(got["rate"], count), f"{times:.2f}", milliseconds(middle(got["p50"])),
+                milliseconds(middle(got["p99"])), *(short(middle(got[part]) * 1e6) for part in ("front", "all")),
+            ])  # fmt: skip
+            result.values[f"{name} {connections}"] = middle(got["rate"])
+    most = CONNECTIONS[-1]
+    times = ratio(seen[WEIR, most]["rate"], seen[MLSERVER, most]["rate"])
+    result.goal(f"{most} connections: at least 2 times MLServer", f"{times:.2f}", times >= 2)
+    result.notes.append(
+        "The load is a Python process of its own that sends and takes bytes; at 16 connections it is busy all the time, so "
+        "the fastest servers are faster than shown, and the CPU per call says more."
+    )
+    return result
+
+
+PART = Part(
+    "grpc",
+    "Open Inference Protocol over gRPC",
+    "ModelInfer with two INT32 [1,16] tensors, raw contents, one call at a time on each connection.",
+    lambda rounds: rounds * len(CONNECTIONS) * len(NAMES),
+    measure,
+)

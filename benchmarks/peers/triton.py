@@ -1,0 +1,53 @@
+"""Triton's server binary, out of PyPI's nvidia-pytriton 0.7.0, with its Python backend. Run with --http PORT --grpc PORT.
+
+Makes a model repository and a folder of backends in a temporary place, then becomes the server. PyTriton's own decorators are
+not used: this is tritonserver and nothing else.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+
+MODELS = Path(__file__).with_name("triton_models")
+
+
+def main() -> None:
+    """Start the server in place of this process."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--http", type=int, required=True)
+    parser.add_argument("--grpc", type=int, required=True)
+    said = parser.parse_args()
+    packages = Path(sysconfig.get_path("purelib"))
+    home = packages / "pytriton" / "tritonserver"
+    backends = _backends(home)
+    libraries = [packages / "nvidia_pytriton.libs", Path(sysconfig.get_config_var("LIBDIR"))]
+    environment = {
+        **os.environ,
+        "LD_LIBRARY_PATH": ":".join(map(str, libraries)),
+        "PYTHONPATH": str(packages),
+    }
+    command = [
+        str(home / "bin" / "tritonserver"), f"--model-repository={MODELS}", f"--backend-directory={backends}",
+        f"--http-port={said.http}", f"--grpc-port={said.grpc}", "--allow-metrics=false", "--http-address=127.0.0.1",
+        "--grpc-address=127.0.0.1", "--log-verbose=0", "--log-info=false",
+    ]  # fmt: skip
+    os.execve(command[0], command, environment)
+
+
+def _backends(home: Path) -> Path:
+    """Return a copy of the backends with the stub of this Python version in its place."""
+    copy = Path(tempfile.mkdtemp(prefix="triton-")) / "backends"
+    shutil.copytree(home / "backends", copy)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = home / "python_backend_stubs" / version / "triton_python_backend_stub"
+    shutil.copy(stub, copy / "python")
+    os.chmod(copy / "python" / stub.name, 0o755)
+    return copy
+
+
+if __name__ == "__main__":
+    main()
