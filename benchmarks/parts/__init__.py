@@ -5,6 +5,7 @@ from benchmarks.parts import (
     calls,
     decisions,
     embedding,
+    grpc_calls,
     kserve,
     overload,
     seed,
