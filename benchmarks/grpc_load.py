@@ -23,7 +23,7 @@ async def _measure(port: str, method: str, body: bytes, calls: int, seconds: flo
         nonlocal failed
         options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-            call = channel.unary_unary(method)
+            call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
             while (began := time.perf_counter()) < end:
                 try:
                     await call(body)
