@@ -48,7 +48,7 @@ async def infer(
     """
     if service.streaming:
         error = Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
-        raise _told(service, door, error)
+        raise told(service, door, error)
     works, limit, priority = _read(service, request, door, timeout)
     outputs = await _ended(service, works, limit, priority, door)
     return response_of(service, request, [work.kind for work in works], outputs)
@@ -78,7 +78,7 @@ async def stream(
     works, limit, priority = _read(service, request, door, timeout)
     if len(works) > 1 or (works[0].kind is Kind.ITEMS and works[0].rows > 1):
         rows = sum(work.rows for work in works)
-        raise _told(service, door, InvalidRequest(f"tensor 'input': has {rows} items, a stream is for one"))
+        raise told(service, door, InvalidRequest(f"tensor 'input': has {rows} items, a stream is for one"))
     item = works[0].payload[0] if works[0].kind is Kind.ITEMS else works[0].payload
     work = works[0]._replace(kind=Kind.ITEM, payload=item)  # tensors too: a stream is not divided
     buffer = service.settings.stream_buffer
@@ -103,14 +103,14 @@ def _read(
         schedule = schedule_of(request.parameters)
         works = works_of(service, request)
     except WeirError as error:
-        raise _told(service, door, error) from None
+        raise told(service, door, error) from None
     limits = [limit for limit in (timeout, schedule.timeout) if limit is not None]
     return works, min(limits) if limits else service.settings.timeout, schedule.priority
 
 
-def _told(service: "Service", door: str, error: WeirError) -> WeirError:
-    """Tell the observers that a request is refused."""
-    for observer in service.observers:
+def told(service: "Service", door: str, error: WeirError) -> WeirError:
+    """Return `error`, of which those who listen to the service have been told: a request for it was refused."""
+    for observer in (*service.observers, service.statistics):
         observer.refused(service.label, door, error)
     return error
 

@@ -6,7 +6,7 @@ import grpc
 
 from weir.errors import Draining, WeirError
 from weir.protocols.grpc.calls import DOOR, Context, headers_of, refuse
-from weir.protocols.inferring import find, infer
+from weir.protocols.inferring import find, infer, told
 from weir.protocols.kserve.site import Site
 from weir.protocols.regions import Memory
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
@@ -32,9 +32,7 @@ class Exchange:
         try:
             self.request: InferenceRequest = read_request(self._parsed, find=self._find)
         except WeirError as error:
-            for observer in self.service.observers:
-                observer.refused(self.service.label, DOOR, error)
-            raise
+            raise told(self.service, DOOR, error) from None
 
     def write(self, response: InferenceResponse) -> bytes:
         """Return the body of an answer; what its request wants in shared memory is put there."""
