@@ -14,6 +14,7 @@ from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.metrics import Metrics
+from weir.telemetry.triton import TritonNames
 from weir.wire.elements import BINARY_ONLY
 from weir.wire.tensors import DTYPES
 
@@ -84,6 +85,15 @@ infinities have no word in JSON: they are written as `null` and refused when rea
 RANGES = {"f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
 
 
+TRITON_METRICS = """
+## Triton's names
+
+`--triton-metrics` shows what models have done under the names that Triton has too, with labels `model` and `version`, and `reason` (`REJECTED`, `CANCELED`,
+`BACKEND`, `OTHER`) for failures. They have no type, for Triton's counters do not end in `_total`. They begin anew when a model is loaded anew.
+
+"""
+
+
 def settings_page() -> str:
     """Return the page of all settings."""
     declared = declared_settings().values()
@@ -144,7 +154,12 @@ def metrics_page() -> str:
     rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in shown]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
     text = f"The values of `reason` are {reasons}; they add up to the number of batches. Beside these there are the usual\n`process_*` metrics.\n"
-    return METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text
+    return METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text + TRITON_METRICS + _triton_names()
+
+
+def _triton_names() -> str:
+    families = TritonNames(Metrics(), list).collect()
+    return _table(("metric", ""), [(f"`{family.name}`", family.documentation) for family in families])
 
 
 def datatypes_page() -> str:

@@ -60,7 +60,8 @@ class App:
         self.registry = Registry([make(model) for model in settings.models], routes)
         known = Known(settings.models)
         self.manager = Manager(self.registry, known, make, allow_files=settings.control.allow_model_files)
-        render = None if metrics is None else make_exposition(metrics, self.registry).render
+        triton = settings.telemetry.triton_metrics
+        render = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton).render
         site = Site(self.registry, settings.http, self.control, settings=settings.kserve, manager=self.manager)
         websockets = WebSockets(self.registry, settings.http)
         asgi = make_app(self.registry, settings.http, metrics=render, site=site, websockets=websockets)

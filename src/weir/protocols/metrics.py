@@ -7,15 +7,25 @@ from weir.errors import WeirError
 from weir.protocols.status import codes_of_type
 from weir.telemetry.exposition import Exposition, Levels
 from weir.telemetry.metrics import Metrics
+from weir.telemetry.triton import Counted, TritonNames
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
 
 
-def make_exposition(metrics: Metrics, registry: "Registry") -> Exposition:
-    """Return what renders `metrics`, which must be among the observers of the services of `registry`."""
-    return Exposition(metrics, code_of, lambda: {service.label: levels_of(service) for service in registry.all})
+def make_exposition(metrics: Metrics, registry: "Registry", *, triton_names: bool = False) -> Exposition:
+    """Return what renders `metrics`, which must be among the observers of the services of `registry`; with `triton_names`
+    also what Triton's dashboards look for."""
+    exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all})
+    if triton_names:
+        exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
+    return exposition
+
+
+def counted(service: "Service") -> Counted:
+    """Return what there is to be shown of `service` under Triton's names."""
+    return Counted(service.name, service.version, service.statistics, service.state()["waiting_requests"])
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:

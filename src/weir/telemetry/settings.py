@@ -10,6 +10,7 @@ class TelemetrySettings:
     """What the server tells about itself."""
 
     metrics: bool = setting(True, "count what happens and show it at /metrics")
+    triton_metrics: bool = setting(False, "show them under the names that Triton has for them (nv_inference_*) too")
     log_format: str = setting(
         "text", "how log lines look: text for people, json for machines", rule=one_of("text", "json")
     )
