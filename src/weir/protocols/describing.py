@@ -69,6 +69,7 @@ def config(service: "Service") -> dict[str, Any]:
         "input": [_declared(tensor) for tensor in inputs_of(service.model)],
         "output": [_declared(tensor) for tensor in outputs_of(service.model)],
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
+        "model_transaction_policy": {"decoupled": service.streaming},
         "dynamic_batching": {"max_queue_delay_microseconds": delay},
         "parameters": {name: {"string_value": value} for name, value in said.items()},
     }

@@ -22,13 +22,14 @@ _log = logging.getLogger("weir.http")
 
 
 class Call(NamedTuple):
-    """One request, its body decompressed. `receive` tells when the client leaves."""
+    """One request, its body decompressed. `receive` tells when the client leaves; `send` is for those who answer bit by bit."""
 
     path: dict[str, str]
     headers: Headers
     peer: str | None
     body: bytes
     receive: Receive
+    send: Send
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object that the body is; {} if it is empty. Raises InvalidRequest."""
@@ -42,7 +43,7 @@ Handler = Callable[[Call], Awaitable[Answer | None]]
 
 
 class Endpoint:
-    """The ASGI application that has `handler` answer; None from it means that the client has left."""
+    """The ASGI application that has `handler` answer; None from it means that nothing is left to say."""
 
     def __init__(self, handler: Handler, settings: HttpSettings) -> None:
         self._handler = handler
@@ -59,7 +60,7 @@ class Endpoint:
         if body is None:
             return
         client = scope.get("client")
-        call = Call(scope["path_params"], scope["headers"], client[0] if client else None, body, receive)
+        call = Call(scope["path_params"], scope["headers"], client[0] if client else None, body, receive, send)
         answer = await self._answer(scope, call)
         if answer is not None:
             await send_answer(send, answer)

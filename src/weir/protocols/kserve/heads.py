@@ -63,13 +63,14 @@ def named_in(path: str) -> tuple[str, str] | None:
 
 
 def read_head(
-    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
-) -> InferAsk | None:
+    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
+    streams: bool = False,
+) -> InferAsk | None:  # fmt: skip
     """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
 
     Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
     ModelNotFound; MethodNotAllowed; TooLarge when Content-Length is over `max_body_size`; Unsupported for a model that
-    streams.
+    streams, unless the call is one that `streams`.
     """
     named = named_in(path)
     if named is None:
@@ -78,7 +79,7 @@ def read_head(
         raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
     ask = InferAsk(find(registry, *named), named[1])
     ask.headers = list(headers)
-    if ask.service.streaming:
+    if ask.service.streaming and not streams:
         raise Unsupported(f"model {ask.service.label!r} streams its answers, and this call has one answer only")
     for name, value in ask.headers:
         if name == b"content-length":

@@ -17,6 +17,7 @@ from weir.protocols.kserve.infer import Inference
 from weir.protocols.kserve.pages import Pages
 from weir.protocols.kserve.replies import JSON_TYPE, error_answer
 from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.streams import Streams
 from weir.protocols.sending import as_response, inner_path
 
 PREFIX = "/v2"
@@ -64,7 +65,7 @@ def offered(site: Site) -> dict[tuple[str, str], Handler]:
 
 def every(site: Site) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that servers may have."""
-    pages, changes, infer = Pages(site), Changes(site), Inference(site)
+    pages, changes, infer, streams = Pages(site), Changes(site), Inference(site), Streams(site)
     plain: dict[tuple[str, str], Handler] = {
         ("GET", ""): pages.server,
         ("GET", "/health/live"): pages.live,
@@ -74,6 +75,8 @@ def every(site: Site) -> dict[tuple[str, str], Handler]:
         ("GET", "/models/{model}/ready"): pages.model_ready,
         ("GET", "/models/{model}/config"): pages.config,
         ("POST", "/models/{model}/infer"): infer,
+        ("POST", "/models/{model}/infer_stream"): streams.infer,
+        ("POST", "/models/{model}/generate_stream"): streams.generate,
         ("POST", "/repository/index"): changes.index,
         ("POST", "/repository/models/{model}/load"): changes.load,
         ("POST", "/repository/models/{model}/unload"): changes.unload,

@@ -1,0 +1,108 @@
+"""The protocol's streams over HTTP, and the end of WebSockets, with a real server process."""
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.served import Served
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+from weir.wire.sse import EventParser
+
+MODELS = Path(__file__).resolve().parents[2] / "streaming_models.py"
+NAMES = ("Count", "Script", "Prefixes", "Ticking")
+
+
+@pytest.fixture(scope="module")
+def streaming() -> Iterator[httpx.Client]:
+    """Speak to a server of streaming models."""
+    with Served(*(f"{MODELS}:{name}" for name in NAMES)) as served:
+        served.until_ready()
+        with httpx.Client(base_url=served.url, timeout=30) as client:
+            yield client
+
+
+def item(value: Any) -> dict[str, Any]:
+    return {"name": "input", "datatype": "BYTES", "shape": [1], "data": [json.dumps(value)]}
+
+
+def events(response: httpx.Response) -> list[tuple[str, Any]]:
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return [(event.name, json.loads(event.data)) for event in EventParser().feed(response.content)]
+
+
+def test_each_answer_is_a_response(streaming: httpx.Client) -> None:
+    response = streaming.post("/v2/models/count/infer_stream", json={"id": "7", "inputs": [item(2)]})
+    assert events(response) == [
+        ("message", {
+            "model_name": "count", "id": "7",
+            "outputs": [{"name": "output", "datatype": "BYTES", "shape": [1], "data": [str(number)]}],
+        })
+        for number in (1, 2)
+    ]  # fmt: skip
+    rows = {"name": "x", "datatype": "FP32", "shape": [2, 2], "data": [1, 2, 3, 4]}
+    body = {"inputs": [rows], "outputs": [{"name": "rows"}]}
+    response = streaming.post("/v2/models/prefixes/infer_stream", json=body)
+    assert [event["outputs"][0]["data"] for _, event in events(response)] == [[1], [2]]
+
+
+def test_generating_takes_and_gives_flat_objects(streaming: httpx.Client) -> None:
+    response = streaming.post("/v2/models/prefixes/generate_stream", json={"x": [[1, 2], [3, 4]]})
+    assert events(response) == [
+        ("message", {"model_name": "prefixes", "model_version": "", "sum": [1, 2], "rows": 1}),
+        ("message", {"model_name": "prefixes", "model_version": "", "sum": [4, 6], "rows": 2}),
+    ]
+
+
+def test_errors_first_and_later(streaming: httpx.Client) -> None:
+    path = "/v2/models/script/infer_stream"
+    response = streaming.post(path, json={"inputs": [item([{"error": "not you"}])]})
+    assert (response.status_code, response.json()) == (400, {"error": "not you"})
+    response = streaming.post(path, json={"inputs": [item(["a", {"error": "enough"}])]})
+    assert [(name, event.get("error")) for name, event in events(response)] == [("message", None), ("error", "enough")]
+    several = {"name": "input", "datatype": "BYTES", "shape": [2], "data": ["1", "2"]}
+    assert streaming.post(path, json={"inputs": [several]}).json()["error"].endswith("a stream is for one")
+    assert streaming.post(path, content=b"{").status_code == 400
+    asked = {"inputs": [item([])], "outputs": [{"name": "output", "parameters": {"shared_memory_region": "r"}}]}
+    assert streaming.post(path, json=asked).status_code == 501
+    assert streaming.post("/v2/models/nobody/infer_stream", json={}).status_code == 404
+    assert streaming.get(path).status_code == 405
+
+
+def test_one_answer_is_asked_for_elsewhere_and_streams_of_one_are_fine(streaming: httpx.Client) -> None:
+    assert streaming.post("/v2/models/count/infer", json={"inputs": [item(2)]}).status_code == 501
+    config = streaming.get("/v2/models/count/config").json()
+    assert config["model_transaction_policy"] == {"decoupled": True}
+
+
+def test_who_leaves_ends_his_part(streaming: httpx.Client) -> None:
+    with streaming.stream("POST", "/v2/models/ticking/infer_stream", json={"inputs": [item("go")]}) as response:
+        next(response.iter_raw())
+    while streaming.get("/models/ticking").json()["in_flight"]:
+        pass
+
+
+def test_a_signal_lets_streams_end_and_closes_websockets_with_1001() -> None:
+    async def main(served: Served) -> None:
+        async with connect(served.url.replace("http", "ws") + "/v2/ws") as client:
+            await client.send(json.dumps({"model_name": "script", "inputs": [item(["a"] * 300)]}))
+            await client.recv()
+            served.process.send_signal(signal.SIGTERM)
+            with pytest.raises(ConnectionClosed) as said:
+                while True:
+                    last = json.loads(await client.recv())
+            assert last["parameters"] == {"triton_final_response": True}
+            assert said.value.rcvd is not None
+            assert said.value.rcvd.code == 1001
+
+    with Served(f"{MODELS}:Script") as served:
+        served.until_ready()
+        asyncio.run(main(served))
+        assert served.process.wait(20) == 0
