@@ -14,6 +14,7 @@ from weir.protocols.asgi_stream import enter_stream, stream_source
 from weir.protocols.bodies import Body, disconnected, has_large_body
 from weir.protocols.codings import decompress
 from weir.protocols.events import EventStream
+from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
 from weir.protocols.payloads import Work, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
@@ -129,8 +130,7 @@ class Inference:
 
     def _refusal(self, error: WeirError, service: "Service | None") -> Answer:
         if service is not None:
-            for observer in service.observers:
-                observer.refused(service.label, DOOR, error)
+            told(service, DOOR, error)
         return self._error(error, service)
 
     def _error(self, error: Exception, service: "Service | None") -> Answer:

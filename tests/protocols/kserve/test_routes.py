@@ -179,7 +179,7 @@ def test_paths_that_belong_to_no_extension(serve: Serve) -> None:
     client = serve(vector()).client
     for method, path, code in (
         ("GET", "/v2/", 404), ("GET", "/v2/x", 404), ("POST", "/v2/logging", 501), ("GET", "/v2/trace/setting", 501),
-        ("POST", "/v2", 405), ("POST", "/v2/cudasharedmemory/unregister", 501),
+        ("POST", "/v2", 405), ("POST", "/v2/cudasharedmemory/region/r/register", 501),
         ("POST", "/v2/repository/index", 501), ("POST", "/v2/workers/vector/load", 501),
     ):  # fmt: skip
         answer = client.request(method, path)

@@ -203,11 +203,18 @@ def test_what_is_wrong_comes_back_as_text(ask: Both) -> None:
         ask("infer", "simple", inputs(FIRST, SECOND), outputs=asked("OUTPUT7"))
 
 
-@pytest.mark.parametrize("method", ["get_log_settings", "get_trace_settings", "get_cuda_shared_memory_status"])
+@pytest.mark.parametrize("method", ["get_log_settings", "get_trace_settings"])
 def test_what_is_not_offered_is_said(ask: Both, method: str) -> None:
     with pytest.raises(InferenceServerException, match="does not have this extension") as caught:
         ask(method)
     assert caught.value.status() == "501"
+
+
+def test_there_is_no_memory_of_devices(ask: Both) -> None:
+    assert ask("get_cuda_shared_memory_status") == []
+    ask("unregister_cuda_shared_memory")  # as all examples do before they begin
+    with pytest.raises(InferenceServerException, match="does not have this extension"):
+        ask("register_cuda_shared_memory", "r", b"handle", 0, 64)
 
 
 def test_many_greenlets_share_batches(address: str) -> None:

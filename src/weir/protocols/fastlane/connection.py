@@ -25,6 +25,7 @@ from weir.workers.executor import Block
 if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
     from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.request import HttpRequest
 
 _log = logging.getLogger("weir.http")
 
@@ -242,7 +243,7 @@ class Connection(Link):
         self.phase = BUSY
         try:
             if not ask.plain:
-                request.measure()
+                self._measure(request)
             service.submit(request, now)
         except WeirError as error:
             discard(request.payload)
@@ -253,6 +254,13 @@ class Connection(Link):
             request.settled = True
             discard(request.payload)
             request.fail(error)
+
+    def _measure(self, request: "HttpRequest") -> None:
+        try:
+            request.measure()
+        except WeirError as error:  # which no service has heard of
+            self.lane.refused(request.ask.service, error)
+            raise
 
     def _refuse(self, error: WeirError) -> None:
         """Answer a request that reached no service; its body has been read."""

@@ -14,6 +14,7 @@ from weir.protocols.fastlane.memo import HeadMemo
 from weir.protocols.fastlane.plan import Manner, Plan, make_plan
 from weir.protocols.fastlane.responses import Heads
 from weir.protocols.fastlane.tally import Tally
+from weir.protocols.inferring import told
 from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
 
@@ -127,8 +128,11 @@ class Lane:
 
     def refused(self, service: "Service | None", error: WeirError) -> None:
         """Tell the observers of a request that was refused before a service has heard of it."""
-        for observer in self.observers if service is None else service.observers:
-            observer.refused("" if service is None else service.label, DOOR, error)
+        if service is not None:
+            told(service, DOOR, error)
+            return
+        for observer in self.observers:
+            observer.refused("", DOOR, error)
 
     def tell_observers(self) -> None:
         """Tell the observers the bytes transferred since the last time."""

@@ -7,7 +7,7 @@ from starlette.types import Receive
 from weir.errors import WeirError
 from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import disconnected
-from weir.protocols.inferring import infer
+from weir.protocols.inferring import infer, told
 from weir.protocols.kserve.bodies import inflated, read_body
 from weir.protocols.kserve.endpoint import Call
 from weir.protocols.kserve.heads import InferAsk, read_head
@@ -49,9 +49,7 @@ class Inference:
             plain = inflated(body, self._site.http.max_body_size) if ask.header_length is None else body
             return read_body(ask, plain, memory)
         except WeirError as error:
-            for observer in ask.service.observers:
-                observer.refused(ask.service.label, DOOR, error)
-            raise
+            raise told(ask.service, DOOR, error) from None
 
 
 async def _answered(ask: InferAsk, request: InferenceRequest, receive: Receive) -> InferenceResponse | None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from weir.errors import ModelNotReady
 from weir.protocols.answers import Answer, encode_safely
-from weir.protocols.describing import config, device_count, metadata, server_metadata
+from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
 from weir.protocols.inferring import find
 from weir.protocols.kserve.endpoint import Call, count_of, document, text_of
 from weir.protocols.kserve.replies import JSON_TYPE
@@ -56,6 +56,18 @@ class Pages:
         """Show the configuration of one model."""
         return document(config(self._service(call)))
 
+    async def statistics(self, call: Call) -> Answer:
+        """Count what one model has done, or every model."""
+        return document({"model_stats": [statistics(service) for service in self._asked_for(call)]})
+
+    async def no_regions(self, call: Call) -> Answer:
+        """Say that there are no regions of a device's memory: there never are any."""
+        return document([])
+
+    async def nothing_to_do(self, call: Call) -> Answer:
+        """Take away regions of a device's memory, of which there are none."""
+        return document({})
+
     async def hardware(self, call: Call) -> Answer:
         """List the CPUs and GPUs of this machine."""
         return document({"hardware": [each.to_dict() for each in self._site.manager.hardware()]})
@@ -69,6 +81,13 @@ class Pages:
             error = f"hardware {name!r:.80}: there are {found}, not {max(1, count)}"
             return Answer(404, [JSON_TYPE], encode_safely({"error": error}))
         return document({"name": name, "num": found})
+
+    def _asked_for(self, call: Call) -> "list[Service]":
+        if "model" not in call.path:
+            return self._registry.all
+        if "version" in call.path:
+            return [self._service(call)]
+        return list(self._registry.versions(self._service(call).name).values())
 
     def _service(self, call: Call) -> "Service":
         return find(self._registry, call.path["model"], call.path.get("version", ""))

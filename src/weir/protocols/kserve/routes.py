@@ -23,8 +23,10 @@ from weir.protocols.sending import as_response, inner_path
 PREFIX = "/v2"
 
 # Extensions of Triton that its clients know and this server has not.
-_NOT_OFFERED = ("/trace/setting", "/models/{model}/trace/setting", "/logging")
-_NO_CUDA = ("status", "region/{region}/status", "region/{region}/register", "unregister", "region/{region}/unregister")
+_NOT_OFFERED = (
+    "/trace/setting", "/models/{model}/trace/setting", "/logging", "/cudasharedmemory/region/{region}/status",
+    "/cudasharedmemory/region/{region}/register",
+)  # fmt: skip
 
 _VERSIONED = re.compile(r"/models/\{model\}")
 
@@ -52,8 +54,7 @@ class Kserve:
 
 def handlers(site: Site) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
-    absent = [*_NOT_OFFERED, *(f"/cudasharedmemory/{each}" for each in _NO_CUDA)]
-    return every(site) | {(method, path): not_offered(path) for path in absent for method in ("GET", "POST")}
+    return every(site) | {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
 
 
 def offered(site: Site) -> dict[tuple[str, str], Handler]:
@@ -71,9 +72,11 @@ def every(site: Site) -> dict[tuple[str, str], Handler]:
         ("GET", "/health/live"): pages.live,
         ("GET", "/health/ready"): pages.ready,
         ("GET", "/models"): pages.models,
+        ("GET", "/models/stats"): pages.statistics,
         ("GET", "/models/{model}"): pages.model,
         ("GET", "/models/{model}/ready"): pages.model_ready,
         ("GET", "/models/{model}/config"): pages.config,
+        ("GET", "/models/{model}/stats"): pages.statistics,
         ("POST", "/models/{model}/infer"): infer,
         ("POST", "/models/{model}/infer_stream"): streams.infer,
         ("POST", "/models/{model}/generate_stream"): streams.generate,
@@ -89,6 +92,9 @@ def every(site: Site) -> dict[tuple[str, str], Handler]:
         ("POST", "/systemsharedmemory/region/{region}/register"): changes.register_memory,
         ("POST", "/systemsharedmemory/unregister"): changes.unregister_memory,
         ("POST", "/systemsharedmemory/region/{region}/unregister"): changes.unregister_memory,
+        ("GET", "/cudasharedmemory/status"): pages.no_regions,
+        ("POST", "/cudasharedmemory/unregister"): pages.nothing_to_do,
+        ("POST", "/cudasharedmemory/region/{region}/unregister"): pages.nothing_to_do,
     }
     versioned = {
         (method, _VERSIONED.sub("/models/{model}/versions/{version}", path)): handler
