@@ -19,6 +19,11 @@ Floats = NDArray[np.float64]
 # Where the energies come from. "time": there is none; one millijoule per millisecond, so that power is the busy share.
 ENERGY_SOURCES = ("nvml", "rapl", "stated", "time")
 FORMAT = 1  # of the file
+_TABLES = ("service_time_ms", "energy_mj", "cv")
+_KEYS = {
+    "weir_profile", "max_batch_size", "best_batch_size", "max_rate", "latency_offset_ms", "pipeline_depth", "energy_source",
+    "about", "linear_fit", "table",
+}  # fmt: skip
 
 
 class LinearFit(NamedTuple):
@@ -135,7 +140,7 @@ class Profile:
             "energy_source": self.energy_source,
             "about": dict(self.about),
             "linear_fit": self.fit()._asdict(),
-            "table": {name: getattr(self, name).tolist() for name in ("service_time_ms", "energy_mj", "cv")},
+            "table": {name: getattr(self, name).tolist() for name in _TABLES},
         }
         return tomli_w.dumps(document)
 
@@ -143,13 +148,15 @@ class Profile:
     def from_toml(cls, text: str, source: str = "profile") -> "Profile":
         """Return the profile that `text` says; only the tables, and what says how to read them, count.
 
-        Raises SettingsError naming `source`, the key and what is wrong.
+        Raises SettingsError naming `source`, the key and what is wrong, also a key that no profile has.
         """
         try:
             document = tomllib.loads(text)
             if document.get("weir_profile") != FORMAT:
                 raise SettingsError(f"weir_profile={document.get('weir_profile')!r}: must be {FORMAT}")
             table = document["table"]
+            _check_keys(document, _KEYS)
+            _check_keys(table, set(_TABLES))
             times = table["service_time_ms"]
             return cls(
                 times, table.get("energy_mj", times), table.get("cv", [0.0] * len(times)),
@@ -160,6 +167,11 @@ class Profile:
             raise SettingsError(f"{source}: {error.message}") from None
         except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError) as error:
             raise SettingsError(f"{source}: must be a profile made by `weir profile`: {error}") from error
+
+
+def _check_keys(given: Mapping[str, Any], known: set[str]) -> None:
+    if unknown := [key for key in given if key not in known]:
+        raise SettingsError(f"{unknown[0]}: there is no such key in a profile; there are {', '.join(sorted(known))}")
 
 
 def _check_table(name: str, values: Floats, size: int, smallest: float | None) -> None:

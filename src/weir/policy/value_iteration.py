@@ -38,7 +38,8 @@ def iterate_values(
     model: Model, *, eta: float | None = None, epsilon: float = 0.01, max_iterations: int = 10_000
 ) -> Swept:
     """Sweep equation 21 from J = 0, with state 0 as s*, until the change's span is less than `epsilon` (equation 22) or
-    `max_iterations` sweeps are done. An `eta` of None is 0.99 of its bound.
+    `max_iterations` sweeps are done. An `eta` of None is 0.99 of its bound. `epsilon` is absolute, as in the paper: in the
+    unit of the cost per millisecond.
 
     Raises SettingsError for an eta outside its bound, an epsilon or a number of sweeps that is not greater than 0.
     """
