@@ -31,7 +31,7 @@ from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy
 
 ITEM, RETRY = Kind.ITEM, Reason.RETRY  # members of an enum are looked up slowly
-SIGHT_BATCHES = 4  # the time in sight moves slowly: it is worked out again with every fourth batch
+SIGHT_BATCHES, FIRST_SIGHTS = 16, (4, 8)  # the time in sight has 16 to spare: it is worked out again with these
 
 
 class Batcher:
@@ -169,7 +169,7 @@ class Batcher:
         self._suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         self.service.learn(dispatch.rows, dispatch.seconds, now)
-        if self._tight < inf and batch_id % SIGHT_BATCHES == 0:
+        if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
             self._tight = self._outlook.time_in_sight()
         self._freed = True
         return dispatch
@@ -209,7 +209,7 @@ class Batcher:
         earliest_deadline, oldest_arrival = group.rank()
         seen = Observation(
             now, group.arrived - group.departed, oldest_arrival, earliest_deadline, line.arrivals + self._refused,
-            line.last_arrival, self._places.free, len(self._places), settings.max_batch_size, settings.max_queue_delay,
+            line.last_arrival, self._places.free, self._places.staying, settings.max_batch_size, settings.max_queue_delay,
             self.draining,
         )  # fmt: skip
         try:

@@ -26,17 +26,17 @@ class Worker:
 
 
 class Places:
-    """Counts free places. `free` is the total; all else is by worker index. Its length is the number of workers that stay."""
+    """Counts free places. `free` is the total, `staying` how many workers stay; all else is by worker index."""
 
-    __slots__ = ("_leaving", "_workers", "free")
+    __slots__ = ("_workers", "free", "staying")
 
     def __init__(self) -> None:
         self._workers: dict[int, Worker] = {}
-        self._leaving = 0
         self.free = 0
+        self.staying = 0
 
     def __len__(self) -> int:
-        return len(self._workers) - self._leaving
+        return self.staying
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -45,6 +45,7 @@ class Places:
         """A worker is ready. One that was there under this index must have been removed."""
         self._workers[index] = Worker(index, places, now)
         self.free += places
+        self.staying += 1
 
     def remove(self, index: int) -> list[int]:
         """A worker is gone; return the ids of the batches it had."""
@@ -52,7 +53,7 @@ class Places:
         if worker is None:
             return []
         self.free -= worker.free
-        self._leaving -= worker.leaves
+        self.staying -= not worker.leaves
         return list(worker.batches)
 
     def leave(self, index: int) -> bool:
@@ -63,7 +64,7 @@ class Places:
         if not worker.leaves:
             worker.leaves = True
             self.free += worker.count()
-            self._leaving += 1
+            self.staying -= 1
         return not worker.batches
 
     def pick(self, *, empty: bool = False) -> Worker | None:
