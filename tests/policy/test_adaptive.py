@@ -204,6 +204,10 @@ def test_a_promise_lets_more_in_who_come_late() -> None:
     assert policy.full(feed.now + 0.007) == 6  # a third batch should have 4 rows, which take 8 ms
     assert policy.full(feed.now + 0.009) == 6 + 5
     assert policy.full(feed.now + 0.012) == 6 + 5  # once
+    # Of 8 that wait then, two came late, 9 ms after the start: 3 ms ago. With 22 - 10 - 3 ms to go, there may be 5 of them.
+    feed.now += 0.012
+    assert policy.decide(feed.seen(8, age=0.012)).rows == 6
+    assert policy.max_waiting == 5
 
 
 def test_who_is_left_behind_counts() -> None:

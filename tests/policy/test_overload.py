@@ -26,7 +26,7 @@ def test_with_time_for_more_batches_the_line_is_longer() -> None:
     made = admission(P4, Objective(0.06))  # of five batches of 32, one runs
     assert made is not None
     assert (made.steady, made.max_waiting, made.largest) == (32, 128, 32)
-    assert made.gate == Gate((160, *[128] * 32))
+    assert made.gate.bounds == (160, *[128] * 32)
 
 
 def test_a_little_less_is_served_for_a_line_of_two_batches() -> None:
@@ -82,21 +82,38 @@ def test_under_overload_a_batch_is_never_split_by_a_step() -> None:
     assert table[-1] == 16
 
 
-GATE = Gate((6, 4, 4, 3, 3), (0.0, 1.0, 2.0, 3.0, 4.0), 8.0, 2)
+GATE = Gate((6, 4, 4, 3, 3), (0.0, 1.0, 2.0, 3.0, 4.0), 8.0, 2, (0.0, 1.0, 0.0, 0.0, 0.0))
 
 
 def test_who_stays_behind_keeps_others_out() -> None:
-    assert GATE.after(3, 3, 10.0, 9.0, 10.0) == 3  # none does
-    # Of 4 rows from 8.0 to 9.5, the last stays: it is 0.5 s old, and 8 - 3 - 0.5 are left for its batch.
-    assert GATE.after(3, 4, 10.0, 8.0, 9.5) == 3
-    assert GATE.after(3, 4, 10.0, 8.0, 7.1) == 2
-    assert GATE.after(3, 4, 10.0, 8.0, 6.1) == 1
-    assert GATE.after(1, 4, 10.0, -9.0, -9.0) == 3  # those who are in stay in
-    assert Gate((9, 9), (), 0.0).after(1, 5, 10.0, 0.0, 1.0) == 9
-    assert OPEN.after(0, 5, 10.0, 0.0, 1.0) is None
+    assert GATE.after(3, 3, 0.0) == 3  # none does
+    assert GATE.after(3, 4, 0.5) == 3
+    assert GATE.after(3, 4, 2.5) == 2  # 8 - 3 - 2.5 are left for the next batch
+    assert GATE.after(3, 4, 4.0) == 1
+    assert GATE.after(1, 4, 19.0) == 3  # those who are in stay in
+    assert Gate((9, 9)).after(1, 5, 10.0) == 9
+    assert OPEN.after(0, 5, 10.0) is None
 
 
 def test_a_third_batch_waits_if_it_comes_late_enough() -> None:
-    assert [GATE.more(since) for since in (0.0, 1.9, 2.0, 3.5, 9.0)] == [0, 0, 2, 3, 4]
-    assert GATE._replace(third=0).more(9.0) == 0
-    assert OPEN.more(9.0) == 0
+    assert [GATE.more(2, since) for since in (0.0, 1.9, 2.0, 3.5, 9.0)] == [0, 0, 2, 3, 4]
+    assert GATE.more(1, 1.0) == 2  # one second is to spare behind a batch of one
+    assert GATE._replace(third=0).more(2, 9.0) == 0
+    assert OPEN.more(0, 9.0) == 0
+
+
+def test_behind_several_batches_only_a_whole_one_may_come() -> None:
+    profile = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
+    made = admission(profile, Objective(0.009))
+    assert made is not None
+    assert (made.steady, made.max_waiting) == (1, 3)
+    assert [made.gate.more(1, since) for since in (0.0009, 0.001, 0.0019)] == [0, 1, 1]
+    crew = admission(profile, Objective(0.009), workers=2)
+    assert crew is not None
+    assert crew.gate.more(1, 1.0) == 0
+
+
+def test_where_hardly_any_may_be_late_nothing_is_tried() -> None:
+    made = admission(P4, Objective(0.02, 1e-4))
+    assert made is not None
+    assert made.gate.third == 0

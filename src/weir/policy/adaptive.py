@@ -55,6 +55,8 @@ class SolvedPolicy:
         self._gate = OPEN
         self._rows = 0  # that were dispatched last; 0 if none were, or more have been let in since
         self._since = 0.0  # when
+        self._ahead = 0  # rows before those who were let in late, 0 if none were
+        self._late = 0.0  # when the first of them came
 
     # Decisions.
 
@@ -90,17 +92,23 @@ class SolvedPolicy:
 
     def _let_in(self, gate: Gate, rows: int, seen: Observation) -> None:
         """Once `rows` are dispatched, let in whom the gate lets in."""
-        self._gate, self._rows, self._since = gate, rows, seen.now
-        if rows and rows < seen.waiting:
-            self.max_waiting = gate.after(rows, seen.waiting, seen.now, seen.oldest_arrival, seen.last_arrival)
+        waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
+        if rows and rows < waiting:
+            # When the first that stays came: as if at even gaps, or not before those came who were let in late.
+            first = oldest + (seen.last_arrival - oldest) * rows / (waiting - 1)
+            if rows >= self._ahead > 0:
+                first = max(first, self._late)
+            self.max_waiting = gate.after(rows, waiting, now - first)
         else:
             self.max_waiting = gate.bounds[rows]
+        self._gate, self._rows, self._since, self._ahead = gate, rows, now, 0
 
     def full(self, now: float) -> int | None:
         """The line is full: return `max_waiting` as of `now`; see Policy."""
-        if self._rows and (more := self._gate.more(now - self._since)):
-            self._rows = 0  # once; whoever comes behind them too might be late
+        if self._rows and (more := self._gate.more(self._rows, now - self._since)):
             assert self.max_waiting is not None
+            self._rows = 0  # once; whoever comes behind them too might be late
+            self._ahead, self._late = self.max_waiting, now
             self.max_waiting += more
         return self.max_waiting
 

@@ -11,43 +11,47 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.policy.objective import ROUNDING, Objective
-from weir.policy.profile import Profile
+from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, full_batch_table
 
-NEARLY = (
-    0.98  # of the rows per second that the objective allows; the rest is given for a longer line, which refuses less
-)
+# Of the rows per second that the objective allows; the rest is given for a longer line, which refuses less.
+NEARLY = 0.98
+# Shares of late rows below this leave no room for what is not exact: a part of a batch behind another.
+RARELY = 1e-3
 
 
 class Gate(NamedTuple):
     """Beyond which line arrivals are refused.
 
-    `bounds[n]` rows may wait once n were dispatched; for n = 0, while the policy waits. With `times`, in seconds by rows, it
-    is one batch that runs and one that waits, and those of both are `within` seconds at most; in time, one more batch of at
-    least `third` rows may wait (0: never). Bounds are None if there are none.
+    `bounds[n]` rows may wait once n were dispatched; for n = 0, while the policy waits. None: no bound. With `times` (seconds
+    by rows), one more batch of at least `third` rows (0: never) may wait if it comes late enough; `spares[n]` is by how much
+    the rows in line are answered earlier than they must. With `within`, one batch waits at a time, and its time and that of
+    the one that runs are so many seconds at most.
     """
 
     bounds: tuple[int | None, ...]
     times: tuple[float, ...] = ()
     within: float = 0.0
     third: int = 0
+    spares: tuple[float, ...] = ()
 
-    def after(self, rows: int, waiting: int, now: float, oldest: float, last: float) -> int | None:
-        """Return how many may wait once `rows` of the `waiting` are dispatched at `now`; they came from `oldest` to `last`.
+    def after(self, rows: int, waiting: int, age: float) -> int | None:
+        """Return how many may wait once `rows` of the `waiting` are dispatched; the first that stays is `age` seconds old.
 
         Those who stay behind are served with whom the line then lets in: so few that the first of them is in time.
         """
         bound = self.bounds[rows]
-        if bound is None or rows >= waiting or not self.times:
+        if bound is None or rows >= waiting or not self.within:
             return bound
-        first = oldest + (last - oldest) * rows / (waiting - 1)
-        left = self.within - self.times[rows] - (now - first)
+        left = self.within - self.times[rows] - age + ROUNDING
         return min(bound, max(bisect_right(self.times, left) - 1, waiting - rows, 1))
 
-    def more(self, since: float) -> int:
-        """Return how many more may wait, `since` seconds after a dispatch, as a batch behind the next one."""
-        rows = bisect_right(self.times, since + ROUNDING) - 1
-        return rows if rows >= self.third > 0 else 0
+    def more(self, rows: int, since: float) -> int:
+        """Return how many more may wait, `since` seconds after `rows` were dispatched, as a batch behind those in line."""
+        if not self.third:
+            return 0
+        more = bisect_right(self.times, since + self.spares[rows] + ROUNDING) - 1
+        return more if more >= self.third else 0
 
 
 OPEN = Gate((None,))
@@ -72,8 +76,8 @@ class Admission(NamedTuple):
         """Return the table, and the gate, for more rows than can be served."""
         table = full_batch_table(profile)[: self.steady + 1]
         table[-1] = self.steady
-        times = self.gate.times[: self.steady + 1]
-        return table, Gate((self.max_waiting,) * (self.steady + 1), times, self.gate.within)
+        bounds = (self.max_waiting,) * (self.steady + 1)
+        return table, Gate(bounds, self.gate.times[: self.steady + 1], self.gate.within)
 
 
 def admission(profile: Profile, objective: Objective, workers: int = 1) -> Admission | None:
@@ -98,10 +102,20 @@ def admission(profile: Profile, objective: Objective, workers: int = 1) -> Admis
         steady = int(np.argmax(np.where(speeds >= NEARLY * speeds.max(), behind * sizes, 0))) + 1
     longest = workers * steady * int(behind[steady - 1])
     if workers * depth > 1 or behind[steady - 1] > 1:
-        return Admission(steady, longest, steady, Gate((longest + workers * steady, *[longest] * steady)))
+        gate = Gate((longest + workers * steady, *[longest] * steady))
+        if workers * depth == 1:  # one more batch, if it may be a whole one
+            spares = within - times[:steady] - behind[steady - 1] * times[steady - 1]
+            gate = _growing(gate, times[:steady], spares, steady)
+        return Admission(steady, longest, steady, gate)
     # One batch under way and one in line: the longer the one takes, the shorter the other must be.
     fitting = np.searchsorted(times, within - times, side="right")
     largest = int(np.flatnonzero(fitting)[-1]) + 1
-    bounds = np.minimum(fitting[:largest], largest).tolist()
-    gate = Gate((longest + largest, *bounds), (0.0, *times[:largest].tolist()), within, -(-steady // 2))
-    return Admission(steady, longest, largest, gate)
+    bounds = np.minimum(fitting[:largest], largest)
+    spares = within - times[:largest] - times[bounds - 1]
+    gate = Gate((longest + largest, *bounds.tolist()), within=within)
+    third = -(-steady // 2) if objective.late_share >= RARELY else 0
+    return Admission(steady, longest, largest, _growing(gate, times[:largest], spares, third))
+
+
+def _growing(gate: Gate, times: Floats, spares: Floats, third: int) -> Gate:
+    return gate._replace(times=(0.0, *times.tolist()), spares=(0.0, *spares.tolist()), third=third)

@@ -87,7 +87,7 @@ def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, 
     ends: list[float] = []
     sizes: list[int] = []
     bound: float = rule.max_waiting or inf
-    gate, time = rule.gate, services.time
+    gate, time, size = rule.gate, services.time, 0
     while True:
         now = max(free[0], last)
         upto = bisect_right(coming, now, seen)
@@ -98,7 +98,7 @@ def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, 
         if seen < upto:
             refused += upto - seen
             if gate is not None:
-                more = _more(coming, seen, upto, gate, last)
+                more = _more(coming, seen, upto, gate, size, last)
                 line += more
                 refused -= len(more)
             seen = upto
@@ -116,18 +116,19 @@ def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, 
         heapreplace(free, end)
         mixing.cut(rule.share)
         if gate is not None:
-            came = line[-1] if len(line) - head > size else now
-            after = gate.after(size, len(line) - head, now, line[head], came)
+            waiting = len(line) - head
+            age = now - line[head + size] if waiting > size else 0.0
+            after = gate.after(size, waiting, age)
             bound = inf if after is None else after
         last = now
         head += size
     return Rounds(np.array(starts), np.array(ends), np.array(sizes, dtype=np.int64), np.array(line[:head]), refused)
 
 
-def _more(coming: Sequence[float], start: int, stop: int, gate: Gate, since: float) -> Sequence[float]:
+def _more(coming: Sequence[float], start: int, stop: int, gate: Gate, rows: int, since: float) -> Sequence[float]:
     """Return those who, of the arrivals from `start` to `stop`, are let in though the line is full."""
     for index in range(start, stop):
-        if more := gate.more(coming[index] - since):
+        if more := gate.more(rows, coming[index] - since):
             return coming[index : min(index + more, stop)]
     return ()
 
