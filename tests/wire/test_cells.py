@@ -53,3 +53,16 @@ def test_a_reference_without_an_arena() -> None:
 def test_refs_are_all_that_lies_in_the_arena() -> None:
     cells = msgspec.convert([[None, None], [2, [0, 1], [[2, 3], b""]], [[0, 0, [4, 5]], [1, 1, [6, 7], [b""]]]], Cells)
     assert cells.refs() == [(0, 1), (2, 3), (4, 5), (6, 7)]
+
+
+class Dressed(dict[str, int]):
+    def as_plain(self) -> dict[str, int]:
+        return dict(self)
+
+
+def test_a_value_that_says_so_travels_as_something_plain() -> None:
+    cells = packed([Dressed(a=1), {"b": 2}])
+    assert cells.together is not None
+    first, second = unpack_cells(cells, None, InvalidRequest)
+    assert type(first) is dict
+    assert (first, second) == ({"a": 1}, {"b": 2})

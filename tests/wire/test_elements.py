@@ -96,6 +96,12 @@ def test_numbers_that_no_float_can_hold() -> None:
         read_elements("x", "FP64", [1], 1, b"[" + b"9" * 400 + b"]")
 
 
+def test_strings_that_are_no_utf8() -> None:
+    for data in (b'["a", "\xff"]', b'[["\xdc"], ["a"]]'):
+        with pytest.raises(InvalidRequest, match=r"tensor 'x': data cannot be read \('utf-8' codec"):
+            read_elements("x", "BYTES", [2, 1], 2, data)
+
+
 def test_the_largest_fp32_is_the_largest_that_does_not_round_to_infinity() -> None:
     assert numpy.isfinite(read("FP32", [3.4028235677973362e38])).all()
     with pytest.raises(InvalidRequest, match="out of the range"):

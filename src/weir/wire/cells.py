@@ -75,9 +75,12 @@ def pack_cells(
     """Return `values` as a column. One that cannot be pickled is replaced by the error that `complain` makes of a text.
 
     `encodings`: of all values, or of each. One that is not OBJECT means that the value is bytes, bytes-like, or
-    something in the arena that `places` knows.
+    something in the arena that `places` knows. A value with a method `as_plain` travels as what that returns.
     """
     types = set(map(type, values))
+    if any(hasattr(kind, "as_plain") for kind in types):
+        values = [value.as_plain() if hasattr(value, "as_plain") else value for value in values]
+        types = set(map(type, values))
     if types == {bytes}:
         if places is None or max(map(len, values)) < LARGE_BYTES:
             return Cells(inline=values)

@@ -52,7 +52,7 @@ def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, da
         raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be sent as binary data")
     try:
         flat = _FLAT[datatype].decode(data)
-    except msgspec.ValidationError:  # nested, or wrong
+    except UNREADABLE:  # nested, or wrong
         flat = _flattened(name, shape, _decoded(name, data))
         _check_elements(name, datatype, flat)
     if len(flat) != count:

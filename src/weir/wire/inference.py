@@ -91,8 +91,8 @@ class Shared(Protocol):
 class ArenaArrays(Arrays):
     """The payload of a TENSORS request whose arrays lie, some or all of them, in `block`, a place in the request arena.
 
-    It is itself a Block: retained and released like one, it keeps the place for as long as somebody has a share. It is
-    pickled as a plain dict; memory in the arena travels as a reference.
+    It is itself a Block: retained and released like one, it keeps the place for as long as somebody has a share. It
+    travels to a worker as a plain dict, and what lies in the arena as a reference.
     """
 
     __slots__ = ("block",)
@@ -114,8 +114,9 @@ class ArenaArrays(Arrays):
         """Give one share back."""
         self.block.release()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return dict, (dict(self),)
+    def as_plain(self) -> Arrays:
+        """Return the arrays without their place."""
+        return dict(self)
 
 
 def bind(inputs: Sequence[TensorValue], declared: Sequence[Tensor]) -> Arrays:

@@ -101,9 +101,10 @@ def as_values(events: Events, accepts: str | list[str], *, lent: bool = False) -
 def find_array(arena: Arena, raw: memoryview) -> tuple[ArenaBlock, int] | None:
     """Return the place in `arena` of which the array that `raw` is the memory of is a part, and where it begins."""
     array: Any = raw.obj
-    if not hasattr(array, "__array_interface__") or array.nbytes != raw.nbytes:
+    if getattr(array, "nbytes", None) != raw.nbytes:
         return None  # of a part of an array, nobody says where it begins
-    return arena.find(array.__array_interface__["data"][0], raw.nbytes)
+    interface = getattr(array, "__array_interface__", None)
+    return None if interface is None else arena.find(interface["data"][0], raw.nbytes)
 
 
 class ResultPlaces:

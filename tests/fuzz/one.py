@@ -1,0 +1,13 @@
+"""Fuzzes one target: `python -m tests.fuzz.one TARGET [libFuzzer's options and folders]`."""
+
+import sys
+
+import atheris  # type: ignore[import-untyped, unused-ignore]  # it has no types, and need not be installed
+
+with atheris.instrument_imports(include=["weir.wire", "weir.workers.kservework"]):
+    from tests.fuzz.targets import TARGETS
+
+if __name__ == "__main__":
+    name = sys.argv.pop(1)
+    atheris.Setup(sys.argv, TARGETS[name])
+    atheris.Fuzz()

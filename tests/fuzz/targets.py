@@ -1,0 +1,105 @@
+"""What is fuzzed: each target takes bytes as a stranger may send them, and raises if a promise is broken.
+
+The promise is the same for all: what is malformed is an InvalidRequest, and nothing is larger than what was sent.
+"""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import InvalidRequest
+from weir.model import DATATYPES, Model, Tensor
+from weir.wire import kserve_binary, kserve_json
+from weir.wire.bytes_tensors import pack_elements, unpack_elements
+from weir.wire.inference import InferenceRequest, bind
+from weir.wire.kserve_outline import Outliner
+from weir.wire.tensors import Arrays
+from weir.workers.kservework import BodyReader
+
+
+class Declared(Model):
+    """Has inputs of several kinds."""
+
+    inputs = (Tensor("x", "INT8", [-1, -1]), Tensor("y", "FP32", [-1]), Tensor("s", "BYTES", [-1]))
+    outputs = (Tensor("z", "FP32", [-1]),)
+
+    def predict(self, batch: Any) -> Any:
+        return batch
+
+
+_outline = Outliner(Declared.inputs)
+_read = BodyReader(Declared)
+
+
+def json(data: bytes) -> None:
+    """The JSON body of a request, and of a response; what was read can be written and is read again the same."""
+    with contextlib.suppress(InvalidRequest):
+        request = kserve_json.read_request(data, "m")
+        _modest(request, data)
+        again = kserve_json.read_request(kserve_json.write_request(request), "m")
+        assert [value.array.shape for value in again.inputs] == [value.array.shape for value in request.inputs]
+    with contextlib.suppress(InvalidRequest):
+        kserve_json.read_response(data)
+
+
+def binary(data: bytes) -> None:
+    """A body with binary tensors; the first two bytes say how long its header is."""
+    body, length = data[2:], int.from_bytes(data[:2], "little")
+    with contextlib.suppress(InvalidRequest):
+        _modest(kserve_binary.read_request(body, length, "m"), body)
+    with contextlib.suppress(InvalidRequest):
+        kserve_binary.read_response(body, length)
+
+
+def worker(data: bytes) -> None:
+    """The JSON body of a request, by the way that leads to the worker: it takes all that the other way takes, and reads it the
+    same. (It takes more: what it skips, parameters and unknown fields, it does not look into.)"""
+    other = _outcome(lambda: _read_at_the_door(data))
+    assert other in (None, _outcome(lambda: _read(data)))
+    with contextlib.suppress(InvalidRequest):
+        outline = _outline(data)
+        with contextlib.suppress(InvalidRequest):
+            assert len(_read(data)["y"]) == outline.rows
+
+
+def elements(data: bytes) -> None:
+    """The elements of a BYTES tensor; the first byte says how many there are to be."""
+    raw, count = data[1:], int.from_bytes(data[:1], "little")
+    with contextlib.suppress(InvalidRequest):
+        array = unpack_elements(raw, count, "s")
+        assert pack_elements(array) == raw
+
+
+def raw(data: bytes) -> None:
+    """A body that is one tensor; the first byte chooses the datatype, the second the shape."""
+    datatype = list(DATATYPES)[int.from_bytes(data[:1], "little") % len(DATATYPES)]
+    shapes = ([-1], [-1, 3], [-1, -1], [-1, 2, -1], [-1, -1, -1])
+    shape = shapes[int.from_bytes(data[1:2], "little") % len(shapes)]
+    with contextlib.suppress(InvalidRequest):
+        _modest(kserve_binary.read_raw_request(data[2:], [Tensor("x", datatype, shape)], "m"), data)
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    target.__name__: target for target in (json, binary, worker, elements, raw)
+}
+
+
+def _read_at_the_door(data: bytes) -> Arrays:
+    request = kserve_json.read_request(data, "m")
+    if any(output.name != "z" for output in request.outputs or ()):
+        raise InvalidRequest("the model has no such output")
+    return bind(request.inputs, Declared.inputs)
+
+
+def _modest(request: InferenceRequest, data: bytes) -> None:
+    assert sum(value.array.size for value in request.inputs) <= len(data)
+
+
+def _outcome(read: Callable[[], Arrays]) -> Any:
+    try:
+        return {
+            name: (array.shape, array.tobytes() if array.dtype != object else array.tolist())
+            for name, array in read().items()
+        }
+    except InvalidRequest:
+        return None

@@ -1,0 +1,187 @@
+"""Whatever is sent: what was written is read again, and what is wrong is an InvalidRequest for which nothing was allocated."""
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from weir.errors import InvalidRequest, WeirError
+from weir.model import Model, Tensor
+from weir.wire import kserve_binary, kserve_json
+from weir.wire.elements import BINARY_ONLY
+from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue, bind
+from weir.wire.kserve_outline import Outliner
+from weir.wire.tensors import DTYPES, batch_key
+from weir.workers.kservework import BodyReader
+
+TEXTS = st.text(max_size=6)
+PARAMETERS = st.dictionaries(
+    TEXTS.filter(lambda name: not name.startswith(("binary", "shared"))),
+    TEXTS | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False),
+    max_size=2,
+)
+SHAPES = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+
+
+@st.composite
+def tensors(draw: st.DrawFn, name: str) -> TensorValue:
+    datatype = draw(st.sampled_from(sorted(DTYPES)))
+    shape = draw(SHAPES)
+    if datatype == "BYTES":
+        elements = draw(st.lists(TEXTS.map(str.encode), min_size=(count := int(numpy.prod(shape))), max_size=count))
+        array = numpy.empty(count, object)
+        array[:] = elements
+        return TensorValue(name, datatype, array.reshape(shape), draw(PARAMETERS))
+    finite = st.floats(-1000, 1000, width=16) if DTYPES[datatype].kind == "f" else None
+    return TensorValue(name, datatype, draw(hnp.arrays(DTYPES[datatype], shape, elements=finite)), draw(PARAMETERS))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> InferenceRequest:
+    names = draw(st.lists(TEXTS, max_size=3, unique=True))
+    asked = draw(
+        st.none()
+        | st.lists(st.builds(AskedOutput, TEXTS, PARAMETERS), min_size=1, max_size=2, unique_by=lambda a: a.name)
+    )
+    inputs = [draw(tensors(name)) for name in names]
+    return InferenceRequest("m", inputs, id=draw(TEXTS), outputs=asked, parameters=draw(PARAMETERS))
+
+
+def assert_same(one: InferenceRequest, other: InferenceRequest) -> None:
+    assert (one.id, one.outputs, one.parameters) == (other.id, other.outputs, other.parameters)
+    for first, second in zip(one.inputs, other.inputs, strict=True):
+        assert (first.name, first.datatype, first.parameters) == (second.name, second.datatype, second.parameters)
+        assert (first.array.shape, first.array.dtype) == (second.array.shape, second.array.dtype)
+        assert first.array.tolist() == second.array.tolist()
+
+
+@given(requests(), st.sets(st.integers(0, 2)))
+def test_a_request_in_any_mixture_of_binary_and_json_comes_back(request: InferenceRequest, chosen: set[int]) -> None:
+    binary = {
+        value.name for place, value in enumerate(request.inputs) if place in chosen or value.datatype in BINARY_ONLY
+    }
+    written = kserve_binary.write_request(request, lambda name: name in binary)
+    body = b"".join(written.parts)
+    length = len(body) if written.header_length is None else written.header_length
+    assert_same(request, kserve_binary.read_request(body, length, "m"))
+    if not binary:
+        assert_same(request, kserve_json.read_request(body, "m"))
+
+
+LENGTHS = st.sampled_from([0, 1, 2, 3, -1, 2**31, 2**32, 2**62, 2**63, 2**64, 10**30, -(2**63), 1.0, True, None, "1"])
+ANYTHING: Any = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=2),
+    max_leaves=6,
+)
+CLAIMED: Any = st.fixed_dictionaries(
+    {"name": st.sampled_from(["x", "y", ""]) | ANYTHING, "datatype": st.sampled_from([*DTYPES, "INT4"]) | ANYTHING},
+    optional={
+        "shape": st.lists(LENGTHS, max_size=4) | ANYTHING,
+        "data": st.lists(st.integers(-3, 300), max_size=4) | ANYTHING,
+        "parameters": st.dictionaries(st.just("binary_data_size"), LENGTHS) | ANYTHING,
+    },
+)
+BODIES: Any = st.fixed_dictionaries(
+    {"inputs": st.lists(CLAIMED, max_size=2) | ANYTHING},
+    optional={"outputs": ANYTHING, "id": ANYTHING, "parameters": ANYTHING},
+)
+
+
+def assert_modest(request: InferenceRequest, body: bytes) -> None:
+    """Nothing is larger than what was sent, element by element."""
+    assert sum(value.array.size for value in request.inputs) <= len(body)
+
+
+@settings(max_examples=300)
+@given(BODIES, st.binary(max_size=16), st.integers(-3, 3))
+def test_what_cannot_be_is_refused(claimed: Any, rest: bytes, off: int) -> None:
+    header = json.dumps(claimed).encode()
+    body = header + rest
+    reads: list[Callable[[], InferenceRequest]] = [
+        lambda: kserve_json.read_request(header, "m"),
+        lambda: kserve_binary.read_request(body, len(header) + off, "m"),
+        lambda: kserve_binary.read_request(body, len(header), "m"),
+    ]
+    for read in reads:
+        try:
+            request = read()
+        except InvalidRequest as error:
+            assert len(error.message) < 2000
+        else:
+            assert_modest(request, body)
+
+
+@given(requests(), st.data())
+def test_a_body_with_a_few_wrong_bytes_is_read_or_refused(request: InferenceRequest, data: st.DataObject) -> None:
+    written = kserve_binary.write_request(request)
+    body = bytearray(b"".join(written.parts))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, max(0, len(body) - 1)))
+        body[at : at + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=2))
+    length = data.draw(st.just(written.header_length or len(body)) | st.integers(0, len(body)))
+    with contextlib.suppress(InvalidRequest):
+        assert_modest(kserve_binary.read_request(bytes(body), length, "m"), bytes(body))
+
+
+class Two(Model):
+    inputs = (Tensor("x", "INT8", [-1, -1]), Tensor("y", "FP32", [-1]))
+    outputs = (Tensor("z", "FP32", [-1]),)
+
+    def predict(self, batch: Any) -> Any:
+        return batch
+
+
+NEARLY: Any = st.fixed_dictionaries(
+    {
+        "inputs": st.lists(
+            st.fixed_dictionaries(
+                {
+                    "name": st.sampled_from(["x", "y"]),
+                    "datatype": st.sampled_from(["INT8", "FP32"]),
+                    "shape": st.lists(st.sampled_from([1, 2, 0, -1, 2**40]), min_size=1, max_size=2),
+                    "data": st.lists(st.integers(-2, 2) | st.floats(-2, 2) | st.just(200), max_size=4)
+                    | st.lists(st.lists(st.integers(0, 2), max_size=2), max_size=2),
+                }
+            ),
+            min_size=1,
+            max_size=3,
+        )
+    }
+)
+
+
+def outcome(read: Any) -> Any:
+    try:
+        return {name: (array.dtype.str, array.tolist()) for name, array in read().items()}
+    except WeirError as error:
+        assert isinstance(error, InvalidRequest)
+        return InvalidRequest
+
+
+@settings(max_examples=300)
+@given(NEARLY)
+def test_worker_and_door_agree_on_every_body(claimed: Any) -> None:
+    body = json.dumps(claimed).encode()
+    at_the_door = outcome(lambda: bind(kserve_json.read_request(body, "m").inputs, Two.inputs))
+    assert outcome(lambda: BodyReader(Two)(body)) == at_the_door
+    if at_the_door is not InvalidRequest:
+        arrays = BodyReader(Two)(body)
+        outline = Outliner(Two.inputs)(body)
+        assert outline.rows == len(arrays["x"])
+        assert outline.key == batch_key(Two.inputs, [arrays["x"].shape, arrays["y"].shape])
+
+
+def test_deep_json_is_refused() -> None:
+    for deep in (b"[" * 200_000, b'{"a":' * 200_000):
+        for read in (Outliner(Two.inputs), BodyReader(Two), lambda body: kserve_json.read_request(body, "m")):
+            with pytest.raises(InvalidRequest, match=r"nested less deeply|must be an inference request"):
+                read(b'{"inputs": [], "more": ' + deep)
+            with pytest.raises(InvalidRequest):
+                read(b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": ' + deep)
