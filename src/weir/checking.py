@@ -65,7 +65,7 @@ async def _check(service: Service) -> Report:
 async def _run(service: Service, example: Example) -> Outcome:
     started = time.perf_counter()
     try:
-        answer = await service.infer(example.item)
+        answer = await _asked(service, example.item)
         outcome = Outcome(example.item, time.perf_counter() - started, answer)
         outcome.size_bytes = await _sent_size(service, example.item, answer)
     except WeirError as error:
@@ -79,14 +79,26 @@ async def _run_batch(service: Service, examples: list[Example], report: Report) 
     size = service.batching.max_batch_size
     items = [example.item for example in itertools.islice(itertools.cycle(examples), size)]
     started = time.perf_counter()
-    await service.infer_many(items)
+    if service.streaming:
+        await asyncio.gather(*(_asked(service, item) for item in items))
+    else:
+        await service.infer_many(items)
     report.batch_size, report.batch_seconds = size, time.perf_counter() - started
 
 
-async def _sent_size(service: Service, item: Any, answer: Any) -> int:
-    """Return the bytes of the answer as a door would send it; the worker writes it. Raises ModelError if it cannot."""
+async def _asked(service: Service, item: Any) -> Any:
+    """Return the answer; of a streaming model the list of them."""
+    if service.streaming:
+        return [answer async for answer in service.infer_stream(item)]
+    return await service.infer(item)
+
+
+async def _sent_size(service: Service, item: Any, answer: Any) -> int | None:
+    """Return the bytes of the answer as a door would send it, if it is one; the worker writes it. Raises ModelError if it cannot."""
+    if service.streaming:
+        return None  # each answer is sent by itself
     if is_tensor_model(service.model):
-        return sum(array.nbytes for array in answer.values())
+        return int(sum(array.nbytes for array in answer.values()))
     accept = service.model.content_types[0] if service.model.content_types else JSON
     request = _Sent(item, service.now(), service.settings.timeout, accept=accept)
     service.submit(request)

@@ -7,6 +7,7 @@ import pydantic
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
 from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
+from tests.streaming_models import Prefixes as Stories
 
 from weir.manager.registry import Registry
 from weir.manager.service import Service
@@ -34,6 +35,15 @@ def test_every_path_is_there() -> None:
         "/models/{model}",
     }  # fmt: skip
     assert {"/inference", "/inference/batch"} <= set(described(Square)["paths"])
+
+
+def test_a_streaming_model_answers_with_events() -> None:
+    document = described(Stories, Square)
+    OpenAPIV31SpecValidator(document).validate()
+    assert {path for path in document["paths"] if "prefixes" in path} == {"/infer/prefixes"}
+    responses = document["paths"]["/infer/prefixes"]["post"]["responses"]
+    assert list(responses["200"]["content"]) == ["text/event-stream"]
+    assert "501" in responses
 
 
 def body_of(operation: dict[str, Any]) -> dict[str, Any]:

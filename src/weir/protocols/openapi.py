@@ -9,6 +9,7 @@ from weir.messages import JSON, MSGPACK
 from weir.protocols.media import read_types
 from weir.protocols.schemas import Described, Schema
 from weir.protocols.status import http_code
+from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -94,7 +95,8 @@ def paths_of(registry: "Registry", service: "Service") -> list[str]:
     """Return the paths at which `service` answers; a path with `/batch` after each of them takes a list."""
     extra = [path for path, routed in registry.routes.items() if routed is service]
     sole = ["/inference"] if registry.sole is service else []
-    return [path + ending for path in (f"/infer/{service.name}", *extra, *sole) for ending in ("", "/batch")]
+    endings = ("",) if service.streaming else ("", "/batch")
+    return [path + ending for path in (f"/infer/{service.name}", *extra, *sole) for ending in endings]
 
 
 def _operation(service: "Service", described: Described, path: str, *, batch: bool) -> dict[str, Any]:
@@ -114,12 +116,23 @@ def _operation(service: "Service", described: Described, path: str, *, batch: bo
             "content": {each: _body(each, item, _examples(described, "item", batch)) for each in types},
         },
         "responses": {
-            "200": {
-                "description": "The answer" + (", with an output or an error for each item" if batch else ""),
-                "content": {each: _body(each, answer, _answers(described, batch)) for each in types},
-            },
-            **_error_responses(_INFERENCE_ERRORS),
+            "200": _events() if service.streaming else _whole(types, answer, described, batch),
+            **_error_responses((*_INFERENCE_ERRORS, errors.Unsupported) if service.streaming else _INFERENCE_ERRORS),
         },
+    }
+
+
+def _whole(types: Sequence[str], answer: Schema, described: Described, batch: bool) -> dict[str, Any]:
+    return {
+        "description": "The answer" + (", with an output or an error for each item" if batch else ""),
+        "content": {each: _body(each, answer, _answers(described, batch)) for each in types},
+    }
+
+
+def _events() -> dict[str, Any]:
+    return {
+        "description": "The answers, each as the data of an event, in JSON; an error after the first is an event `error`",
+        "content": {CONTENT_TYPE: {"schema": {"type": "string"}}},
     }
 
 
