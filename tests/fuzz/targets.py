@@ -9,8 +9,11 @@ from typing import Any
 
 from weir.errors import InvalidRequest
 from weir.model import DATATYPES, Model, Tensor
-from weir.wire import kserve_binary, kserve_json
+from weir.protocols.fastlane.head import END_OF_HEAD, HeadReader
+from weir.wire import kserve_binary, kserve_grpc, kserve_json
+from weir.wire import websocket as messages
 from weir.wire.bytes_tensors import pack_elements, unpack_elements
+from weir.wire.generate import read_generate
 from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_outline import Outliner
 from weir.wire.tensors import Arrays
@@ -29,6 +32,7 @@ class Declared(Model):
 
 _outline = Outliner(Declared.inputs)
 _read = BodyReader(Declared)
+_heads = HeadReader()
 
 
 def json(data: bytes) -> None:
@@ -79,8 +83,43 @@ def raw(data: bytes) -> None:
         _modest(kserve_binary.read_raw_request(data[2:], [Tensor("x", datatype, shape)], "m"), data)
 
 
+def websocket(data: bytes) -> None:
+    """A WebSocket message: text if the first byte is even, binary otherwise."""
+    message = data[1:] if data[:1] > b"\x7f" else data[1:].decode("utf-8", "replace")
+    with contextlib.suppress(InvalidRequest):
+        said = messages.read_request(message)
+        if isinstance(said, InferenceRequest):
+            _modest(said, data)
+    with contextlib.suppress(InvalidRequest):
+        messages.read_answer(message)
+    assert isinstance(messages.id_of(message), str)
+
+
+def grpc(data: bytes) -> None:
+    """The body of a ModelInferRequest: where raw tensors are found without a copy they are what protobuf finds."""
+    plain = _outcome(lambda: _read_grpc(data, 1 << 30))
+    assert plain in (None, _outcome(lambda: _read_grpc(data, 0)))
+    with contextlib.suppress(InvalidRequest):
+        kserve_grpc.read_response(data)
+    with contextlib.suppress(InvalidRequest):
+        kserve_grpc.read_stream_response(data)
+
+
+def head(data: bytes) -> None:
+    """The head of an HTTP request: all up to the first empty line."""
+    with contextlib.suppress(InvalidRequest):
+        assert _heads.read((data + END_OF_HEAD).partition(END_OF_HEAD)[0]).length >= 0
+    assert _heads.read(b"GET / HTTP/1.1\r\nHost: a").url == b"/"  # what came before has left nothing
+
+
+def generate(data: bytes) -> None:
+    """The body of the generate extension."""
+    with contextlib.suppress(InvalidRequest):
+        _modest(read_generate(data, Declared.inputs, "m"), data)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (json, binary, worker, elements, raw)
+    target.__name__: target for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate)
 }
 
 
@@ -89,6 +128,13 @@ def _read_at_the_door(data: bytes) -> Arrays:
     if any(output.name != "z" for output in request.outputs or ()):
         raise InvalidRequest("the model has no such output")
     return bind(request.inputs, Declared.inputs)
+
+
+def _read_grpc(data: bytes, scan_above: int) -> Arrays:
+    kserve_grpc._SCAN_ABOVE = scan_above
+    request = kserve_grpc.read_request(kserve_grpc.parse_request(data))
+    _modest(request, data)
+    return {value.name: value.array for value in request.inputs}
 
 
 def _modest(request: InferenceRequest, data: bytes) -> None:
