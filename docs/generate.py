@@ -31,6 +31,7 @@ PARTS = {
     "Doors": "Doors beside those that Weir has. These are settings of the server, not of a model.",
     "Open Inference Protocol": "What the doors of that protocol share. These are settings of the server, not of a model.",
     "Control": "Who may control the server. These are settings of the server, not of a model.",
+    "Repository": "Models in a folder, and what is loaded at the start. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
 }
 

@@ -16,11 +16,13 @@ from contextlib import ExitStack, suppress
 
 import uvloop
 
-from weir.errors import WeirError
+from weir.errors import SettingsError, WeirError
 from weir.manager.making import Maker
 from weir.manager.manager import Manager
 from weir.manager.registry import Registry
-from weir.manager.spec import Known
+from weir.manager.repository.folder import Folder
+from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.spec import Known, Reading
 from weir.messages import Observer
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
@@ -30,7 +32,7 @@ from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.websocket import WebSockets
-from weir.settings import Settings
+from weir.settings import Settings, read_model_table
 from weir.telemetry.logs import LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.recording import recorders
@@ -56,10 +58,9 @@ class App:
         self._recorders = recorders(record, [model.name for model in settings.models]) if record is not None else []
         heard = [*counting, LogObserver(self._logger), *self._recorders, *observers]
         make = Maker(heard)
-        routes = {model.name: model.routes for model in settings.models}
-        self.registry = Registry([make(model) for model in settings.models], routes)
-        known = Known(settings.models)
-        self.manager = Manager(self.registry, known, make, allow_files=settings.control.allow_model_files)
+        sources = all_sources(Known(settings.models), _folder(settings))
+        self.registry = _registry(read_wanted(sources, settings.repository.load), make)
+        self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton = settings.telemetry.triton_metrics
         render = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton).render
         site = Site(self.registry, settings.http, self.control, settings=settings.kserve, manager=self.manager)
@@ -145,6 +146,23 @@ class App:
         if self._signalled.is_set():
             os._exit(128 + number)  # workers end with the process that started them
         self._signalled.set()
+
+
+def _folder(settings: Settings) -> Folder | None:
+    where = settings.repository.model_repository
+    if where is None:
+        if settings.repository.watch:
+            raise SettingsError("watch: there is nothing to watch without --model-repository")
+        return None
+    return Folder(where, read_model_table, settings.around)
+
+
+def _registry(readings: Sequence[Reading], make: Maker) -> Registry:
+    """Return what is to run from the start on."""
+    models = [model for reading in readings for model in reading.versions]
+    routes = {model.name: model.routes for model in models}
+    defaults = {reading.versions[0].name: reading.default for reading in readings if reading.default is not None}
+    return Registry([make(model) for model in models], routes, defaults)
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:

@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, get_type_hints
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.fields import Rule, setting
+from weir.manager.repository.settings import RepositorySettings
 from weir.manager.settings import ServiceSettings
 from weir.manager.spec import ModelToServe
 from weir.parsing import from_text, from_texts, from_toml
@@ -60,6 +62,7 @@ SERVER_PARTS: dict[str, type[Any]] = {
     "Doors": DoorsSettings,
     "Open Inference Protocol": KserveSettings,
     "Control": ControlSettings,
+    "Repository": RepositorySettings,
     "Telemetry": TelemetrySettings,
 }
 
@@ -97,7 +100,15 @@ class Settings(NamedTuple):
     doors: DoorsSettings
     kserve: KserveSettings
     control: ControlSettings
+    repository: RepositorySettings
     telemetry: TelemetrySettings
+    # What was said for every model: in the file, and louder than what a model's own file says.
+    general: Mapping[str, Any] = MappingProxyType({})
+    louder: Mapping[str, Any] = MappingProxyType({})
+
+    def around(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """Return `own`, the settings of a model in the repository, with those that hold for every model."""
+        return _layered(_layered(dict(self.general), dict(own)), dict(self.louder))
 
 
 def declared_settings() -> dict[str, Declared]:
@@ -137,13 +148,29 @@ def read_settings(
     catalog = declared_settings()
     general, tables = _read_file(config or environment.get(CONFIG), catalog)
     said = _layered(_from_environment(environment, catalog), _from_flags(flags, catalog))
-    models = _models(targets, general, tables, said, catalog)
     server = _layered(general, said)
+    only_repository = bool(server.get("model_repository")) and not (targets or tables)
+    models = [] if only_repository else _models(targets, general, tables, said, catalog)
     parts = (
         kind(**{name: value for name, value in server.items() if catalog[name].part == part})
         for part, kind in SERVER_PARTS.items()
     )
-    return Settings(models, *parts)
+    settings = Settings(models, *parts)
+    return settings._replace(general=_of_every_model(general, catalog), louder=_of_every_model(said, catalog))
+
+
+def read_model_table(table: dict[str, Any], source: str) -> dict[str, Any]:
+    """Return the settings of one model that a table in a file of its own states. Raises SettingsError naming `source`."""
+    catalog = declared_settings()
+    allowed = [name for name, declared in catalog.items() if declared.of_model and declared.part != "Model"]
+    return _from_table(table, source, allowed, catalog)
+
+
+def _of_every_model(values: dict[str, Any], catalog: dict[str, Declared]) -> dict[str, Any]:
+    return {
+        key: value for key, value in values.items()
+        if key in catalog and catalog[key].of_model and catalog[key].part != "Model"
+    }  # fmt: skip
 
 
 def default_name(target: str) -> str:
@@ -172,10 +199,7 @@ def _models(
     models = []
     for name, target in named.items():
         values = _layered(_layered(general, tables.get(name, {})), said)
-        settings = {
-            key: value for key, value in values.items()
-            if key in catalog and catalog[key].of_model and catalog[key].part != "Model"
-        }  # fmt: skip
+        settings = _of_every_model(values, catalog)
         models.append(ModelToServe(target, name, values.get("params", {}), values.get("route", []), settings))
     return models
 
@@ -197,7 +221,8 @@ def _named_targets(targets: Sequence[str], tables: dict[str, dict[str, Any]], sa
         named.setdefault(name, table.get("target", ""))
     if not named:
         raise SettingsError(
-            "nothing to serve: name a TARGET (module:Class or path/file.py:Class), or a model in --config"
+            "nothing to serve: name a TARGET (module:Class or path/file.py:Class), a model in --config, or a "
+            "--model-repository"
         )
     return named
 

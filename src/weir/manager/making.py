@@ -23,7 +23,12 @@ def make_service(
     Imports the model's code, which may take long: beside a running event loop, call it in a thread. Raises SettingsError naming
     the model, InvalidRequest for a parameter.
     """
-    found = load_target(model.target, fresh=fresh)
+    if model.folder is not None:
+        from weir.manager.repository.platforms import platform_of
+
+        found = platform_of(model.platform).load(model)
+    else:
+        found = load_target(model.target, fresh=fresh)
     if parameters:
         kind: type[Model] = found.model if issubclass(found, Service) else found
         model = apply(parameters, model, kind)

@@ -93,7 +93,7 @@ class Manager:
             raise Forbidden(
                 f"model {name!r}: files may come with a load call only if the server allows them (--allow-model-files)"
             )
-        check_allowed(config or {}, self._allow_files)
+        check_allowed(config or {}, self._allow_files, "target")
         await self._changes.make(lambda: self._load_model(name, version, config, files))
 
     async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:

@@ -1,6 +1,7 @@
 """What the parameters of `/v2/workers/{name}/load` mean: those of the AMD Inference Server, settings, and the model's own."""
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -29,12 +30,13 @@ REFUSED = {
 NEED_FLAG = ("arena_bytes", "env", "executor")
 
 
-def check_allowed(parameters: Parameters, allow_files: bool) -> None:
-    """Raise Forbidden for a parameter that can bring code or files into the server, unless that is allowed."""
+def check_allowed(parameters: Mapping[str, Any], allow_files: bool, *more: str) -> None:
+    """Raise Forbidden for a parameter that can bring code or files into the server, or one of `more`, unless that is
+    allowed."""
     if allow_files:
         return
     for name, value in parameters.items():
-        if name in NEED_FLAG or (name == "policy" and not _is_plain_policy(value)):
+        if name in (*NEED_FLAG, *more) or (name == "policy" and not _is_plain_policy(value)):
             raise Forbidden(
                 f"{name}={value!r}: may bring files or code into the server, which load calls may do only if it was started "
                 "with --allow-model-files"

@@ -23,17 +23,21 @@ class Registry:
     by path. Both are new dicts after a change, so whoever goes through them may be interrupted. `changed` are called after
     every change. `loading` are models that are being loaded and do not run yet.
 
-    `routes` maps a model's name to one path or several of its own. Raises SettingsError for a name and version given twice,
+    `routes` maps a model's name to one path or several of its own, `defaults` to the version that is asked for when none is
+    named (without it: the highest). Raises SettingsError for a name and version given twice,
     a route of a model that is not there, a route that two models claim, and a reserved path.
     """
 
-    def __init__(self, services: Sequence[Service], routes: Mapping[str, str | Sequence[str]] | None = None) -> None:
+    def __init__(
+        self, services: Sequence[Service], routes: Mapping[str, str | Sequence[str]] | None = None,
+        defaults: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.services: dict[str, Service] = {}
         self.routes: dict[str, Service] = {}
         self.changed: list[Callable[[], None]] = []
         self.loading: set[str] = set()
         self._versions: dict[str, dict[str, Service]] = {}
-        self._default: dict[str, str] = {}  # versions that were named as such
+        self._default: dict[str, str] = dict(defaults or {})  # versions that were named as such
         self._paths: dict[str, str] = {}  # to the names of models, which need not be there all the time
         for service in services:
             versions = self._versions.setdefault(service.name, {})

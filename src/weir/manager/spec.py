@@ -14,8 +14,8 @@ class ModelToServe(NamedTuple):
     """One version of one model: where its class is, its name, and what was said of it (only what was said, so that the class's
     own values hold for the rest).
 
-    `target` is read by `platform`; files that it names lie in `folder`, if it has one of its own. `config` is what the model's
-    file says beside that, as it stands there.
+    `target` is read by `platform`; files that it names lie in `folder`, if it has one of its own. `attributes` are for its
+    class: tensors, examples, sizes to warm up at.
     """
 
     target: str
@@ -26,7 +26,7 @@ class ModelToServe(NamedTuple):
     version: str = ""
     platform: str = "python"
     folder: Path | None = None
-    config: Mapping[str, Any] | None = None
+    attributes: Mapping[str, Any] | None = None
 
     @property
     def label(self) -> str:

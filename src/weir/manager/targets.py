@@ -35,7 +35,7 @@ def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Servi
     module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
     if fresh and module.__name__ in before and str(module.__file__).endswith(".py"):
         module = read_anew(target, module.__name__, Path(str(module.__file__)))
-    return _class_in(module, name, target)
+    return class_in(module, name, target)
 
 
 def _load_file(target: str, path: Path) -> ModuleType:
@@ -147,7 +147,8 @@ def _add_to_path(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def _class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[Service]:
+def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[Service]:
+    """Return the class `name` of `module`. Raises SettingsError naming those there are if it is no usable model."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)

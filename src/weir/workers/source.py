@@ -15,6 +15,8 @@ from weir.model import Model, check_model
 
 # The attribute of a module, loaded from a file, that holds what was read: a `Text`.
 READ = "__weir_read__"
+# The attribute of a class that `declared` has made: the class that it says more of, and what.
+DECLARED = "__weir_declared__"
 
 
 class Text(NamedTuple):
@@ -26,12 +28,20 @@ class Text(NamedTuple):
 
 class Named(NamedTuple):
     """A class that can be imported: `module` from the path, or else from `file` under that name. With `text`, that is its code,
-    whatever is in the file by now: a worker that is replaced runs what the others run."""
+    whatever is in the file by now: a worker that is replaced runs what the others run. `attributes`: see `declared`."""
 
     module: str
     qualname: str
     file: str | None
     text: Text | None = None
+    attributes: dict[str, Any] | None = None
+
+
+def declared(model: type[Model], attributes: dict[str, Any]) -> type[Model]:
+    """Return a subclass of `model` with these attributes (inputs, examples, a path). To a worker it travels as `model` and
+    they."""
+    names = {"__module__": model.__module__, "__qualname__": model.__qualname__, "__doc__": model.__doc__}
+    return type(model.__name__, (model,), {**attributes, **names, DECLARED: (model, attributes)})
 
 
 def parse_target(target: str) -> Named:
@@ -56,6 +66,10 @@ def pack_source(model: type[Model] | str, params: dict[str, Any]) -> bytes:
 
 def _named(model: type) -> Named | None:
     """Return how `model` is imported; None if it only exists in this process, or would run a script again."""
+    if DECLARED in vars(model):
+        base, attributes = vars(model)[DECLARED]
+        named = _named(base)
+        return None if named is None else named._replace(attributes=attributes)
     module = sys.modules.get(model.__module__)
     if module is None or model.__module__ == "__main__" or _attribute(module, model.__qualname__) is not model:
         return None
@@ -74,7 +88,7 @@ def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
     found = _attribute(module, source.qualname)
     if found is None:
         raise SettingsError(f"{source.module}:{source.qualname}: {module!r} has no such class")
-    return check_model(found), params
+    return check_model(found if source.attributes is None else declared(found, source.attributes)), params
 
 
 def _imported(source: Named) -> types.ModuleType:

@@ -1,0 +1,124 @@
+"""What a model's file says, read and checked."""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weir.errors import SettingsError
+from weir.manager.repository.keys import KEYS
+from weir.manager.repository.pbtxt import read_pbtxt
+from weir.manager.repository.triton import translated
+
+TOML, PBTXT = "config.toml", "config.pbtxt"
+LARGEST = 1 << 20  # bytes of such a file
+
+# Takes a table of settings and where it stands; returns their values, of the declared types. Raises SettingsError.
+ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
+
+
+class Document(NamedTuple):
+    """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes. `said` is all of it."""
+
+    platform: str | None = None
+    target: str | None = None
+    file: str | None = None
+    versions: str | int | tuple[str, ...] = "all"
+    default: str | None = None
+    params: Mapping[str, Any] = {}
+    route: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
+    said: Mapping[str, Any] = {}
+
+
+def read_file(folder: Path, name: str) -> tuple[dict[str, Any], str]:
+    """Return what the file in `folder`, of the model `name`, says, and what to call it; nothing if there is none.
+
+    Raises SettingsError naming the file, and where it is broken.
+    """
+    for ending, read in ((TOML, _read_toml), (PBTXT, read_pbtxt)):
+        file = folder / ending
+        if file.is_file():
+            source = f"{name}/{ending}"
+            try:
+                if file.stat().st_size > LARGEST:
+                    raise SettingsError(f"{source}: is larger than {LARGEST} bytes")
+                return read(file.read_text("utf-8"), source), source
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingsError(f"{source}: cannot be read: {error}") from error
+    return {}, name
+
+
+def _read_toml(text: str, source: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise SettingsError(f"{source}: must be TOML: {error}") from error
+
+
+def make_document(said: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings) -> Document:
+    """Return what `said` (of the model's file, or of a load call) means. Raises SettingsError naming key, value and rule."""
+    own = translated(said, source)
+    if own.get("name", name) != name:
+        raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
+    settings = read_settings({key: value for key, value in own.items() if key not in KEYS}, source)
+    attributes = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
+    attributes |= {key: tuple(own[key]) for key in ("examples", "warmup_sizes") if _list(own, key, source)}
+    return Document(
+        platform=_text(own, "platform", source), target=_text(own, "target", source), file=_text(own, "file", source),
+        versions=_versions(own.get("versions", "all"), source), default=_text(own, "default", source),
+        params=_table(own, "params", source), route=_route(own.get("route", []), source), attributes=attributes,
+        settings=settings, said=dict(said),
+    )  # fmt: skip
+
+
+def _text(said: Mapping[str, Any], key: str, source: str) -> str | None:
+    value = said.get(key)
+    if value is not None and not isinstance(value, str):
+        raise SettingsError(f"{source}: {key}={value!r}: must be text")
+    return value
+
+
+def _table(said: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
+    value = said.get(key, {})
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{source}: {key}={value!r}: must be a table")
+    return dict(value)
+
+
+def _list(said: Mapping[str, Any], key: str, source: str) -> bool:
+    if key in said and not isinstance(said[key], list):
+        raise SettingsError(f"{source}: {key}={said[key]!r}: must be a list")
+    return key in said
+
+
+def _tables(said: Mapping[str, Any], key: str, source: str) -> bool:
+    if not _list(said, key, source):
+        return False
+    for table in said[key]:
+        shape = table.get("shape")
+        if not (isinstance(shape, list) and all(isinstance(length, int) for length in shape)):
+            raise SettingsError(f"{source}: {key}: shape={shape!r}: must be a list of whole numbers")
+        if not (isinstance(table["name"], str) and table["name"]):
+            raise SettingsError(f"{source}: {key}: name={table['name']!r}: must be text")
+    return bool(said[key])
+
+
+def _route(value: Any, source: str) -> tuple[str, ...]:
+    paths = [value] if isinstance(value, str) else value
+    if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
+        raise SettingsError(f"{source}: route={value!r}: must be a path or a list of paths")
+    return tuple(paths)
+
+
+def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
+    if value == "all":
+        return "all"
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        return value
+    if isinstance(value, list) and value and all(isinstance(each, (str, int)) for each in value):
+        return tuple(map(str, value))
+    raise SettingsError(
+        f'{source}: versions={value!r}: must be "all", a list of versions, or how many of the highest are served'
+    )

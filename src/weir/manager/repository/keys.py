@@ -1,0 +1,40 @@
+"""The keys of a model's file, beside the settings of models, which may all stand there under their own names."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+KEYS: Mapping[str, str] = MappingProxyType(
+    {
+        "name": "name of the model; must be the folder's",
+        "platform": "what reads the files: `python`, `onnx`, or one that a package brings (entry point `weir.platforms`); "
+        "without it, what the files are: `model.py` or one `.onnx` file",
+        "target": "of platform python: `FILE.py:Class` in the version's folder, or `module:Class`; without it, the one model of `file`",
+        "file": "file in the version's folder; `model.py`, or the only `.onnx` file",
+        "versions": 'versions to serve: "all" (the default), a list such as ["1", "3"], or how many of the highest',
+        "default": "version that is meant where none is named; the highest",
+        "params": "table of arguments for the model's constructor",
+        "route": "path of the model's own, or a list of them",
+        "inputs": "tables with `name`, `datatype` and `shape` of each input tensor; must agree with what the model itself says",
+        "outputs": "the same of each output tensor",
+        "examples": "list of items, or of tables of arrays, to warm up with and to check health by",
+        "warmup_sizes": "batch sizes to warm up at",
+    }
+)
+
+# Keys of Triton's and the AMD Inference Server's files that have no meaning here, and what to do instead.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "models": "ensembles of AMD's form are not read",
+        "ensemble_scheduling": "ensembles of Triton's form are not read",
+        "sequence_batching": "sequences of requests are not kept together",
+        "optimization": "optimisation is the platform's own",
+        "model_warmup": "say `examples` and `warmup_sizes` in config.toml",
+        "model_operations": "libraries of operations are not loaded",
+        "model_transaction_policy": "a streaming model says so in its class (streaming = True)",
+        "model_repository_agents": "there are no agents",
+        "response_cache": "answers are not cached",
+        "cc_model_filenames": "files are not chosen by compute capability",
+        "metric_tags": "metrics have the labels that they have",
+        "runtime": "backends are chosen by `platform`",
+    }
+)

@@ -1,0 +1,86 @@
+"""A model repository, served by the real command: what is loaded at the start, and what callers load and unload."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.manager.repository.shelf import plain, write
+from tests.served import MODELS, serving, weir
+
+from weir import SettingsError
+from weir.app import App
+from weir.settings import read_settings
+
+EXAMPLES = Path(__file__).parents[1] / "examples" / "repository"
+
+
+def post(client: httpx.Client, path: str, expected: int = 200, **document: object) -> httpx.Response:
+    answer = client.post(path, json=document)
+    assert answer.status_code == expected, answer.text
+    return answer
+
+
+def test_models_are_loaded_and_unloaded_over_http(tmp_path: Path) -> None:
+    write(tmp_path, {"one/1/model.py": plain("a"), "two/1/model.py": plain("z")})
+    with serving("--model-repository", tmp_path, f"{MODELS}:Square", "--load", "one", "--load", "square") as (
+        _,
+        client,
+    ):
+        index = post(client, "/v2/repository/index").json()
+        assert [(each["name"], each["state"]) for each in index] == [
+            ("one", "READY"), ("square", "READY"), ("two", "UNAVAILABLE"),
+        ]  # fmt: skip
+        assert client.post("/infer/two", content="0").status_code == 404
+        post(client, "/v2/repository/models/two/load")
+        assert client.post("/infer/two", content="0").json() == "z"
+        write(tmp_path, {"one/2/model.py": plain("b")})
+        post(client, "/v2/repository/models/one/load")
+        assert client.post("/infer/one", content="0").json() == "b"
+        write(tmp_path, {"one/2/model.py": "raise ValueError('broken')"})
+        assert "broken" in post(client, "/v2/repository/models/one/load", 400).json()["error"]
+        assert client.post("/infer/one", content="0").json() == "b"
+        post(client, "/v2/repository/models/square/unload")
+        assert client.post("/infer/square", content="3").status_code == 404
+        assert post(client, "/v2/workers/square/load").text == "square"
+        assert client.post("/infer/square", content="3").json() == 9
+        post(client, "/v2/repository/models/..%2Fone/load", 404)
+        assert 'version="2"' in client.get("/metrics").text
+
+
+def test_the_examples_are_a_repository() -> None:
+    app = App(read_settings([], {"model_repository": [str(EXAMPLES)], "port": ["0"]}, {}))
+    assert {"simple", "simple_identity", "simple_string"} <= set(app.registry.services)
+    app = App(read_settings([], {"model_repository": [str(EXAMPLES)], "load": ["none"], "port": ["0"]}, {}))
+    assert app.registry.services == {} and app.registry.ready
+
+
+def test_what_holds_for_every_model_holds_for_those_of_the_repository(tmp_path: Path) -> None:
+    write(tmp_path, {"one/1/model.py": plain(), "one/config.toml": "max_batch_size = 4\nworkers = 2"})
+    config = tmp_path / "weir.toml"
+    config.write_text(f"model_repository = {str(tmp_path)!r}\nmax_batch_size = 9\ntimeout = 3\n")
+    app = App(read_settings([], {"workers": ["1"]}, {}, str(config)))
+    service = app.registry.get("one")
+    assert (service.batching.max_batch_size, service.workers.workers, service.settings.timeout) == (4, 1, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"model_repository": ["nowhere"]}, "model_repository='nowhere': there is no such folder"),
+        ({"load": ["three"]}, "load='three': there is no such model; there are square, one"),
+        ({"load": ["none", "one"]}, "none goes with no other name"),
+        ({"name": ["one"]}, "name='one': is both a TARGET and a model of the repository"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path, flags: dict[str, list[str]], message: str) -> None:
+    write(tmp_path, {"one/1/model.py": plain()})
+    with pytest.raises(SettingsError) as refused:
+        App(read_settings([f"{MODELS}:Square"], {"model_repository": [str(tmp_path)], **flags}, {}))
+    assert message in refused.value.message
+
+
+def test_there_must_be_something_to_serve() -> None:
+    done = weir("serve")
+    assert done.returncode == 2 and "--model-repository" in done.stderr
+    with pytest.raises(SettingsError, match="nothing to watch without --model-repository"):
+        App(read_settings([f"{MODELS}:Square"], {"watch": ["true"]}, {}))
