@@ -132,3 +132,19 @@ class Prefixes(Model):
                 for index, item in enumerate(batch)
                 if count <= len(item["x"])
             }
+
+
+class Fire(Model):
+    """An item is [how many numbers to give, how large each answer is, after how many to kill the worker (-1: never)]."""
+
+    streaming = True
+    max_batch_size = 8
+
+    def predict(self, batch: list[list[int]]) -> Any:
+        import os
+        import signal
+
+        for number in range(max(count for count, _, _ in batch)):
+            left = yield {index: [number, "x" * size] for index, (count, size, _) in enumerate(batch) if number < count}
+            if any(number == death for index, (_, _, death) in enumerate(batch) if index not in left):
+                os.kill(os.getpid(), signal.SIGKILL)

@@ -6,7 +6,8 @@ import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, listed, many
 
-from weir.batching.collate import Lost, answers_in, deliver, entries_of, fail_entries, is_done, to_batch
+from weir.batching.collate import Lost, answers_in, deliver, dropped_in, entries_of, fail_entries, is_done, to_batch
+from weir.batching.gather import left_in
 from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
 from weir.messages import JSON, NO_ANSWER, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
 
@@ -94,9 +95,30 @@ def test_the_answers_of_a_streaming_model() -> None:
     assert answers_in(cut, events) == (
         [(requests[0], "d"), (requests[3], "e")], [requests[0], requests[3]], [requests[3]], ["late"],
     )  # fmt: skip
+    assert dropped_in(cut, events) == []
     final = Events(1, [b"", b""], indices=[0, 3], kinds=[EventKind.END] * 2)
     assert answers_in(cut, final) == ([], [], [], [])
     assert deliver(cut, final) == [(requests[0], NO_ANSWER), (requests[3], NO_ANSWER)]
+
+
+def test_outputs_that_nobody_gets() -> None:
+    gone, here = Asked("item"), listed(2)
+    gone.settled = True
+    cut = dispatch(gone, here)
+    deliver(cut, Events(1, ["first"], indices=[1], final=False))
+    assert dropped_in(cut, Events(1, ["a", "again", "c"])) == ["a", "again"]
+    assert dropped_in(cut, Events(1, ["x"], indices=[7], final=False)) == ["x"]
+
+
+def test_what_was_gathered_is_left_when_the_whole_fails() -> None:
+    request = listed(3)
+    assert left_in(request) == []
+    deliver(dispatch(request), Events(1, ["a"], indices=[1], final=False))
+    assert [each for each in left_in(request) if isinstance(each, str)] == ["a"]
+    tensors = Asked({"x": numpy.zeros((4, 1))}, kind=Kind.TENSORS, rows=4)
+    cut = dispatch(tensors, slices=[(0, 2)])
+    deliver(cut, Events(1, [{"y": 1}], indices=[0], final=False))
+    assert left_in(tensors) == [{"y": 1}]
 
 
 def test_plain_answers_are_answers_of_a_stream_too() -> None:

@@ -103,6 +103,19 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
     return _deliver_each(dispatch, events)
 
 
+def dropped_in(dispatch: Dispatch, events: Events) -> list[Any]:
+    """Return the outputs in these events, but for parts, that nobody gets, as their entries are done. To be asked before
+    `deliver`."""
+    entries = entries_of(dispatch)
+    indices = range(len(events.outputs)) if events.indices is None else events.indices
+    kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
+    return [
+        output
+        for index, kind, output in zip(indices, kinds, events.outputs, strict=True)
+        if kind != EventKind.PART and (not 0 <= index < len(entries) or is_done(entries[index]))
+    ]
+
+
 def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
     entries = entries_of(dispatch)
     indices = range(len(events.outputs)) if events.indices is None else events.indices
@@ -122,8 +135,8 @@ def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
 
 class Answers(NamedTuple):
     """What events of a streaming model bring: each part for a request that has not had its end, and the requests, in
-    order, for which there is an answer here, last ones too, and for which it is the first. `dropped` are the outputs for
-    requests that have had their end already."""
+    order, for which there is an answer here, last ones too, and for which it is the first. `dropped` are the parts for
+    requests that have had their end."""
 
     parts: list[End]
     answered: list[Request]
@@ -143,7 +156,8 @@ def answers_in(dispatch: Dispatch, events: Events) -> Answers:
             continue
         request = entries[index][0]
         if request.settled:
-            answers.dropped.append(output)
+            if kind == EventKind.PART:
+                answers.dropped.append(output)
             continue
         answers.answered.append(request)
         if index not in begun:

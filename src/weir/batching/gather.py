@@ -73,6 +73,14 @@ def _join(pieces: list[dict[str, Any]]) -> Any:
         return ModelError(f"the answers to the pieces of a divided request do not fit together: {error!r}")
 
 
+def left_in(request: Request) -> list[Any]:
+    """Return the answers that were gathered for a request which is at its end without them."""
+    gather = request.partial
+    if gather is None:
+        return []
+    return gather.outputs if isinstance(gather, ListGather) else list(gather.pieces.values())
+
+
 def gather_of(request: Request) -> ListGather | TensorGather:
     """Return where the answers of `request` are gathered, made at the first call."""
     if request.partial is None:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from weir.batching.collate import answers_in, deliver
+from weir.batching.collate import answers_in, deliver, dropped_in
+from weir.batching.gather import left_in
 from weir.errors import WeirError
 from weir.messages import Dispatch, Events, Observer, Request
 from weir.telemetry.silent import SilentObserver
@@ -31,6 +32,9 @@ class Delivery:
         if whole and len(events.outputs) == len(dispatch.requests):
             self._give_whole(dispatch, events.outputs, now)
         else:
+            if any(map(_is_block_type, set(map(type, events.outputs)))):
+                for output in dropped_in(dispatch, events):
+                    discard(output)
             self.give_each(deliver(dispatch, events), dispatch, now)
         if events.final and events.timing is not None:
             self.tell("computed", dispatch, events.timing, now)
@@ -103,10 +107,12 @@ class Delivery:
 
     def cancelled(self, request: Request, error: WeirError, now: float) -> None:
         """Tell the observers that the caller of `request` left."""
+        _discard_gathered(request)
         self._had_their_end([request], error, now)
 
     def give_error(self, request: Request, error: WeirError, now: float) -> None:
         """Give `request`, already marked as settled, an error."""
+        _discard_gathered(request)
         try:
             request.fail(error)
         except Exception:
@@ -135,6 +141,12 @@ def _hearers(observers: Sequence[Observer], event: str) -> list[Any]:
     return [
         getattr(each, event) for each in observers if getattr(type(each), event, silence) is not silence
     ]  # one that was made before there was such an event does not have it
+
+
+def _discard_gathered(request: Request) -> None:
+    if request.partial is not None:
+        for output in left_in(request):
+            discard(output)
 
 
 def door_failed(request: Request) -> None:
