@@ -25,8 +25,9 @@ class Count(Model):
 
 
 class Script(Model):
-    """An item is a list of what to do, a step for each yield: a value to give, {"last": value}, {"error": text}, or None for
-    nothing. The yields, and what came back of them, are in the file `ledger` if there is one."""
+    """An item is a list of what to do, a step for each yield: a value to give, {"last": value}, {"error": text}, None for
+    nothing, or {"until": path} to wait for a file. The yields, and what came back of them, are in the file `ledger` if
+    there is one."""
 
     streaming = True
     max_batch_size = 8
@@ -39,7 +40,12 @@ class Script(Model):
         try:
             for step in range(max(map(len, batch))):
                 given = {index: script[step] for index, script in enumerate(batch) if step < len(script)}
-                left = yield {index: _meant(said) for index, said in given.items() if said is not None}
+                _wait_for([said["until"] for said in given.values() if isinstance(said, dict) and "until" in said])
+                left = yield {
+                    index: _meant(said)
+                    for index, said in given.items()
+                    if said is not None and not (isinstance(said, dict) and "until" in said)
+                }
                 self._note(f"left {sorted(left)}")
         except GeneratorExit:
             self._note("closed")
@@ -50,6 +56,11 @@ class Script(Model):
         if self._ledger is not None:
             with self._ledger.open("a") as ledger:
                 ledger.write(line + "\n")
+
+
+def _wait_for(paths: list[str]) -> None:
+    while not all(Path(path).exists() for path in paths):
+        time.sleep(0.002)
 
 
 def _meant(said: Any) -> Any:

@@ -96,6 +96,7 @@ def test_the_answers_of_a_streaming_model() -> None:
         [(requests[0], "d"), (requests[3], "e")], [requests[0], requests[3]], [requests[3]], ["late"],
     )  # fmt: skip
     assert dropped_in(cut, events) == []
+    assert answers_in(cut, Events(1, ["late"], indices=[1], final=False)) == ([], [], [], [])
     final = Events(1, [b"", b""], indices=[0, 3], kinds=[EventKind.END] * 2)
     assert answers_in(cut, final) == ([], [], [], [])
     assert deliver(cut, final) == [(requests[0], NO_ANSWER), (requests[3], NO_ANSWER)]

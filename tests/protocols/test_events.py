@@ -1,5 +1,6 @@
 """Streaming models over HTTP: Server-Sent Events, through the server and through a plain ASGI server."""
 
+import asyncio
 import json
 import socket
 import struct
@@ -8,11 +9,16 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.manager.kit import Watch
 from tests.protocols.doors import Serve
 from tests.streaming_models import Count, Prefixes, Raising, Script, Ticking
 
 from weir import Model, Service
+from weir.manager.registry import Registry
 from weir.messages import Request
+from weir.protocols.rest import make_app
+from weir.protocols.server import HttpServer
+from weir.protocols.settings import HttpSettings
 from weir.testing import RecordingObserver
 from weir.wire.sse import Event, EventParser
 
@@ -182,3 +188,30 @@ def test_a_compressed_body_is_read(serve: Serve) -> None:
     server = serve(Service(Count, executor="thread"))
     response = server.client.post("/infer/count", content=gzip.compress(b"2"), headers={"content-encoding": "gzip"})
     assert data(response) == [1, 2]
+
+
+def test_a_reader_who_never_reads_again_loses_the_connection() -> None:
+    async def main() -> None:
+        clock = [0.0]
+        heard = Watch()
+        params = {"seconds": 0.0, "size": 100_000}
+        registry = Registry([Service(Ticking, executor="thread", params=params, observers=[heard])])
+        settings = HttpSettings(port=0, body_timeout=5.0)
+        server = HttpServer(registry, make_app(registry, settings), settings, clock=lambda: clock[0])
+        await registry.start()
+        await server.start()
+        _, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1024)
+        writer.write(b'POST /infer/ticking HTTP/1.1\r\nHost: x\r\nContent-Length: 6\r\n\r\n"slow"')
+        await heard.until(lambda: heard.answers)  # its part is ended, as it does not read
+        for seconds in (4.0, 2.0):
+            assert server.connections == 1
+            clock[0] += seconds
+            server.sweep()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not server.connections
+        writer.transport.abort()
+        await registry.stop()
+        await server.stop()
+
+    asyncio.run(main())

@@ -7,13 +7,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import Overloaded, Unsupported, WeirError
-from weir.manager.delivery import discard
+from weir.manager.delivery import discard, is_block
 from weir.messages import NO_ANSWER, Dispatch, Request, RequestBase
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
 
 BURST = 16
+BURST_BYTES = 4 << 20
 PATIENCE = 0.25
 
 
@@ -22,13 +23,14 @@ class Streamed(RequestBase):
     one.
 
     `limit` answers are kept for a reader that is busy; BURST times as many for PATIENCE seconds, as a model may give them
-    faster than the event loop goes round. A reader that falls behind further is at its end: it still gets what was kept, and
+    faster than the event loop goes round, if they are no larger than BURST_BYTES together. A reader that falls behind further is at its end: it still gets what was kept, and
     then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the line or off its
     worker. All is done on the service's event loop, but for the constructor.
     """
 
     __slots__ = (
         "_behind_since",
+        "_burst_bytes",
         "_error",
         "_kept",
         "_last",
@@ -55,12 +57,13 @@ class Streamed(RequestBase):
         self._error: WeirError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._behind_since: float | None = None
+        self._burst_bytes = 0
 
     # What the service says.
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Keep an answer for the reader. Raises Overloaded when it is too far behind."""
-        if len(self._kept) >= self._limit and self._too_far_behind():
+        if len(self._kept) >= self._limit and self._too_far_behind(output):
             raise Overloaded(
                 f"the reader of this stream is {len(self._kept)} answers behind; {self._limit} are kept (stream_buffer)",
                 retry_after=0.0,
@@ -119,15 +122,28 @@ class Streamed(RequestBase):
             discard(self._kept.popleft())
         self._wake()
 
-    def _too_far_behind(self) -> bool:
+    def _too_far_behind(self, output: Any) -> bool:
         now = monotonic()
         if self._behind_since is None:
-            self._behind_since = now
-        return now - self._behind_since > PATIENCE or len(self._kept) >= BURST * self._limit
+            self._behind_since, self._burst_bytes = now, 0
+        self._burst_bytes += _size_of(output)
+        return (
+            now - self._behind_since > PATIENCE
+            or len(self._kept) >= BURST * self._limit
+            or self._burst_bytes > BURST_BYTES
+        )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+
+def _size_of(output: Any) -> int:
+    if isinstance(output, (bytes, str)):
+        return len(output)
+    if is_block(output):
+        return len(output.view)
+    return sum(map(_size_of, output.values())) if isinstance(output, dict) else int(getattr(output, "nbytes", 0))
 
 
 def new_stream(service: "Service", item: Any, timeout: float | None, priority: int, key: Hashable) -> Streamed:

@@ -82,6 +82,7 @@ class HandedOver(HttpToolsProtocol):
         self._lane = lane
         self._head_since: float | None = None
         self._body_since = lane.tick
+        self._unread_since: float | None = None  # since when the client has not read what was written
         self.parser = _Reader(self)
         self._is_foreign = False
 
@@ -95,6 +96,16 @@ class HandedOver(HttpToolsProtocol):
         super().connection_lost(exc)
         self._lane.connections.discard(self)
         self._lane.ended.set()
+
+    def pause_writing(self) -> None:
+        """asyncio: much is written and not read."""
+        self._unread_since = self._lane.tick
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio: most of it has been read."""
+        self._unread_since = None
+        super().resume_writing()
 
     def on_message_begin(self) -> None:
         """llhttp: the first byte of a head."""
@@ -158,6 +169,9 @@ class HandedOver(HttpToolsProtocol):
     def sweep(self, now: float) -> None:
         """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
         settings = self._lane.settings
+        if self._unread_since is not None and now - self._unread_since > settings.body_timeout:
+            self.transport.abort()  # to close it would wait for the client to read
+            return
         if self.busy:
             slow = self.cycle.more_body and now - self._body_since > settings.body_timeout + _TELLING
         else:
