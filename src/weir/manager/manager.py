@@ -6,9 +6,11 @@ the AMD Inference Server's: the same parameters join the running endpoint, other
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from weir.errors import Forbidden, InvalidRequest, ModelNotFound, SettingsError, WeirError
+from weir.manager.beside import beside
 from weir.manager.changes import Changes
 from weir.manager.delivery import logger
 from weir.manager.endpoints import Endpoints
@@ -199,7 +201,7 @@ class Manager:
         try:
             with self._states.during(name, versions, "LOADING"):
                 for model in models:
-                    services.append(await asyncio.to_thread(self._make, model, parameters, fresh=True))
+                    services.append(await beside(partial(self._make, model, parameters, fresh=True)))
                 await asyncio.gather(*[service.start() for service in services])
         except BaseException as error:
             await asyncio.gather(*[service.stop(0.0) for service in services])

@@ -31,8 +31,9 @@ class Owner(Protocol):
 class Child:
     """A process with its channel and its results."""
 
-    def __init__(self, launch: Launch, owner: Owner, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, launch: Launch, owner: Owner, loop: asyncio.AbstractEventLoop, niceness: int = 0) -> None:
         self._launch = launch
+        self._niceness = niceness  # while it loads
         self._owner = owner
         self._loop = loop
         self._reason = ""
@@ -94,11 +95,11 @@ class Child:
 
     def _start(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
         if not self._launch.result_bytes:
-            return self._launch.start(theirs.fileno(), -1)
+            return self._launch.start(theirs.fileno(), -1, self._niceness)
         result_fd = create_memory(f"weir-results-{self._launch.name}-{self._launch.index}", self._launch.result_bytes)
         try:
             self._results = Results(result_fd, self._launch.result_bytes)
-            return self._launch.start(theirs.fileno(), result_fd)
+            return self._launch.start(theirs.fileno(), result_fd, self._niceness)
         finally:
             os.close(result_fd)
 

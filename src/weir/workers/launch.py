@@ -65,14 +65,15 @@ class Launch:
         environment.update(for_worker(self.settings.env, self.index) or {})
         return environment
 
-    def start(self, end: int, result_fd: int) -> "subprocess.Popen[bytes]":
-        """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1).
+    def start(self, end: int, result_fd: int, niceness: int = 0) -> "subprocess.Popen[bytes]":
+        """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1). While it
+        loads it runs at a priority lower by `niceness`.
 
         Called on the thread that is to outlive the process: the kernel ends the process with that thread.
         """
         cpus = ",".join(map(str, for_worker(self.settings.cpu_affinity, self.index) or ()))
         numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
-        described = (f"{self.name}/{self.index}", os.getpid(), cpus, *numbers)
+        described = (f"{self.name}/{self.index}", os.getpid(), cpus, niceness, *numbers)
         return subprocess.Popen(
             # -P: without it the current directory would come first on the path and could shadow any module.
             [sys.executable, "-P", "-m", "weir.workers.process", *map(str, described)],

@@ -11,19 +11,21 @@ import sys
 from types import FrameType
 
 from weir.errors import SettingsError
+from weir.workers.priority import give_way
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(arguments: list[str]) -> int:
     """Be the worker that `arguments` describe (see Launch.start), to its end. Returns the exit code."""
-    _, parent, cpus, *descriptors = arguments
+    _, parent, cpus, niceness, *descriptors = arguments
     die_with(int(parent))
     ignore_terminal_signals()
+    take_back = give_way(int(niceness))
     refusal = set_affinity([int(cpu) for cpu in cpus.split(",")]) if cpus else None
     from weir.workers.program import run
 
-    return run(*map(int, descriptors), refusal=refusal)
+    return run(*map(int, descriptors), refusal=refusal, loaded=take_back)
 
 
 def die_with(parent: int) -> None:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 
 from weir.errors import SettingsError, WeirError
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, encode_control
@@ -19,11 +20,13 @@ from weir.workers.source import unpack_source
 
 
 def run(
-    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int, *, refusal: SettingsError | None
-) -> int:
+    end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int, *, refusal: SettingsError | None,
+    loaded: Callable[[], None] = lambda: None,
+) -> int:  # fmt: skip
     """Serve on the socket `end` until the server says stop or leaves; return the exit code.
 
     The arenas' descriptors are -1 where there are none. `refusal`: why this process cannot start at all.
+    `loaded` is called when the model is.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a model printed is not lost when it is killed
@@ -39,6 +42,7 @@ def run(
         what = f"starting worker {start.options['index']} of {start.options['name']!r}"
         channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
         return 1
+    loaded()
     channel.spin = start.options["spin"]
     if fetch is not None:
         fetch.lends = runner.borrows

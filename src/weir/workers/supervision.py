@@ -84,7 +84,8 @@ class Worker:
         """Start a process; its end, good or bad, is heard of later. A refusal of the system counts as a failure to load."""
         self.state = "starting"
         self._error = None
-        child = Child(self._launch, self, self._loop)
+        # One that replaces another is missed: it gives way to nobody.
+        child = Child(self._launch, self, self._loop, 0 if self._started else self._launch.settings.load_niceness)
         try:
             child.start()
         except OSError as error:

@@ -1,0 +1,175 @@
+"""`python -m benchmarks.loading`: does loading a second model slow the first one down?
+
+A server has a repository of two models. The first is asked at a constant rate all the time, whether answers come or not; the
+second is loaded and unloaded again. Each round has a quiet window and one that lasts as long as a load; what is compared are the
+latencies of all requests that were sent in the ones and the others, over all rounds.
+"""
+
+import argparse
+import asyncio
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+SERVED = """
+import time
+import weir
+
+class First(weir.Model):
+    max_batch_size = 8
+
+    def predict(self, batch):
+        end = time.perf_counter() + 0.002
+        while time.perf_counter() < end:
+            pass
+        return batch
+"""
+LOADED = """
+import numpy as np
+import scipy.stats
+import weir
+
+class Second(weir.Model):
+    examples = (1,)
+
+    def load(self):
+        random = np.random.default_rng(1)
+        self.weights = [random.normal(size=(1024, 1024)).astype(np.float32) for _ in range(32)]
+
+    def predict(self, batch):
+        value = np.ones((len(batch), 1024), dtype=np.float32)
+        for weights in self.weights:
+            value = np.tanh(value @ weights)
+        return [float(each) for each in value[:, 0]]
+"""
+CONNECTIONS = 32
+REST = 0.5  # seconds after a change before the next window
+REQUEST = b"POST /infer/first HTTP/1.1\r\nHost: bench\r\nContent-Length: 1\r\n\r\n0"
+
+
+class Load:
+    """Asks at `rate`; `latencies` has, for each answer, when it was due to be sent and how long after that it came."""
+
+    def __init__(self, port: int, rate: float) -> None:
+        self.latencies: list[tuple[float, float]] = []
+        self.failed = 0
+        self._port = port
+        self._rate = rate
+        self._due: asyncio.Queue[float] = asyncio.Queue()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Ask within the block."""
+        tasks = [asyncio.create_task(self._ask()) for _ in range(CONNECTIONS)] + [asyncio.create_task(self._pace())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def within(self, windows: Sequence[tuple[float, float]]) -> list[float]:
+        """Return the latencies of what was due in one of `windows`."""
+        return [late for due, late in self.latencies if any(begin <= due < end for begin, end in windows)]
+
+    async def _pace(self) -> None:
+        begun, sent = time.perf_counter(), 0
+        while True:
+            due = begun + sent / self._rate
+            wait = due - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            self._due.put_nowait(due)
+            sent += 1
+
+    async def _ask(self) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        while True:
+            due = await self._due.get()
+            writer.write(REQUEST)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0]))
+            self.latencies.append((due, time.perf_counter() - due))
+            self.failed += head[9:12] != b"200"
+
+
+async def measure(url: str, rounds: int, rate: float) -> None:
+    """Print what came of so many rounds."""
+    quiet, loading = list[tuple[float, float]](), list[tuple[float, float]]()
+    load = Load(int(url.rpartition(":")[2]), rate)
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as client, load.running():
+        await asyncio.sleep(2.0)
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            (await client.post("/v2/repository/models/second/load")).raise_for_status()
+            loading.append((begun, time.perf_counter()))
+            (await client.post("/v2/repository/models/second/unload")).raise_for_status()
+            await asyncio.sleep(REST)
+            begun = time.perf_counter()
+            await asyncio.sleep(loading[-1][1] - loading[-1][0])
+            quiet.append((begun, time.perf_counter()))
+        await asyncio.sleep(REST)
+    took = statistics.median(end - begun for begin, end in loading for begun in [begin])
+    print(f"{rounds} loads of {took:.2f} s (median), {rate:g} requests/s, {load.failed} not answered with 200")
+    ratios = []
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        one, other = (_quantile(load.within(windows), share) for windows in (quiet, loading))
+        ratios.append(other / one)
+        print(
+            f"{name}: {1000 * one:6.2f} ms quiet, {1000 * other:6.2f} ms while loading: {100 * (other / one - 1):+.0f} %"
+        )
+
+
+def _quantile(latencies: list[float], share: float) -> float:
+    return sorted(latencies)[int(share * len(latencies))]
+
+
+def main() -> None:
+    """Serve, measure, stop."""
+    parser = argparse.ArgumentParser("benchmarks.loading", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, code in (("first", SERVED), ("second", LOADED)):
+            version = Path(folder) / name / "1"
+            version.mkdir(parents=True)
+            (version / "model.py").write_text(code)
+        command = [
+            sys.executable,
+            "-m",
+            "weir",
+            "serve",
+            "--model-repository",
+            folder,
+            "--load",
+            "first",
+            "--port",
+            "0",
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment
+        )
+        try:
+            assert server.stdout is not None
+            url = next(
+                found[1] for line in server.stdout if (found := re.search(r"curl .*?(http://\S+?)/infer/", line))
+            )
+            asyncio.run(measure(url, asked.rounds, asked.rate))
+        finally:
+            server.terminate()
+            server.wait()
+
+
+if __name__ == "__main__":
+    main()

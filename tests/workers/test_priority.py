@@ -1,0 +1,84 @@
+"""A worker that loads gives way to those that serve."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import pytest
+
+from weir import Model, Service
+
+SCRIPT = """
+import os, threading
+from weir.workers import priority
+{before}
+own = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0)
+back = priority.give_way({niceness})
+event = threading.Event()
+thread = threading.Thread(target=event.wait)
+thread.start()
+print(os.getpriority(os.PRIO_PROCESS, thread.native_id) - own[0], os.sched_getscheduler(thread.native_id) - own[1])
+back()
+print(os.getpriority(os.PRIO_PROCESS, thread.native_id) - own[0], os.sched_getscheduler(thread.native_id) - own[1])
+event.set()
+"""
+MAY_NOT = "priority._comes_back = lambda: False"
+
+
+def said(niceness: int, before: str = "") -> list[str]:
+    script = SCRIPT.format(niceness=niceness, before=before)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def may_come_back() -> bool:
+    answers: list[bool] = []
+
+    def attempt() -> None:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, 0, own + 1)
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, own)
+        except OSError:
+            return
+        answers.append(True)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return bool(answers)
+
+
+def test_a_lower_priority_is_taken_back_by_every_thread() -> None:
+    if not may_come_back():
+        pytest.skip("this system lets nobody take a priority back")
+    assert said(5) == ["5 0", "0 0"]
+
+
+def test_where_it_could_not_be_taken_back_it_is_a_batch_process() -> None:
+    assert said(5, MAY_NOT) == [f"0 {os.SCHED_BATCH}", "0 0"]
+
+
+def test_nothing_is_changed_where_nothing_is_asked_for() -> None:
+    assert said(0) == ["0 0", "0 0"]
+
+
+class Nice(Model):
+    def load(self) -> None:
+        self._loading = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [(self._loading, os.getpriority(os.PRIO_PROCESS, 0), os.getpid()) for _ in batch]
+
+
+def test_a_worker_serves_at_its_own_priority() -> None:
+    async def main() -> None:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        async with Service(Nice, load_niceness=3) as service:
+            loading, serving, _ = await service.infer(0)
+        assert (loading - own, serving - own) == (3 if may_come_back() else 0, 0)
+
+    asyncio.run(main())
