@@ -17,7 +17,7 @@ from weir.wire.generate import read_generate
 from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_outline import Outliner
 from weir.wire.tensors import Arrays
-from weir.workers.kservework import BodyReader
+from weir.workers.kservework import BodyReader, Listed
 
 
 class Declared(Model):
@@ -59,11 +59,11 @@ def worker(data: bytes) -> None:
     """The JSON body of a request, by the way that leads to the worker: it takes all that the other way takes, and reads it the
     same. (It takes more: what it skips, parameters and unknown fields, it does not look into.)"""
     other = _outcome(lambda: _read_at_the_door(data))
-    assert other in (None, _outcome(lambda: _read(data)))
+    assert other in (None, _outcome(lambda: _read_in_the_worker(data)))
     with contextlib.suppress(InvalidRequest):
         outline = _outline(data)
         with contextlib.suppress(InvalidRequest):
-            assert len(_read(data)["y"]) == outline.rows
+            assert len(_read_in_the_worker(data)["y"]) == outline.rows
 
 
 def elements(data: bytes) -> None:
@@ -128,6 +128,11 @@ def _read_at_the_door(data: bytes) -> Arrays:
     if any(output.name != "z" for output in request.outputs or ()):
         raise InvalidRequest("the model has no such output")
     return bind(request.inputs, Declared.inputs)
+
+
+def _read_in_the_worker(data: bytes) -> Arrays:
+    entry = _read(data)
+    return entry.arrays(Declared.inputs) if isinstance(entry, Listed) else entry
 
 
 def _read_grpc(data: bytes, scan_above: int) -> Arrays:

@@ -8,7 +8,7 @@ from tests.workers.runs import run, started
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import Model, Tensor
-from weir.workers.kservework import BodyReader, BodyWriter, Head
+from weir.workers.kservework import BodyReader, BodyWriter, Head, Listed, joins_lists
 
 FLAT = list(range(4))
 
@@ -163,7 +163,9 @@ def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     for rows in (1, 2, 3, 1, 2, 3):
         a = tensor("a", "INT32", [rows, 2], [1] * 2 * rows)
         b = tensor("b", "FP32", [rows, 1], [1] * rows)
-        assert read(body(a, b))["a"].shape == (rows, 2)
+        listed = read(body(a, b))
+        assert isinstance(listed, Listed)
+        assert listed.arrays(Both.inputs)["a"].shape == (rows, 2)
 
 
 def test_nan_is_written_as_null() -> None:
@@ -180,3 +182,65 @@ def test_item_models_do_not_read_such_bodies() -> None:
     runner = started(Items)
     (output,) = run(runner, [b"{}"], KSERVE, KSERVE)
     assert "content type 'application/vnd.kserve.v2+json': not one that the model reads" in output.message
+
+
+class Wide(Both):
+    """Takes rows of any width."""
+
+    inputs = (Tensor("a", "INT32", [-1, -1]), Tensor("b", "FP32", [-1, -1]))
+
+
+def test_rows_of_other_lengths_are_never_taken_for_rows_of_this_batch() -> None:
+    """The line gathers equal shapes only; this is the second lock on that door."""
+    bodies = [body(tensor("a", "INT32", [1, n], list(range(n))), tensor("b", "FP32", [1, 1], [0])) for n in (2, 1, 3)]
+    first, second, third = answers(*bodies, model=Wide)
+    assert first["outputs"][0]["data"] == [0.0, 1.0]
+    assert isinstance(second, ModelError)  # the model declares two columns
+    assert isinstance(third, ModelError)
+
+
+def test_a_model_that_owns_its_inputs_may_write_to_them() -> None:
+    class Owning(Both):
+        owns_inputs = True
+
+        def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+            batch["a"] += 1
+            return super().predict(batch)
+
+    class Writing(Owning):
+        owns_inputs = False
+
+    first, second = answers(body(A, B), body(A, B), model=Owning)
+    assert first["outputs"][0]["data"] == second["outputs"][0]["data"] == [2.0, 2.5, 5.0, 6.0]
+    first, second = answers(body(A, B), body(A, B), model=Writing)
+    assert "read-only" in first.message
+
+
+def test_who_sees_entries_gets_arrays() -> None:
+    def ignore(self: Any, *values: Any) -> Any:
+        return values[0]
+
+    assert joins_lists(Both)
+    for name in ("preprocess", "preprocess_batch", "postprocess", "input_buffers"):
+        assert not joins_lists(type("Seeing", (Both,), {name: ignore}))
+    for attribute in ({"allowed_batch_sizes": [1]}, {"streaming": True}):
+        assert not joins_lists(type("Other", (Both,), attribute))
+    varying = (Tensor("a", "INT32", [-1, -1], varying="pad"), Both.inputs[1])
+    assert not joins_lists(type("Padded", (Both,), {"inputs": varying}))
+    assert not joins_lists(type("Huge", (Both,), {"inputs": (Tensor("a", "UINT64", [-1]),)}))
+
+
+def test_an_integer_beyond_64_bits_fails_alone() -> None:
+    class Huge(Half):
+        inputs = (Tensor("x", "UINT64", [-1]),)
+
+        def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return super().predict({"x": batch["x"].astype(numpy.float32)})
+
+    asked = {"outputs": [{"name": "z"}]}
+    good, bad = answers(
+        body(tensor("x", "UINT64", [1], [7]), **asked), body(tensor("x", "UINT64", [1], [2**64]), **asked), model=Huge,
+        retry_in_halves=False,
+    )  # fmt: skip
+    assert good["outputs"][0]["data"] == [7.0]
+    assert "18446744073709551616, out of the range of UINT64" in bad.message

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from weir.errors import SettingsError
-from weir.model import Model
+from weir.model import Model, overrides
 from weir.wire.pickles import LARGE_BYTES
 from weir.wire.tensors import DTYPES, Arrays
 from weir.workers.sizes import Sizes
@@ -32,6 +32,8 @@ def input_buffers(model: Model, max_batch_size: int) -> Arrays:
     """Return the arrays that the model wants its inputs in. Raises SettingsError for one that cannot be: an array for no
     input, of another dtype, with too few rows, or with other lengths than those that are declared."""
     kind = type(model)
+    if not overrides(kind, "input_buffers"):
+        return {}
     rows = Sizes(kind).filled(max_batch_size)
     given: Mapping[str, Any] = model.input_buffers(rows)
     buffers: Arrays = {}

@@ -13,6 +13,7 @@ import numpy
 from weir.errors import SettingsError
 from weir.model import GROUP, PAD, Model, Tensor
 from weir.wire.tensors import DTYPES, Arrays, rows_of
+from weir.workers.kservework import Listed, joined
 from weir.workers.sizes import Sizes
 
 Array = numpy.ndarray[Any, Any]
@@ -24,14 +25,26 @@ class Joiner:
     def __init__(self, model: type[Model], buffers: Arrays | None = None) -> None:
         """`buffers`: arrays that these inputs are gathered into (see buffers.py). Raises SettingsError for a `pad_value` that
         its datatype cannot hold."""
+        self._declared = tuple(model.inputs)
         self._varying = {tensor.name: tensor for tensor in model.inputs if tensor.varying != GROUP}
         self._pads = {tensor.name: _pad_value(model, tensor) for tensor in model.inputs if tensor.varying == PAD}
         self._buffers = buffers or {}
         self._sizes = Sizes(model)
         self._owns = model.owns_inputs
 
-    def __call__(self, entries: Sequence[Arrays]) -> Arrays:
+    def __call__(self, entries: Sequence[Arrays | Listed]) -> Arrays:
         """Return what `predict` gets. Where one entry is the whole batch its arrays are not copied."""
+        listed = [entry for entry in entries if isinstance(entry, Listed)]
+        batch = joined(listed, self._declared) if len(listed) == len(entries) else None
+        if batch is None:
+            return self._join(
+                [entry.arrays(self._declared) if isinstance(entry, Listed) else entry for entry in entries]
+            )
+        for array in batch.values():
+            array.flags.writeable = self._owns
+        return batch
+
+    def _join(self, entries: Sequence[Arrays]) -> Arrays:
         entries = self._filled_up(entries)
         batch: Arrays = {}
         for name in entries[0]:
@@ -43,7 +56,7 @@ class Joiner:
             if tensor.varying == PAD:
                 batch[name] = self._padded(parts, tensor)
             else:
-                batch[name] = self._joined(list(map(_flat, parts)))
+                batch[name] = self._whole(list(map(_flat, parts)))
             batch[tensor.lengths_name] = _lengths(parts, tensor)
         return batch
 
@@ -62,17 +75,17 @@ class Joiner:
         rows = sum(map(len, parts))
         into = self._buffers.get(name)
         if into is None or into.shape[1:] != parts[0].shape[1:] or len(into) < rows:
-            return self._joined(parts)
+            return self._whole(parts)
         return numpy.concatenate(parts, out=into[:rows])
 
-    def _joined(self, parts: list[Array]) -> Array:
+    def _whole(self, parts: list[Array]) -> Array:
         if len(parts) > 1:
-            joined = numpy.concatenate(parts)
+            whole = numpy.concatenate(parts)
         else:
-            joined = parts[0].copy() if self._owns else parts[0].view()
+            whole = parts[0].copy() if self._owns else parts[0].view()
         if not self._owns:
-            joined.flags.writeable = False
-        return joined
+            whole.flags.writeable = False
+        return whole
 
     def _padded(self, parts: list[Array], tensor: Tensor) -> Array:
         rows = sum(map(len, parts))
@@ -81,7 +94,7 @@ class Joiner:
         into = self._buffers.get(tensor.name)
         if into is None or len(into) < rows or any(map(operator.gt, longest, into.shape[1:])):
             if shapes.count(longest) == len(shapes):
-                return self._joined(parts)
+                return self._whole(parts)
             into = numpy.empty((rows, *longest), parts[0].dtype)
         padded = into[:rows]
         padded[...] = self._pads[tensor.name]

@@ -5,13 +5,15 @@ every element while it decodes; all others go the long way, which also finds the
 """
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 from types import GenericAlias
 from typing import Any, Literal, NamedTuple
 
 import msgspec
 
 from weir.errors import InvalidRequest
-from weir.model import Model, Tensor
+from weir.model import GROUP, Model, Tensor, overrides
 from weir.wire.elements import ELEMENT_TYPES, array_of, write_elements
 from weir.wire.inference import AskedOutput, bind
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
@@ -41,9 +43,64 @@ class Asked(Arrays):
         self.head = head
 
 
+class Learned(NamedTuple):
+    """What follows from the shapes of a request's tensors: how many elements each has, how many rows there are, and all
+    lengths but those (the same object where they are equal)."""
+
+    counts: list[int]
+    rows: int
+    tails: Shapes
+
+
+class Listed:
+    """The tensors of a request as flat lists, checked, in the order declared: the arrays of a batch are made of all its
+    lists at once."""
+
+    __slots__ = ("head", "lists", "shapes", "tails", "rows")
+
+    def __init__(self, head: Head, lists: list[list[Any]], shapes: Shapes, learned: Learned) -> None:
+        self.head = head
+        self.lists = lists
+        self.shapes = shapes
+        self.rows = learned.rows
+        self.tails = learned.tails
+
+    def arrays(self, declared: Sequence[Tensor]) -> Asked:
+        """Return the request with arrays of its own. InvalidRequest for an integer beyond 64 bits."""
+        arrays = {
+            tensor.name: array_of(tensor.name, tensor.datatype, values).reshape(shape)
+            for tensor, values, shape in zip(declared, self.lists, self.shapes, strict=True)
+        }
+        return Asked(arrays, self.head)
+
+
+def joined(entries: Sequence[Listed], declared: Sequence[Tensor]) -> Arrays | None:
+    """Return the arrays of a batch; None if the lengths of its entries differ in more than the rows."""
+    tails = entries[0].tails
+    if any(entry.tails is not tails for entry in entries):
+        return None
+    rows = sum([entry.rows for entry in entries])
+    arrays = {}
+    for place, (tensor, tail) in enumerate(zip(declared, tails, strict=True)):
+        values = list(chain.from_iterable([entry.lists[place] for entry in entries]))
+        arrays[tensor.name] = array_of(tensor.name, tensor.datatype, values).reshape(rows, *tail)
+    return arrays
+
+
+def joins_lists(model: type[Model]) -> bool:
+    """Tell whether `joined` can do all that `model` wants done with its entries before `predict`. (Whether an integer is beyond
+    64 bits shows only in the array: one such would spoil the batch.)"""
+    if model.streaming or model.allowed_batch_sizes or any(map(partial(overrides, model), _SEE_ENTRIES)):
+        return False
+    return all(tensor.varying == GROUP and tensor.datatype != "UINT64" for tensor in model.inputs)
+
+
+_SEE_ENTRIES = ("preprocess", "preprocess_batch", "postprocess", "input_buffers")
+
+
 def head_of(item: Any) -> Head | None:
     """Return the head of a request that was read here; None for any other."""
-    return item.head if type(item) is Asked else None
+    return item.head if type(item) in (Listed, Asked) else None
 
 
 class BodyReader:
@@ -53,25 +110,26 @@ class BodyReader:
         self._declared = tuple(model.inputs)
         self._outputs = [tensor.name for tensor in model.outputs]
         self._decode = _decoder(self._declared)
-        self._known: dict[Shapes, list[int]] = {}
+        self._lists = joins_lists(model)
+        self._known: dict[Shapes, Learned] = {}
+        self._tails: dict[Shapes, Shapes] = {}
 
-    def __call__(self, body: bytes | memoryview) -> Asked:
-        """Return the arrays in `body`. Raises InvalidRequest naming tensor, value and rule."""
+    def __call__(self, body: bytes | memoryview) -> Listed | Asked:
+        """Return the tensors in `body`. Raises InvalidRequest naming tensor, value and rule."""
         if self._decode is None:
             return self._read_any(body)
         try:
             read = self._decode(body)
         except UNREADABLE:
             return self._read_any(body)
-        head = Head(read.id or "", self._asked(read.outputs))
-        shapes = tuple([tensor.shape for tensor in read.inputs])
-        counts = self._known.get(shapes) or self._learn(shapes)
-        arrays = {}
-        for tensor, declared, shape, count in zip(read.inputs, self._declared, shapes, counts, strict=True):
-            if len(tensor.data) != count:
-                return self._read_any(body)
-            arrays[declared.name] = array_of(declared.name, declared.datatype, tensor.data).reshape(shape)
-        return Asked(arrays, head)
+        inputs = read.inputs
+        shapes = tuple([tensor.shape for tensor in inputs])
+        learned = self._known.get(shapes) or self._learn(shapes)
+        lists = [tensor.data for tensor in inputs]
+        if list(map(len, lists)) != learned.counts:
+            return self._read_any(body)
+        listed = Listed(Head(read.id or "", self._asked(read.outputs)), lists, shapes, learned)
+        return listed if self._lists else listed.arrays(self._declared)
 
     def _read_any(self, body: bytes | memoryview) -> Asked:
         request = read_request(body, "")
@@ -89,14 +147,16 @@ class BodyReader:
                 raise InvalidRequest(f"output {name!r}: is there twice, names must be unique")
         return names
 
-    def _learn(self, shapes: Shapes) -> list[int]:
+    def _learn(self, shapes: Shapes) -> Learned:
         pairs = list(zip(self._declared, shapes, strict=True))
         counts = [element_count(tensor.name, shape, 1) for tensor, shape in pairs]
-        check_bound({tensor.name: (tensor.datatype, shape) for tensor, shape in pairs}, self._declared)
+        rows = check_bound({tensor.name: (tensor.datatype, shape) for tensor, shape in pairs}, self._declared)
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
-        self._known[shapes] = counts
-        return counts
+            self._tails.clear()
+        tails = tuple([shape[1:] for shape in shapes])
+        learned = self._known[shapes] = Learned(counts, rows, self._tails.setdefault(tails, tails))
+        return learned
 
 
 class BodyWriter:

@@ -9,6 +9,7 @@ import numpy
 from weir.errors import ModelError
 from weir.model import RAGGED, Model, Tensor
 from weir.wire.tensors import Arrays, read_arrays, rows_of
+from weir.workers.kservework import Listed
 from weir.workers.sizes import Sizes
 
 Array = numpy.ndarray[Any, Any]
@@ -23,13 +24,13 @@ class Parter:
         self._sources = {tensor.name: (tensor, inputs[tensor.like]) for tensor in model.outputs if tensor.like}
         self._returned = [self._as_returned(tensor) for tensor in model.outputs]
 
-    def __call__(self, returned: Any, entries: Sequence[Arrays]) -> list[Arrays]:
+    def __call__(self, returned: Any, entries: Sequence[Any]) -> list[Arrays]:
         """Return the answer to each of `entries`: views of what `predict` returned, in the order declared.
 
         Raises ModelError, naming the tensor, for anything but the tensors declared, with as many rows as the batch had.
         """
         arrays = read_arrays(returned, self._returned, wrong_tensors)
-        counts = [rows_of(entry) for entry in entries]
+        counts = [entry.rows if type(entry) is Listed else rows_of(entry) for entry in entries]
         filled = self._sizes.filled(sum(counts))
         columns = [self._column(name, array, entries, counts, filled) for name, array in arrays.items()]
         return [dict(zip(arrays, parts, strict=True)) for parts in zip(*columns, strict=True)]
@@ -40,9 +41,7 @@ class Parter:
             return tensor
         return Tensor(tensor.name, tensor.datatype, (-1, *tensor.shape[2:]))
 
-    def _column(
-        self, name: str, array: Array, entries: Sequence[Arrays], counts: list[int], filled: int
-    ) -> list[Array]:
+    def _column(self, name: str, array: Array, entries: Sequence[Any], counts: list[int], filled: int) -> list[Array]:
         if name not in self._sources:
             return _rows(name, array, counts, filled)
         tensor, source = self._sources[name]
