@@ -105,8 +105,12 @@ def raw_bytes(tensor: TensorValue) -> bytes | memoryview:
     """Return the tensor as raw bytes: its own memory if that is contiguous and little-endian."""
     if tensor.datatype == "BYTES":
         return pack_elements(tensor.array)
-    array = numpy.ascontiguousarray(tensor.array, DTYPES[tensor.datatype].newbyteorder("<"))
-    return array.reshape(-1).view(numpy.uint8).data
+    return contiguous_bytes(numpy.asarray(tensor.array, DTYPES[tensor.datatype].newbyteorder("<")))
+
+
+def contiguous_bytes(array: numpy.ndarray[Any, Any]) -> memoryview:
+    """Return the bytes of an array of numbers: its own memory if that is contiguous."""
+    return numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8).data
 
 
 class _Rest:

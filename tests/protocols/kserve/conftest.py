@@ -28,7 +28,7 @@ target = "{root}/tests/protocols/kserve/models.py:Vector"
 """
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve all of them, in a process started with the command."""
     config = tmp_path_factory.mktemp("served") / "weir.toml"
@@ -44,7 +44,7 @@ def address(server: Served) -> str:
     return server.url.removeprefix("http://")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(server: Served) -> Iterator[httpx.Client]:
     """Speak HTTP to it."""
     with httpx.Client(base_url=server.url, timeout=30) as client:

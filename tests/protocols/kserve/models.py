@@ -45,3 +45,27 @@ class Ledger(Model):
         with open(self.path, "a") as ledger:
             ledger.write(f"{len(batch['x'])}\n")
         return {"y": batch["x"]}
+
+
+class Where(Model):
+    """Says whether its input lies in shared memory, aligned, and what it sums to."""
+
+    inputs = (Tensor("x", "FP32", (-1, -1)),)
+    outputs = (Tensor("shared", "BOOL", (-1,)), Tensor("aligned", "BOOL", (-1,)), Tensor("sum", "FP64", (-1,)))
+
+    def predict(self, batch: Any) -> Any:
+        x = batch["x"]
+        address = x.__array_interface__["data"][0]
+        count = len(x)
+        return {
+            "shared": np.full(count, any(start <= address < end for start, end in shared_memory())),
+            "aligned": np.full(count, address % 64 == 0),
+            "sum": x.sum(axis=1, dtype=np.float64),
+        }
+
+
+def shared_memory() -> list[tuple[int, int]]:
+    """Return where this process has mapped files that live in memory only."""
+    with open("/proc/self/maps") as maps:
+        lines = [line for line in maps if "/memfd:" in line]
+    return [(int(start, 16), int(end, 16)) for start, end in (line.split()[0].split("-") for line in lines)]

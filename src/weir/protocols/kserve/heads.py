@@ -15,6 +15,7 @@ from weir.protocols.settings import HttpSettings
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
+    from weir.protocols.kserve.layouts import Layout
     from weir.wire.kserve_outline import Outliner
 
 HEADER_LENGTH = b"inference-header-content-length"
@@ -33,7 +34,7 @@ class InferAsk:
     """
 
     __slots__ = (
-        "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "lead",
+        "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header", "layout", "lead",
         "outline", "plain", "priority", "request_id", "service", "timeout", "version",
     )  # fmt: skip
 
@@ -53,6 +54,8 @@ class InferAsk:
         self.request_id: bytes | None = None
         self.plain = False
         self.outline: Outliner | None = None  # reads what the line must know of a JSON body that the worker decodes
+        self.last_header = b""  # JSON of the last body with binary tensors, whose layout is made if it comes again
+        self.layout: Layout | None = None
         self.lead = 0  # bytes before a body in shared memory, so that its tensors are aligned
 
 

@@ -15,19 +15,21 @@ from weir.manager.service import Service
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
 from weir.protocols.answers import Answer
-from weir.protocols.contents import response_of, schedule_of, works_of
+from weir.protocols.contents import Schedule, response_of, schedule_of, works_of
 from weir.protocols.fastlane.request import HttpRequest
 from weir.protocols.inferring import find
 from weir.protocols.kserve.bodies import FOR_THE_DOOR, inflated, read_body
 from weir.protocols.kserve.heads import InferAsk, named_in, read_head
+from weir.protocols.kserve.layouts import Layout, layout_of
 from weir.protocols.kserve.replies import Reply, error_answer, reply_to
 from weir.protocols.kserve.site import Site
-from weir.protocols.payloads import as_work
+from weir.protocols.payloads import Work, as_work
 from weir.protocols.regions import Memory
-from weir.wire.inference import ArenaArrays, InferenceRequest, Parameters
+from weir.wire.inference import ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import lead
 from weir.wire.kserve_json import Body
 from weir.wire.kserve_outline import Outliner
+from weir.wire.tensors import Arrays
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
@@ -41,11 +43,12 @@ _log = logging.getLogger("weir.http")
 class KserveRequest(HttpRequest):
     """One request of `connection`. `asked` None: the worker reads the body and writes the answer."""
 
-    __slots__ = ("asked", "memory")
+    __slots__ = ("asked", "layout")
 
     def __init__(self, connection: "Connection", plan: "Plan", ask: InferAsk, payload: Any, now: float) -> None:
         super().__init__(connection, plan, ask, payload, now)
         self.asked: InferenceRequest | None = None
+        self.layout: Layout | None = None
 
     def measure(self) -> None:
         """Find out what the line must know of the body. Raises RequestErrors naming tensor, value and rule."""
@@ -60,6 +63,8 @@ class KserveRequest(HttpRequest):
                 body = plain
             if ask.outline is not None and self._goes_undecoded(body, ask.outline):
                 return
+        elif ask.layout is not None and self._is_laid_out(body, ask.layout):
+            return
         self._read(body)
 
     def _goes_undecoded(self, body: Body, outline: Outliner) -> bool:
@@ -73,35 +78,68 @@ class KserveRequest(HttpRequest):
             self.rows, self.cost = rows, float(rows)
         self.key = key
         if parameters:
-            self._schedule(parameters)
+            wish = schedule_of(parameters)
+            self.priority = wish.priority
+            if wish.timeout is not None:
+                self._expire_after(wish.timeout)
+        return True
+
+    def _is_laid_out(self, body: Body, layout: Layout) -> bool:
+        """Tell whether the body begins with the header that `layout` knows; if so, take it from there."""
+        view = memoryview(body)
+        if view[: self.ask.header_length] != layout.header:
+            return False
+        self.layout = layout
+        self.asked = layout.asked
+        self.payload = self._with_block(layout.arrays(view))
+        self._take(layout.work, layout.schedule)
         return True
 
     def _read(self, body: Body) -> None:
         """Decode the body here."""
-        peer = self.connection.transport.get_extra_info("peername")
-        host = peer[0] if isinstance(peer, tuple) else None
-        self.memory: Memory = self.plan.manner.site.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
-        self.asked = asked = read_body(self.ask, body, self.memory)
+        self.asked = asked = read_body(self.ask, body, self._memory())
         (work,) = works_of(self.ask.service, asked)
-        self._schedule(asked.parameters)
-        if is_block(self.payload) and self.ask.header_length is not None and work.kind is Kind.TENSORS:
-            self.payload = ArenaArrays(work.payload, self.payload)
+        schedule = schedule_of(asked.parameters)
+        if self.ask.header_length is not None and work.kind is Kind.TENSORS:
+            self.payload = self._with_block(work.payload)
+            self._learn(body, asked, work, schedule)
         else:
             self._take_over(work.payload)
+        self._take(work, schedule)
+
+    def _memory(self) -> Memory:
+        peer = self.connection.transport.get_extra_info("peername")
+        host = peer[0] if isinstance(peer, tuple) else None
+        memory: Memory = self.plan.manner.site.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
+        return memory
+
+    def _learn(self, body: Body, asked: InferenceRequest, work: Work, schedule: Schedule) -> None:
+        """Keep what the header means, if it has come before."""
+        ask: InferAsk = self.ask
+        header = bytes(body[: ask.header_length])
+        if header and header == ask.last_header and not ask.service.needs_measure:
+            ask.layout = layout_of(header, len(body), asked, work, schedule)
+        ask.last_header = header
+
+    def _with_block(self, arrays: Arrays) -> Arrays:
+        """Return `arrays`, which are views of the body, with the place that it is in."""
+        return ArenaArrays(arrays, self.payload) if is_block(self.payload) else arrays
+
+    def _take(self, work: Work, schedule: Schedule) -> None:
         self.kind, self.content_type, self.accept = work.kind, work.content_type, work.accept
         self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
+        self.priority = schedule.priority
+        if schedule.timeout is not None:
+            self._expire_after(schedule.timeout)
+
+    def _expire_after(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.deadline = self.arrival + timeout
 
     def _take_over(self, payload: Any) -> None:
         """Let `payload` stand for the one before, whose place is free then."""
         before, self.payload = self.payload, payload
         discard(before)
-
-    def _schedule(self, parameters: Parameters) -> None:
-        wish = schedule_of(parameters)
-        self.priority = wish.priority
-        if wish.timeout is not None:
-            self.timeout = wish.timeout
-            self.deadline = self.arrival + wish.timeout
 
     def fail(self, error: BaseException) -> None:
         """Write the error, which clients do not decompress."""
@@ -112,14 +150,22 @@ class KserveRequest(HttpRequest):
             super()._finish_otherwise(output, dispatch)
             return
         try:
-            response = response_of(self.ask.service, self.asked, [self.kind], [output])
-            reply = reply_to(self.asked, response, self.memory)
+            reply = None if self.layout is None else self.layout.reply(output)
+            if reply is None:
+                reply = self._reply(self.asked, output)
         except Exception as error:
             if not isinstance(error, WeirError):
                 _log.exception("an answer of %s cannot be written", self.ask.service.label)
             self.fail(error)
         else:
             self._send(reply)
+
+    def _reply(self, asked: InferenceRequest, output: Any) -> Reply:
+        response = response_of(self.ask.service, asked, [self.kind], [output])
+        reply = reply_to(asked, response, self._memory())
+        if self.layout is not None:
+            self.layout.remember(output, response, reply)
+        return reply
 
     def _send(self, reply: Reply) -> None:
         size = sum(map(len, reply.parts))
