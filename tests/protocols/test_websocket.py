@@ -217,6 +217,20 @@ def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody() -> None:
     asyncio.run(main())
 
 
+def test_a_client_who_never_reads_again_is_left() -> None:
+    async def main() -> None:
+        params = {"seconds": 0.0, "size": 100_000}
+        service = Service(Ticking, executor="thread", params=params)
+        async with serving(service, body_timeout=0.2) as server:
+            client = await server.connect(max_queue=1, compression=None)
+            await client.send(item("ticking", "go"))
+            async with asyncio.timeout(20):
+                await server.websockets.closed()
+            client.transport.abort()
+
+    asyncio.run(main())
+
+
 def test_a_drain_answers_what_is_under_way_and_says_good_bye() -> None:
     async def main() -> None:
         async with serving(Service(Count, executor="thread"), Service(Sum, executor="thread")) as server:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DOOR = "websocket"
 GOING_AWAY = 1001
 TOO_BIG = 1009
+NO_WORD = 1006  # never sent
 _log = logging.getLogger("weir.websocket")
 
 
@@ -44,9 +45,12 @@ class Session:
         self._refusing = refusing
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._withdrawn: set[str] = set()
+        self._main: asyncio.Task[Any] | None = None
+        self._stuck = False  # the client has not read for too long
 
     async def run(self) -> None:
         """Accept the connection and serve it until one of the two leaves."""
+        self._main = asyncio.current_task()
         await self._socket.accept()
         refusing = asyncio.ensure_future(self._refusing.wait())
         try:
@@ -55,6 +59,9 @@ class Session:
                 await self._socket.close(code)
         except WebSocketDisconnect:
             pass
+        except asyncio.CancelledError:
+            if not self._stuck:
+                raise
         finally:
             refusing.cancel()
             await self._leave()
@@ -62,12 +69,9 @@ class Session:
     async def _serve(self, refusing: "asyncio.Future[Any]") -> int | None:
         """Take messages; return the code to close the connection with, or None if it is closed."""
         while await self._has_room(refusing):
-            receiving = asyncio.ensure_future(self._socket.receive())
-            await asyncio.wait((receiving, refusing), return_when=asyncio.FIRST_COMPLETED)
-            if not receiving.done():
-                receiving.cancel()
+            received = await self._received(refusing)
+            if received is None:
                 break
-            received = receiving.result()
             if received["type"] != "websocket.receive":
                 return None
             message: Message = received["text"] if received.get("text") is not None else received["bytes"]
@@ -77,6 +81,15 @@ class Session:
             await self._take(message)
         await self._answered()
         return GOING_AWAY
+
+    async def _received(self, refusing: "asyncio.Future[Any]") -> Any:
+        """Return the next event, or None if no more is taken."""
+        receiving = asyncio.ensure_future(self._socket.receive())
+        try:
+            await asyncio.wait((receiving, refusing), return_when=asyncio.FIRST_COMPLETED)
+            return receiving.result() if receiving.done() else None
+        finally:
+            receiving.cancel()
 
     async def _has_room(self, refusing: "asyncio.Future[Any]") -> bool:
         """Wait until one more request may come; False if none is taken any more."""
@@ -167,8 +180,18 @@ class Session:
         await self._send(write_failure(Failure(error.message, id, kind, kserve_code(error), wait)))
 
     async def _send(self, message: Message) -> int:
-        if isinstance(message, str):
-            await self._socket.send_text(message)
-        else:
-            await self._socket.send_bytes(message)
+        try:
+            async with asyncio.timeout(self._settings.body_timeout):
+                if isinstance(message, str):
+                    await self._socket.send_text(message)
+                else:
+                    await self._socket.send_bytes(message)
+        except TimeoutError:
+            self._give_up()
+            raise WebSocketDisconnect(NO_WORD) from None
         return len(message)
+
+    def _give_up(self) -> None:
+        self._stuck = True
+        if self._main is not None and self._main is not asyncio.current_task():
+            self._main.cancel()

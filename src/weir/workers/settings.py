@@ -17,7 +17,11 @@ class WorkerSettings:
     pipeline_depth: int = setting(
         1, "batches that a worker holds at once; 2 hides decoding behind predict", rule=one_of(1, 2)
     )
-    predict_timeout: float | None = setting(None, "a batch that runs longer ends its worker", rule=POSITIVE)
+    predict_timeout: float | None = setting(
+        None,
+        "a batch that runs longer ends its worker; of a streaming model, from one yield to the next",
+        rule=POSITIVE,
+    )
     env: list[dict[str, str]] = setting(
         [],
         "environment of each worker: one dict for all, or one per worker (CUDA_VISIBLE_DEVICES)",
