@@ -22,6 +22,7 @@ from weir.manager.manager import Manager
 from weir.manager.registry import Registry
 from weir.manager.repository.folder import Folder
 from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.repository.watching import load_library, watching
 from weir.manager.spec import Known, Reading
 from weir.messages import Observer
 from weir.protocols.control import Control
@@ -58,7 +59,9 @@ class App:
         self._recorders = recorders(record, [model.name for model in settings.models]) if record is not None else []
         heard = [*counting, LogObserver(self._logger), *self._recorders, *observers]
         make = Maker(heard)
-        sources = all_sources(Known(settings.models), _folder(settings))
+        folder = _folder(settings)
+        self._watched = folder if settings.repository.watch else None
+        sources = all_sources(Known(settings.models), folder)
         self.registry = _registry(read_wanted(sources, settings.repository.load), make)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton = settings.telemetry.triton_metrics
@@ -94,7 +97,8 @@ class App:
                 self._logger.info("listening", address=door.address)
             if await self._load():
                 ready()
-                await self._signalled.wait()
+                async with watching(self._watched, self.manager):
+                    await self._signalled.wait()
                 await self._drain()
         finally:
             await self.manager.stop(0.0)
@@ -154,6 +158,8 @@ def _folder(settings: Settings) -> Folder | None:
         if settings.repository.watch:
             raise SettingsError("watch: there is nothing to watch without --model-repository")
         return None
+    if settings.repository.watch:
+        load_library()
     return Folder(where, read_model_table, settings.around)
 
 
