@@ -1,5 +1,7 @@
 """What the Open Inference Protocol shows of a server and its models."""
 
+from typing import Any
+
 from examples.tensors import Affine
 
 from weir._version import __version__
@@ -45,6 +47,20 @@ def test_a_model_of_items_is_one_tensor_of_documents() -> None:
         "inputs": [{"name": "input", "datatype": "BYTES", "shape": [-1]}],
         "outputs": [{"name": "output", "datatype": "BYTES", "shape": [-1]}],
     }  # fmt: skip
+
+
+def test_a_configuration_says_what_is_ragged_and_which_sizes_are_filled_up() -> None:
+    class Compiled(Model):
+        inputs = (Tensor("x", "INT8", [-1, -1], varying="ragged"),)
+        outputs = (Tensor("y", "INT8", [-1]),)
+        allowed_batch_sizes = (8, 2)
+
+        def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+            return batch
+
+    said = config(Service(Compiled, max_batch_size=8))
+    assert said["input"] == [{"name": "x", "data_type": "TYPE_INT8", "dims": [-1], "allow_ragged_batch": True}]
+    assert said["dynamic_batching"]["preferred_batch_size"] == [2, 8]
 
 
 def test_a_configuration_says_dimensions_without_the_batch() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weir._version import __version__
-from weir.model import Model, Tensor, is_tensor_model
+from weir.model import RAGGED, Model, Tensor, is_tensor_model
 
 if TYPE_CHECKING:
     from weir.manager.hardware import Hardware
@@ -61,6 +61,7 @@ def config(service: "Service") -> dict[str, Any]:
     batching = service.batching
     delay = int(batching.max_queue_delay * _MICROSECONDS)
     said = {"policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size)}
+    preferred = {"preferred_batch_size": sorted(sizes)} if (sizes := service.model.allowed_batch_sizes) else {}
     return {
         "name": service.name,
         "platform": service.platform,
@@ -70,7 +71,7 @@ def config(service: "Service") -> dict[str, Any]:
         "output": [_declared(tensor) for tensor in outputs_of(service.model)],
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
         "model_transaction_policy": {"decoupled": service.streaming},
-        "dynamic_batching": {"max_queue_delay_microseconds": delay},
+        "dynamic_batching": {"max_queue_delay_microseconds": delay, **preferred},
         "parameters": {name: {"string_value": value} for name, value in said.items()},
     }
 
@@ -78,7 +79,8 @@ def config(service: "Service") -> dict[str, Any]:
 def _declared(tensor: Tensor) -> dict[str, Any]:
     """Return a tensor as a configuration says it: without the batch, which is its first dimension."""
     kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
-    return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:])}
+    ragged = {"allow_ragged_batch": True} if tensor.varying == RAGGED else {}
+    return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:]), **ragged}
 
 
 def statistics(service: "Service") -> dict[str, Any]:
