@@ -4,6 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
+import httpx
 import numpy
 import pytest
 import uvicorn
@@ -213,6 +214,34 @@ def test_a_reader_who_does_not_read_is_ended_and_holds_back_nobody() -> None:
                 assert got.id == "slow"
             assert (got.id, got.type, got.status) == ("slow", "Overloaded", 429)
             assert got.retry_after == 0.0
+
+    asyncio.run(main())
+
+
+def test_every_door_feeds_the_same_batch() -> None:
+    async def main() -> None:
+        heard = RecordingObserver()
+        service = Service(Prefixes, observers=[heard], policy="full:6", max_queue_delay=20.0)
+        rows = [[1.0, 2.0], [3.0, 4.0]]
+
+        async def in_process() -> list[Any]:
+            return [part["rows"].tolist() async for part in service.infer_stream({"x": rows})]
+
+        async def by_events(port: int) -> str:
+            async with httpx.AsyncClient(timeout=30) as client:
+                return (await client.post(f"http://127.0.0.1:{port}/infer/prefixes", json={"x": rows})).text
+
+        async with serving(service) as server, server.connect() as client:
+            values = TensorValue("x", "FP32", numpy.array(rows, "float32"))
+            await client.send(write_request(InferenceRequest("prefixes", [values])))
+            told, events = await asyncio.gather(in_process(), by_events(server.server.port))
+            parts = [await next_answer(client) for _ in range(3)]
+        assert told == [[1], [2]]
+        assert events.count("data: ") == 2
+        assert [len(part.outputs) for part in parts if isinstance(part, InferenceResponse)] == [2, 2, 0]
+        assert [dispatch.rows for dispatch in heard.dispatches] == [6]
+        doors = [request.door for requests, _, _ in heard.answers for request in requests]
+        assert sorted(doors) == ["http", "python", "websocket"]
 
     asyncio.run(main())
 
