@@ -89,7 +89,7 @@ $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.serve
-	$(INSTALL) --editable ".[grpc]" --group test
+	$(INSTALL) --editable ".[grpc,tracing]" --group test
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -13,6 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from typing import Any
 
 import uvloop
 
@@ -36,6 +37,7 @@ from weir.protocols.websocket import WebSockets
 from weir.settings import Settings, read_model_table
 from weir.telemetry.logs import LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
+from weir.telemetry.opening import open_tracing
 from weir.telemetry.recording import recorders
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -56,8 +58,10 @@ class App:
         metrics = Metrics() if settings.telemetry.metrics else None
         counting: list[Observer] = [] if metrics is None else [metrics]
         record = settings.telemetry.record
-        self._recorders = recorders(record, [model.name for model in settings.models]) if record is not None else []
-        heard = [*counting, LogObserver(self._logger), *self._recorders, *observers]
+        recorded = recorders(record, [model.name for model in settings.models]) if record is not None else []
+        tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
+        self._listeners: list[Any] = [*recorded, *tracing]
+        heard = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
         make = Maker(heard)
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
@@ -84,9 +88,9 @@ class App:
         the worker's traceback if a model cannot be loaded; nothing is left running then.
         """
         self._catch_signals()
-        with ExitStack() as recording:
-            for recorder in self._recorders:
-                recording.enter_context(recorder)
+        with ExitStack() as listening:
+            for listener in self._listeners:
+                listening.enter_context(listener)
             await self._serve(ready)
         self._logger.info("stopped")
 

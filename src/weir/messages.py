@@ -75,6 +75,9 @@ class Request(Protocol):
     deadline: float  # arrival + timeout
     large: bool  # belongs to the class that small requests may overtake
     door: str  # "python", "http", ...
+    trace: (
+        Any  # the header `traceparent` that it came with, or None; its Trace once it is in the line, if anybody traces
+    )
 
     settled: bool  # has had its end (answer, error or cancellation)
     taken: int  # rows (ITEMS: items) dispatched so far; `rows` as soon as nothing is left in the line
@@ -107,13 +110,13 @@ class RequestBase:
 
     __slots__ = (
         "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
-        "payload", "priority", "rows", "settled", "taken", "timeout",
+        "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
     )  # fmt: skip
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
         accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
-        large: bool = False, door: str = "python",
+        large: bool = False, door: str = "python", trace: Any = None,
     ) -> None:  # fmt: skip
         self.payload = payload
         self.arrival = arrival
@@ -128,6 +131,7 @@ class RequestBase:
         self.priority = priority
         self.large = large
         self.door = door
+        self.trace = trace
         self.settled = False
         self.taken = 0
         self.overtaken = 0

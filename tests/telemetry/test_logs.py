@@ -10,6 +10,7 @@ import structlog
 from weir.errors import SettingsError
 from weir.telemetry.logs import LogObserver, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings
+from weir.telemetry.tracecontext import CURRENT, Trace
 
 
 class Terminal(io.StringIO):
@@ -133,3 +134,19 @@ def fails_with(password: str) -> None:
         raise ValueError("odd" if password else "even")
     except ValueError:
         get_logger("weir").exception("failed")
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_within_a_traced_request_carries_its_trace(log_format: str) -> None:
+    settings, stream = TelemetrySettings(log_format=log_format), io.StringIO()
+    token = CURRENT.set(Trace(0xAB, 1))
+    try:
+        with logging_to(settings, stream):
+            get_logger("weir.test").info("one")
+            logging.getLogger("weir.grpc").error("two")
+            get_logger("weir.test").info("three", trace_id="its own")
+    finally:
+        CURRENT.reset(token)
+    one, two, three = stream.getvalue().splitlines()
+    assert f"{0xAB:032x}" in one and f"{0xAB:032x}" in two and "its own" in three
+    assert "trace_id" not in lines_of(settings, io.StringIO(), ("four", {}))[0]

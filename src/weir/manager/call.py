@@ -36,6 +36,7 @@ class InProcess:
     taken: int = 0
     overtaken: int = 0
     partial: Any = None
+    trace: Any = None
     outside: bool = False  # waits for room in the line
 
     def part(self, output: Any, dispatch: Dispatch) -> None:

@@ -10,6 +10,7 @@ from weir.batching.gather import left_in
 from weir.errors import WeirError
 from weir.messages import Dispatch, Events, Observer, Request
 from weir.telemetry.silent import SilentObserver
+from weir.telemetry.tracecontext import Trace
 
 logger = logging.getLogger("weir")
 
@@ -151,7 +152,9 @@ def _discard_gathered(request: Request) -> None:
 
 def door_failed(request: Request) -> None:
     """Log the exception that a door raised when it was given the end of a request."""
-    logger.exception("door %r could not deliver an answer", request.door)
+    trace = request.trace
+    extra = {"trace_id": trace.name} if type(trace) is Trace else {}
+    logger.exception("door %r could not deliver an answer", request.door, extra=extra)
 
 
 def discard(value: Any) -> None:

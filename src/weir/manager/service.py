@@ -25,6 +25,7 @@ from weir.manager.snapshot import snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
 from weir.manager.streamed import Streamed, new_stream, read, several, takes_one
 from weir.manager.succession import latest
+from weir.manager.traced import submit_traced, tracer_among
 from weir.messages import Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
@@ -79,6 +80,7 @@ class Service:
         )
         self._resolver = make_resolver(self)
         self.observers = tuple(observers)
+        self.tracing = tracer_among(observers)
         self.statistics = Statistics()
         self.needs_measure = overrides(self.model, "measure")
         self._executor = executor
@@ -90,6 +92,7 @@ class Service:
         self._patient = self.settings.backpressure
         self.streaming = self.model.streaming
         self._plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
+        self._simple = self._plain and self.tracing is None
         self._driver = self._new_driver()
         self._withdraw = self._driver.cancel
 
@@ -189,7 +192,7 @@ class Service:
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
         call = self._new_call(Call, item, timeout, priority, key)
-        if self._plain and timeout is None and backpressure is None and key is None and not priority:
+        if self._simple and timeout is None and backpressure is None and key is None and not priority:
             self._driver.enter(call, self._patient)
         else:
             self.enter(call, backpressure)
@@ -268,7 +271,11 @@ class Service:
         """
         if self.streaming and takes_one(request):
             raise several(self.name)
-        self._driver.submit(request, self._clock() if now is None else now)
+        now = self._clock() if now is None else now
+        if self.tracing is None:
+            self._driver.submit(request, now)
+        else:
+            submit_traced(self.tracing, self.label, self._driver.submit, request, now)
 
     def cancel(self, request: Request) -> None:
         """Forget a request whose peer has left; nothing happens if it already has its end."""
@@ -361,6 +368,8 @@ class Service:
 
     def enter(self, call: Call | ThreadCall | Streamed, backpressure: bool | None) -> None:
         """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
+        if self.tracing is not None:
+            self.tracing.begin(call)
         try:
             self._look_at(call)
         except WeirError as error:

@@ -12,6 +12,7 @@ from weir.messages import JSON, MSGPACK, Dispatch, Kind, Request
 from weir.protocols.codings import compress
 from weir.protocols.native import Ask
 from weir.protocols.status import http_code
+from weir.telemetry.tracecontext import Trace
 from weir.wire.tensors import to_text
 from weir.wire.values import UNWRITABLE, encode
 
@@ -136,6 +137,12 @@ def explain_headers(request: Request, dispatch: Dispatch) -> Headers:
 def echo_headers(ask: Ask) -> Headers:
     """Return the headers that go back as they came: X-Request-Id."""
     return [] if ask.request_id is None else [(b"x-request-id", ask.request_id)]
+
+
+def trace_headers(request: Any) -> Headers:
+    """Return the header that names the span of `request`; none if nobody traces."""
+    trace = request.trace
+    return [(b"traceparent", trace.traceparent.encode())] if type(trace) is Trace else []
 
 
 def answer_of(ask: Ask, requests: Sequence[Ended], *, development: bool = False) -> Answer:

@@ -36,7 +36,7 @@ class AsgiRequest(RequestBase):
         super().__init__(
             work.payload, now, ask.timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
             rows=work.rows, cost=work.cost, key=work.key, priority=ask.priority, large=work.large,
-            door=DOOR,
+            door=DOOR, trace=ask.traceparent,
         )  # fmt: skip
         self._countdown = countdown
         self.end: Any = None

@@ -7,7 +7,15 @@ from typing import Any
 from weir.errors import WeirError
 from weir.manager.streamed import Streamed
 from weir.messages import Kind
-from weir.protocols.answers import Headers, echo_headers, error_answer, error_body, explain_headers, output_body
+from weir.protocols.answers import (
+    Headers,
+    echo_headers,
+    error_answer,
+    error_body,
+    explain_headers,
+    output_body,
+    trace_headers,
+)
 from weir.protocols.events import Source
 from weir.protocols.native import DOOR, Ask
 from weir.protocols.payloads import Work
@@ -20,6 +28,7 @@ def enter_stream(ask: Ask, works: Sequence[Work | WeirError]) -> Streamed:
         raise work
     service = ask.service
     request = new_request(work, service, ask.timeout, ask.priority, DOOR)
+    request.trace = ask.traceparent
     service.submit(request)
     return request
 
@@ -50,7 +59,7 @@ async def _data(ask: Ask, request: Streamed) -> AsyncIterator[bytes]:
 
 
 def _headers(ask: Ask, request: Streamed) -> Headers:
-    headers = echo_headers(ask)
+    headers = echo_headers(ask) + trace_headers(request)
     if ask.explain and request.dispatch is not None:
         headers += explain_headers(request, request.dispatch)
     return headers

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import TooLarge, WeirError
-from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer
+from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer, trace_headers
 from weir.protocols.asgi_request import AsgiRequest, abandon, submit
 from weir.protocols.asgi_stream import enter_stream, stream_source
 from weir.protocols.bodies import Body, disconnected, has_large_body
@@ -110,7 +110,11 @@ class Inference:
     async def _run(self, ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Answer | None:
         try:
             requests = await _ended(ask, works, receive)
-            return None if requests is None else answer_of(ask, requests, development=self._settings.development)
+            if requests is None:
+                return None
+            answer = answer_of(ask, requests, development=self._settings.development)
+            answer.headers.extend(trace_headers(requests[0]) if requests else [])
+            return answer
         except WeirError as error:  # the service told the observers
             return self._error(error, ask.service)
         except Exception as error:

@@ -39,18 +39,19 @@ async def infer(
     *,
     door: str,
     timeout: float | None = None,  # noqa: ASYNC109 - the line's
+    trace: Any = None,
 ) -> InferenceResponse:
     """Put `request` into the line of `service` and return the answer.
 
     `timeout` is the caller's, in seconds (None: the service's setting); a parameter `timeout` of the request can only
-    shorten it. Cancelling the task that awaits this withdraws the request. Raises every WeirError that can be its end, and
+    shorten it; `trace` is the caller's `traceparent` or a Trace. Cancelling the task that awaits this withdraws the request. Raises every WeirError that can be its end, and
     Unsupported if the model streams.
     """
     if service.streaming:
         error = Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
         raise told(service, door, error)
     works, limit, priority = _read(service, request, door, timeout)
-    outputs = await _ended(service, works, limit, priority, door)
+    outputs = await _ended(service, works, limit, priority, door, trace)
     return response_of(service, request, [work.kind for work in works], outputs)
 
 
@@ -67,13 +68,14 @@ async def stream(
     *,
     door: str,
     timeout: float | None = None,  # noqa: ASYNC109 - the line's
+    trace: Any = None,
 ) -> AsyncGenerator[Part, None]:
     """Yield the answers to `request`; of a model that does not stream, its one.
 
     Leaving (`aclose`, or cancelling the task) ends the request at the model too. For the rest see `infer`.
     """
     if not service.streaming:
-        yield Part(await infer(service, request, door=door, timeout=timeout), True)
+        yield Part(await infer(service, request, door=door, timeout=timeout, trace=trace), True)
         return
     works, limit, priority = _read(service, request, door, timeout)
     if len(works) > 1 or (works[0].kind is Kind.ITEMS and works[0].rows > 1):
@@ -82,7 +84,9 @@ async def stream(
     item = works[0].payload[0] if works[0].kind is Kind.ITEMS else works[0].payload
     work = works[0]._replace(kind=Kind.ITEM, payload=item)  # tensors too: a stream is not divided
     buffer = service.settings.stream_buffer
-    streamed = Streamed(work.payload, service.now(), limit, buffer, service.cancel, **_said(work, priority, door))
+    streamed = Streamed(
+        work.payload, service.now(), limit, buffer, service.cancel, **_said(work, priority, door, trace)
+    )
     service.submit(streamed)
     try:
         while True:
@@ -115,12 +119,16 @@ def told(service: "Service", door: str, error: WeirError) -> WeirError:
     return error
 
 
-async def _ended(service: "Service", works: list[Work], limit: float, priority: int, door: str) -> list[Any]:
+async def _ended(
+    service: "Service", works: list[Work], limit: float, priority: int, door: str, trace: Any
+) -> list[Any]:
     """Run `works` and return their outputs, in order. Raises the first error; the others are withdrawn then."""
     requests: list[Asked] = []
     try:
         for work in works:
-            asked = Asked(work.payload, service.now(), limit, **_said(work, priority, door))
+            # The first has the span that the caller hears of; the others are beside it.
+            own = trace if not requests else getattr(trace, "traceparent", trace)
+            asked = Asked(work.payload, service.now(), limit, **_said(work, priority, door, own))
             service.submit(asked)
             requests.append(asked)
         return [await asked.answer for asked in requests]
@@ -130,10 +138,11 @@ async def _ended(service: "Service", works: list[Work], limit: float, priority: 
         raise
 
 
-def _said(work: Work, priority: int, door: str) -> dict[str, Any]:
+def _said(work: Work, priority: int, door: str, trace: Any) -> dict[str, Any]:
     return {
         "kind": work.kind, "content_type": work.content_type, "accept": work.accept, "rows": work.rows,
         "cost": work.cost, "key": work.key, "large": work.large, "priority": priority, "door": door,
+        "trace": trace,
     }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class Ask:
 
     __slots__ = (
         "accept", "accept_coding", "batch", "coding", "content_type", "explain", "key", "plain", "priority",
-        "request_id", "service", "stream", "timeout",
+        "request_id", "service", "stream", "timeout", "traceparent",
     )  # fmt: skip
 
     def __init__(self, service: Service, batch: bool) -> None:
@@ -53,6 +53,7 @@ class Ask:
         self.key: str | None = None
         self.explain = False
         self.request_id: bytes | None = None  # to be sent back
+        self.traceparent: str | None = None
         self.coding = ""  # how the body is compressed: gzip, zstd or not
         self.accept_coding = ""  # how a large answer may be
         self.stream = service.streaming  # answered by a stream of events
@@ -183,6 +184,10 @@ def _read_request_id(ask: Ask, value: str) -> None:
     ask.request_id = value.encode("latin-1")
 
 
+def _read_traceparent(ask: Ask, value: str) -> None:
+    ask.traceparent = value  # whoever traces reads it; what is malformed counts as none
+
+
 def _read_coding(ask: Ask, value: str) -> None:
     ask.coding = coding_of(value)
 
@@ -197,6 +202,7 @@ _READERS = {
     b"x-batch-key": _read_key,
     b"x-explain": _read_explain,
     b"x-request-id": _read_request_id,
+    b"traceparent": _read_traceparent,
     b"content-encoding": _read_coding,
     b"accept-encoding": _read_accept_coding,
 }

@@ -17,6 +17,7 @@ from structlog.types import EventDict, Processor, WrappedLogger
 from weir.errors import SettingsError
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.silent import SilentObserver
+from weir.telemetry.tracecontext import CURRENT
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
@@ -86,7 +87,7 @@ def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
     if machine:
         last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=repr)]
     return ProcessorFormatter(
-        processors=[_add_record, ProcessorFormatter.remove_processors_meta, *common[3:], *last],
+        processors=[_add_record, _add_trace, ProcessorFormatter.remove_processors_meta, *common[3:], *last],
         foreign_pre_chain=common[:3],
         use_get_message=True,
     )
@@ -96,6 +97,14 @@ def _add_record(logger: WrappedLogger, method: str, event: EventDict) -> EventDi
     record: logging.LogRecord = event["_record"]
     event["level"] = record.levelname.lower()
     event["logger"] = record.name
+    return event
+
+
+def _add_trace(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Name the trace that the running task is about, if it is about one."""
+    trace = CURRENT.get()
+    if trace is not None:
+        event.setdefault("trace_id", trace.name)
     return event
 
 

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from weir.fields import check, one_of, setting
+from weir.fields import Rule, check, one_of, setting
+
+_SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,14 @@ class TelemetrySettings:
         None, "file that gets the arrivals of requests, to be simulated or replayed; one of each model if there are several",
         metavar="PATH",
     )  # fmt: skip
+
+    trace_endpoint: str | None = setting(
+        None, "where the spans of requests and batches go: URL of an OTLP receiver over HTTP, such as http://localhost:4318",
+        metavar="URL",
+    )  # fmt: skip
+    trace_ratio: float = setting(
+        1.0, "share of requests that are traced, among those whose callers have not decided", rule=_SHARE
+    )
 
     def __post_init__(self) -> None:
         check(self)

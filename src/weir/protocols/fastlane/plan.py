@@ -31,6 +31,7 @@ class HotAsk(Protocol):
     plain: bool  # its body is one item of one row, undecoded
     explain: bool
     request_id: bytes | None
+    traceparent: str | None
     accept_coding: str
 
 
@@ -109,7 +110,8 @@ def _settle(plan: Plan, head: Head, settings: HttpSettings) -> None:
     ask: HotAsk = plan.ask
     plan.service = ask.service
     plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in head.notable))
-    if not (ask.explain or ask.request_id is not None) and plan.keep_alive:
+    told_more = ask.explain or ask.request_id is not None or ask.service.tracing is not None
+    if plan.keep_alive and not told_more:
         plan.plain_up_to = settings.compress_above if ask.accept_coding else ANY_LENGTH
 
 

@@ -4,7 +4,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from weir.messages import Dispatch, Kind, RequestBase
-from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body
+from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body, trace_headers
 from weir.protocols.fastlane.plan import HotAsk, Plan
 from weir.protocols.native import DOOR
 from weir.protocols.payloads import read_item
@@ -39,6 +39,7 @@ class HttpRequest(RequestBase):
         self.priority = ask.priority
         self.large = False
         self.door = DOOR
+        self.trace = ask.traceparent
         self.settled = False
         self.taken = 0
         self.overtaken = 0
@@ -80,13 +81,14 @@ class HttpRequest(RequestBase):
             self._answer(Answer(200, headers, output_body(ask, output)))
         else:
             self._count(len(output.view))
-            self.connection.answer_block(self.plan, headers + echo_headers(ask), output)
+            self.connection.answer_block(self.plan, headers + echo_headers(ask) + trace_headers(self), output)
 
     def _is_compressed(self, size: int) -> bool:
         return bool(self.ask.accept_coding) and size > self.connection.lane.settings.compress_above
 
     def _answer(self, answer: Answer) -> None:
         answer.headers.extend(echo_headers(self.ask))
+        answer.headers.extend(trace_headers(self))
         if not self._is_compressed(len(answer.body)):
             self._write(answer)
         elif len(answer.body) <= _LONG_WORK:

@@ -18,6 +18,7 @@ from weir.wire.protobuf import Method
 
 DOOR = "grpc"
 Context = Any  # grpc.aio.ServicerContext[bytes, bytes]
+Trailers = tuple[tuple[str, str], ...]
 Answer = Callable[[Any, Context], Awaitable[Any]]
 
 _log = logging.getLogger("weir.grpc")
@@ -45,12 +46,13 @@ def parse(method: Method, body: bytes) -> Any:
         raise InvalidRequest(f"body: must be a {method.request.DESCRIPTOR.full_name} ({error})") from None
 
 
-async def refuse(error: Exception, context: Context, *, development: bool) -> NoReturn:
-    """End the call with the status of `error`."""
+async def refuse(
+    error: Exception, context: Context, trailers: Trailers = (), *, development: bool
+) -> NoReturn:  # fmt: skip
+    """End the call with the status of `error`, and with `trailers` as metadata."""
     note(error)
-    trailers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, CapacityError):  # how long clients with a retry policy wait
-        trailers = (("grpc-retry-pushback-ms", str(1000 * retry_after(error))),)
+        trailers = (*trailers, ("grpc-retry-pushback-ms", str(1000 * retry_after(error))))
     await context.abort(code_of(error), text_of(error, development=development), trailers)
     raise AssertionError("abort raises")
 

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from weir.errors import Draining, WeirError
-from weir.protocols.grpc.calls import DOOR, Context, headers_of, refuse
+from weir.protocols.grpc.calls import DOOR, Context, Trailers, headers_of, refuse
 from weir.protocols.inferring import find, infer, told
 from weir.protocols.kserve.site import Site
 from weir.protocols.regions import Memory
+from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import Parsed, is_typed, parse_request, read_request, write_response
 from weir.wire.kserve_json import REGION
@@ -33,6 +34,15 @@ class Exchange:
             self.request: InferenceRequest = read_request(self._parsed, find=self._find)
         except WeirError as error:
             raise told(self.service, DOOR, error) from None
+
+    def trace(self) -> Trace | None:
+        """Return the trace of the request, within that of its caller; None if nobody traces."""
+        if self.service.tracing is None:
+            return None
+        said = dict(headers_of(self._context)).get(HEADER.encode())
+        trace = self.service.tracing.new(None if said is None else said.decode("latin-1"))
+        CURRENT.set(trace)
+        return trace
 
     def write(self, response: InferenceResponse) -> bytes:
         """Return the body of an answer; what its request wants in shared memory is put there."""
@@ -67,14 +77,20 @@ class Inference:
         return grpc.unary_unary_rpc_method_handler(self._infer)
 
     async def _infer(self, body: bytes, context: Context) -> bytes:
+        trailers: Trailers = ()
         try:
             if self.refusing:
                 raise refusal()
             exchange = Exchange(self._site, parse_request(body), context)
-            response = await infer(exchange.service, exchange.request, door=DOOR, timeout=context.time_remaining())
+            trace = exchange.trace()
+            if trace is not None:
+                trailers = ((HEADER, trace.traceparent),)
+                context.set_trailing_metadata(trailers)
+            limit = context.time_remaining()
+            response = await infer(exchange.service, exchange.request, door=DOOR, timeout=limit, trace=trace)
             answer = exchange.write(response)
         except Exception as error:
-            await refuse(error, context, development=self._development)
+            await refuse(error, context, trailers, development=self._development)
         exchange.transferred(len(body), len(answer))
         return answer
 

@@ -119,7 +119,8 @@ async def answers_to(exchange: Exchange, context: Context) -> AsyncGenerator[byt
     request = exchange.request
     wants_final = request.parameters.get(WANTS_FINAL) is True
     said_final = False
-    parts = stream(exchange.service, request, door=DOOR, timeout=context.time_remaining())
+    limit = context.time_remaining()
+    parts = stream(exchange.service, request, door=DOOR, timeout=limit, trace=exchange.trace())
     async with aclosing(parts):
         async for part in parts:
             part.response.parameters = {**part.response.parameters, FINAL: part.last}

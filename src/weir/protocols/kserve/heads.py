@@ -34,8 +34,8 @@ class InferAsk:
     """
 
     __slots__ = (
-        "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header", "layout", "lead",
-        "outline", "plain", "priority", "request_id", "service", "timeout", "version",
+        "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header",
+        "layout", "lead", "outline", "plain", "priority", "request_id", "service", "timeout", "traceparent", "version",
     )  # fmt: skip
 
     def __init__(self, service: "Service", version: str) -> None:
@@ -52,6 +52,7 @@ class InferAsk:
         self.key: str | None = None
         self.explain = False
         self.request_id: bytes | None = None
+        self.traceparent: str | None = None
         self.plain = False
         self.outline: Outliner | None = None  # reads what the line must know of a JSON body that the worker decodes
         self.last_header = b""  # JSON of the last body with binary tensors, whose layout is made if it comes again
@@ -91,6 +92,8 @@ def read_head(
             ask.header_length = _count(value)
         elif name == b"content-encoding":
             ask.coding = coding_of(value.decode("latin-1"))
+        elif name == b"traceparent":
+            ask.traceparent = value.decode("latin-1")
         elif name == b"accept-encoding":
             ask.accept_coding = accepted_coding(value.decode("latin-1"), CODINGS)
     return ask

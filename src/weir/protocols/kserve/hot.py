@@ -14,7 +14,7 @@ from weir.manager.hooks import HookedExecutor
 from weir.manager.service import Service
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
-from weir.protocols.answers import Answer
+from weir.protocols.answers import Answer, trace_headers
 from weir.protocols.contents import Schedule, response_of, schedule_of, works_of
 from weir.protocols.fastlane.request import HttpRequest
 from weir.protocols.inferring import find
@@ -143,7 +143,9 @@ class KserveRequest(HttpRequest):
 
     def fail(self, error: BaseException) -> None:
         """Write the error, which clients do not decompress."""
-        self._write(self.plan.manner.error_answer(error, self.ask.service))
+        answer = self.plan.manner.error_answer(error, self.ask.service)
+        answer.headers.extend(trace_headers(self))
+        self._write(answer)
 
     def _finish_otherwise(self, output: Any, dispatch: Dispatch) -> None:
         if self.asked is None:
@@ -173,7 +175,7 @@ class KserveRequest(HttpRequest):
             self._answer(reply.as_answer())
         else:
             self._count(size)
-            self.connection.answer_parts(self.plan, reply.headers, reply.parts)
+            self.connection.answer_parts(self.plan, reply.headers + trace_headers(self), reply.parts)
 
 
 class HotKserve:

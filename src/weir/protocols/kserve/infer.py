@@ -15,6 +15,7 @@ from weir.protocols.kserve.replies import reply_to
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
 from weir.protocols.regions import Memory
+from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 _LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
@@ -34,12 +35,16 @@ class Inference:
         assert ask is not None, "the path is one of inference: this is a bug"
         memory = site.memory(call.peer, call.headers)
         request = self._read(ask, call.body, memory)
-        response = await _answered(ask, request, call.receive)
+        trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
+        CURRENT.set(trace)
+        response = await _answered(ask, request, call.receive, trace)
         if response is None:
             return None
         answer = reply_to(request, response, memory).as_answer()
         if ask.accept_coding and len(answer.body) > site.http.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
+        if trace is not None:
+            answer.headers.append((b"traceparent", trace.traceparent.encode()))
         for observer in ask.service.observers:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
@@ -52,9 +57,11 @@ class Inference:
             raise told(ask.service, DOOR, error) from None
 
 
-async def _answered(ask: InferAsk, request: InferenceRequest, receive: Receive) -> InferenceResponse | None:
+async def _answered(
+    ask: InferAsk, request: InferenceRequest, receive: Receive, trace: Trace | None
+) -> InferenceResponse | None:
     """Return the answer, or None, and nothing goes on, if the client leaves."""
-    answering = asyncio.ensure_future(infer(ask.service, request, door=DOOR))
+    answering = asyncio.ensure_future(infer(ask.service, request, door=DOOR, trace=trace))
     leaving = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -1,0 +1,105 @@
+"""A real server sends its spans to a real OTLP receiver, each a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from tests.served import Served, weir
+
+from weir.telemetry.tracecontext import read
+from weir.wire.inference import InferenceRequest, TensorValue
+from weir.wire.kserve_grpc import read_response, write_request
+
+RECEIVER = Path(__file__).parent / "receiver.py"
+SIMPLE = Path(__file__).parents[2] / "examples" / "repository" / "simple" / "1" / "model.py"
+CALLERS = {
+    name: f"00-{digit * 32}-{digit * 16}-01" for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"))
+}
+ROW = list(range(16))
+
+
+def ask(url: str, address: str) -> dict[str, str]:
+    """Ask at each door with a trace context; return the one that came back."""
+    rows = {"INPUT0": [ROW], "INPUT1": [ROW]}
+    inputs = [{"name": name, "datatype": "INT32", "shape": [1, 16], "data": ROW} for name in rows]
+    answered: dict[str, str] = {}
+    with httpx.Client(base_url=url, timeout=30) as client:
+        for name, path, body in (
+            ("native", "/infer/simple", rows),
+            ("kserve", "/v2/models/simple/infer", {"inputs": inputs}),
+        ):
+            response = client.post(path, json=body, headers={"traceparent": CALLERS[name]})
+            assert response.status_code == 200
+            answered[name] = response.headers["traceparent"]
+        refused = client.post(
+            "/v2/models/simple/infer", json={"inputs": []}, headers={"traceparent": CALLERS["kserve"]}
+        )
+        assert refused.status_code == 400
+    channel: Any = grpc.insecure_channel(address)
+    with channel:
+        tensors = [TensorValue(name, "INT32", np.array([ROW], np.int32)) for name in rows]
+        message = write_request(InferenceRequest("simple", tensors))
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        response, ended = call.with_call(message, metadata=(("traceparent", CALLERS["grpc"]),), timeout=30)
+        assert read_response(response).outputs
+        answered["grpc"] = dict(ended.trailing_metadata())["traceparent"]
+    return answered
+
+
+def test_spans_of_every_door_arrive() -> None:
+    with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout is not None
+        endpoint = f"http://127.0.0.1:{int(receiver.stdout.readline())}"
+        try:
+            with Served(f"{SIMPLE}:Simple", "--grpc-port", "0", "--trace-endpoint", endpoint) as served:
+                address = served.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
+                served.until_ready()
+                answered = ask(served.url, address)
+                served.signal(signal.SIGTERM)
+                assert served.wait() == 0
+        finally:
+            receiver.terminate()
+        spans = [json.loads(line) for line in receiver.stdout]
+    assert {span["service"] for span in spans} == {"weir"}
+    assert {span["path"] for span in spans} == {"/v1/traces"}
+    for name, caller in CALLERS.items():
+        trace, parent, _ = caller.split("-")[1:]
+        found = read(answered[name])
+        assert found is not None and f"{found[0]:032x}" == trace
+        (request,) = [span for span in spans if span["span"] == f"{found[1]:016x}"]
+        assert (request["name"], request["trace"], request["parent"]) == ("infer simple", trace, parent)
+        assert request["attributes"]["weir.door"] == ("grpc" if name == "grpc" else "http")
+        children = {span["name"]: span for span in spans if span["parent"] == request["span"]}
+        assert children.keys() == {"queue", "compute"}
+        assert request["start"] == children["queue"]["start"] <= children["queue"]["end"]
+        assert children["queue"]["end"] == children["compute"]["start"] <= children["compute"]["end"] == request["end"]
+        (link,) = request["links"]
+        (batch,) = [span for span in spans if [span["trace"], span["span"]] == link]
+        assert [trace, request["span"]] in batch["links"] and batch["name"] == "batch simple"
+
+
+@pytest.mark.parametrize("missing", ["opentelemetry.sdk", "opentelemetry.exporter"])
+def test_without_its_library_the_setting_is_refused(missing: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from weir.cli import main; main()"
+    command = [sys.executable, "-c", code, "serve", "examples.square:Square", "--trace-endpoint", "http://localhost:1"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    assert run.returncode == 2
+    assert "needs opentelemetry-sdk and its OTLP exporter" in run.stderr
+    assert 'pip install "weir-serving[tracing]"' in run.stderr
+
+
+def test_a_server_that_traces_nothing_loads_none_of_it() -> None:
+    code = "import sys, weir.app; sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+def test_a_share_is_a_share() -> None:
+    said = weir("serve", "examples.square:Square", "--trace-ratio", "2")
+    assert said.returncode == 2 and "--trace-ratio=2.0: must be from 0 to 1" in said.stderr

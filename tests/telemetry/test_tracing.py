@@ -1,0 +1,236 @@
+"""Spans of requests and batches, as they are handed to OpenTelemetry."""
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from opentelemetry import trace as api
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.trace import SpanKind, StatusCode
+from tests.streaming_models import Count
+
+from weir.errors import DeadlineExceeded, ModelError, Overloaded
+from weir.manager.service import Service
+from weir.messages import RequestBase
+from weir.model import Model
+from weir.telemetry.opening import open_tracing
+from weir.telemetry.settings import TelemetrySettings
+from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracing import Tracing, make_tracing
+from weir.testing import FakeExecutor
+
+CALLER = f"00-{'ab' * 16}-{'cd' * 8}-01"
+
+
+class Kept(SpanProcessor):
+    """Keeps the spans."""
+
+    def __init__(self) -> None:
+        self.spans: list[ReadableSpan] = []
+        self.closed = False
+
+    def on_end(self, span: ReadableSpan) -> None:
+        self.spans.append(span)
+
+    def shutdown(self) -> None:
+        self.closed = True
+
+    def named(self, name: str) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.name == name]
+
+
+class Square(Model):
+    """Squares numbers."""
+
+    def predict(self, batch: list[int]) -> list[int]:
+        return [x * x for x in batch]
+
+
+class Asking(RequestBase):
+    """A request of some door."""
+
+    def finish(self, output: Any, dispatch: Any) -> None: ...
+
+    def fail(self, error: Any) -> None: ...
+
+
+def ids(span: ReadableSpan) -> tuple[int, int]:
+    context: Any = span.context
+    return context.trace_id, context.span_id
+
+
+def times(span: ReadableSpan) -> tuple[int, int]:
+    assert span.start_time is not None and span.end_time is not None
+    return span.start_time, span.end_time
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+def test_a_request_has_its_queue_and_compute_as_children_and_links_to_its_batch() -> None:
+    async def main() -> Kept:
+        kept = Kept()
+        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
+            await asyncio.gather(*[service.infer(x) for x in range(3)])
+        return kept
+
+    kept = asyncio.run(main())
+    requests, batches = kept.named("infer square"), kept.named("batch square")
+    assert len(requests) == 3
+    for request in requests:
+        (queue,) = [each for each in kept.named("queue") if each.parent == request.context]
+        (compute,) = [each for each in kept.named("compute") if each.parent == request.context]
+        assert times(request) == (times(queue)[0], times(compute)[1]) and times(queue)[1] == times(compute)[0]
+        assert request.kind is SpanKind.INTERNAL and request.status.status_code is StatusCode.UNSET
+        (link,) = request.links
+        (batch,) = [each for each in batches if each.context == link.context]
+        assert ids(request) in [(each.context.trace_id, each.context.span_id) for each in batch.links]
+        assert attributes(batch)["weir.rows"] == len(batch.links)
+        assert attributes(batch)["weir.predict_seconds"] > 0
+
+
+def test_a_door_says_where_a_request_comes_from() -> None:
+    async def main() -> Kept:
+        kept = Kept()
+        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
+            for trace in (CALLER, CALLER[:-1] + "0", None):
+                request = Asking(3, service.now(), 10.0, door="grpc", trace=trace)
+                service.submit(request)
+                assert type(request.trace) is Trace
+                while not request.settled:  # noqa: ASYNC110 - from outside there is no event to wait for
+                    await asyncio.sleep(0)
+        return kept
+
+    kept = asyncio.run(main())
+    within, own = kept.named("infer square")  # of the one that is not sampled there is none
+    assert within.parent is not None and within.parent.is_remote and f"{within.parent.span_id:x}" == "cd" * 8
+    assert f"{ids(within)[0]:x}" == "ab" * 16 and within.kind is SpanKind.SERVER
+    assert own.parent is None and len(kept.named("batch square")) == 2
+
+
+def test_a_call_in_process_is_within_the_span_that_is_current_there() -> None:
+    async def main() -> tuple[Kept, Any]:
+        kept = Kept()
+        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
+            with TracerProvider().get_tracer("caller").start_as_current_span("caller") as caller:
+                await service.infer(3)
+            assert not api.get_current_span().get_span_context().is_valid
+        return kept, caller.get_span_context()
+
+    kept, caller = asyncio.run(main())
+    (request,) = kept.named("infer square")
+    assert request.parent is not None and (request.parent.trace_id, request.parent.span_id) == (
+        caller.trace_id,
+        caller.span_id,
+    )
+
+
+def test_errors_are_in_the_span_and_those_of_models_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> Kept:
+        kept = Kept()
+        async with Service(Square, observers=[Tracing(kept)], executor="inline") as service:
+            with pytest.raises(ModelError):
+                await service.infer("x")
+        return kept
+
+    with caplog.at_level(logging.WARNING):
+        kept = asyncio.run(main())
+    (request,) = kept.named("infer square")
+    assert request.status.status_code is StatusCode.ERROR and attributes(request)["error.type"] == "ModelError"
+    assert f"{ids(request)[0]:032x}" in str(caplog.records[0].__dict__)
+
+
+def test_what_never_runs_has_no_compute() -> None:
+    async def main() -> Kept:
+        kept = Kept()
+        settings: dict[str, Any] = {"max_queue_size": 1, "max_batch_size": 1, "executor": FakeExecutor()}
+        async with Service(Square, observers=[Tracing(kept)], **settings) as service:
+            running = Asking(1, service.now(), 60.0, door="grpc")
+            service.submit(running)
+            await asyncio.sleep(0)
+            service.submit(Asking(2, service.now(), 60.0, door="grpc"))
+            with pytest.raises(Overloaded):
+                service.submit(Asking(3, service.now(), 60.0, door="grpc"))
+            late = Asking(3, service.now() - 2, 1.0, door="grpc")
+            with pytest.raises((DeadlineExceeded, Overloaded)):
+                service.submit(late)
+            service.cancel(running)
+            await service.stop(0.0)
+        return kept
+
+    kept = asyncio.run(main())
+    errors = [attributes(each)["error.type"] for each in kept.named("infer square")]
+    assert errors[0] == "Overloaded" and errors[2:] == ["Cancelled", "Draining"]
+    assert len(kept.named("queue")) == 4 and len(kept.named("compute")) == 1
+    assert kept.named("infer square")[2].status.status_code is StatusCode.UNSET
+
+
+def test_a_batch_that_is_lost_with_its_worker_says_so() -> None:
+    async def main() -> Kept:
+        kept, executor = Kept(), FakeExecutor()
+        tracing = Tracing(kept)
+        async with Service(Square, observers=[tracing], executor=executor) as service:
+            call = service.infer(3)
+            while not executor.pending:  # noqa: ASYNC110 - from outside there is no event to wait for
+                await asyncio.sleep(0)
+            tracing.worker_changed("square", 1, "lost", "killed")  # another one
+            tracing.worker_changed("square", 0, "ready", "")
+            assert not kept.spans
+            tracing.worker_changed("square", 0, "lost", "killed")
+            call.cancel()
+            await service.stop(0.0)
+        return kept
+
+    (batch,) = asyncio.run(main()).named("batch square")
+    assert batch.status.status_code is StatusCode.ERROR and batch.status.description == "worker lost: killed"
+
+
+def test_the_answers_of_a_stream_are_one_span() -> None:
+    async def main() -> Kept:
+        kept = Kept()
+        async with Service(Count, observers=[Tracing(kept)], executor="inline") as service:
+            assert [answer async for answer in service.infer_stream(3)] == [1, 2, 3]
+        return kept
+
+    assert len(asyncio.run(main()).named("infer count")) == 1
+
+
+def test_without_tracing_a_request_has_no_trace() -> None:
+    async def main() -> None:
+        async with Service(Square, executor="inline") as service:
+            assert service.tracing is None
+            request = Asking(3, service.now(), 10.0, door="grpc", trace=CALLER)
+            service.submit(request)
+            assert request.trace == CALLER
+
+    asyncio.run(main())
+
+
+def test_leaving_flushes() -> None:
+    kept = Kept()
+    with Tracing(kept):
+        assert not kept.closed
+    assert kept.closed
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://localhost:4318", "http://localhost:4318/v1/traces"),
+        ("http://localhost:4318/", "http://localhost:4318/v1/traces"),
+        ("https://there/otlp/v1/traces", "https://there/otlp/v1/traces"),
+    ],
+)
+def test_where_spans_go(endpoint: str, url: str) -> None:
+    with make_tracing(endpoint, 1.0, "weir") as tracing:
+        processor: Any = tracing._processor
+        assert processor.span_exporter._endpoint == url
+
+
+def test_it_is_off_unless_it_is_asked_for() -> None:
+    assert open_tracing(TelemetrySettings(), "weir") == []
+    (made,) = open_tracing(TelemetrySettings(trace_endpoint="http://localhost:4318"), "weir")
+    with made:
+        assert isinstance(made, Tracing)
