@@ -40,7 +40,7 @@ def make_app(
     on this machine. `websockets` are those that the caller wants to drain.
     """
     site = site or Site(registry, settings)
-    middleware = [Middleware(Inference, registry, settings), Middleware(Kserve, site)]
+    middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],

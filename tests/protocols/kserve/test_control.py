@@ -1,5 +1,6 @@
 """Models and workers come and go while the server runs: Triton's client, and what the AMD Inference Server's sends."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 
@@ -7,6 +8,7 @@ import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
+import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -132,3 +134,29 @@ def test_from_elsewhere_it_is_forbidden(client: httpx.Client, path: str) -> None
     answer = client.post(path, headers=REMOTE)
     assert (answer.status_code, list(answer.json())) == (403, ["error"])
     assert client.get("/v2/models/simple/ready").status_code == 200
+
+
+def test_large_requests_survive_a_reload(address: str, stock: triton.InferenceServerClient) -> None:
+    """Their bodies are received for one service, and some come to its successor."""
+
+    async def main() -> None:
+        x = np.ones((1, 40_000), np.float32)
+        tensor = triton.InferInput("x", list(x.shape), "FP32")
+        tensor.set_data_from_numpy(x)
+        async with triton_aio.InferenceServerClient(address, conn_limit=4) as client:
+            over = asyncio.Event()
+
+            async def ask_on() -> int:
+                count = 0
+                while not over.is_set():
+                    assert (await client.infer("vector", [tensor])).as_numpy("sum").tolist() == [40_000]
+                    count += 1
+                return count
+
+            asking = [asyncio.create_task(ask_on()) for _ in range(3)]
+            for _ in range(2):
+                await client.load_model("vector")
+            over.set()
+            assert min(await asyncio.gather(*asking)) > 0
+
+    asyncio.run(main())

@@ -1,5 +1,6 @@
 """Binary tensors on the fast lane: not copied, and what comes again is not read again."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.protocols.doors import Running, running
+from tests.protocols.fastlane.kit import answers, post, settled, site
 from tests.protocols.kserve.models import Vector, Where
 
 from weir.manager.registry import Registry
@@ -134,3 +136,16 @@ def test_outputs_of_other_shapes_are_written_anew() -> None:
     with serving(Service(Growing, name="vector", executor="inline")) as server:
         widths = [ask(server, np.ones((1, 4), np.float32))[1]["twice"].shape[1] for _ in range(8)]
         assert widths == sorted(widths) and widths[-1] >= widths[0] + 3
+
+
+def test_a_lane_that_drains_says_so_as_the_protocol_does() -> None:
+    async def main() -> None:
+        async with site(model=Vector) as here:
+            transport = here.connect()
+            here.lane.drain()
+            transport.receive(post(b'{"inputs": []}', path="/v2/models/square/infer"))
+            await settled()
+            [answer] = answers(transport.sent)
+            assert answer.status == 503 and list(json.loads(answer.body)) == ["error"]
+
+    asyncio.run(main())

@@ -194,3 +194,13 @@ def test_on_the_fast_lane_the_worker_reads_the_body_and_writes_the_answer() -> N
         answer = server.client.post(INFER, json=BODY)
         assert (answer.content, answer.headers["content-type"]) == (written, "application/json")
         assert json.loads(executor.payloads[0][0]) == BODY
+
+
+def test_a_head_too_large_is_refused_under_any_server() -> None:
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(Registry([vector()]), HttpSettings(max_header_size=1000)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            answer = await client.post(INFER, json=BODY, headers={"x-long": "x" * 2000})
+            assert (answer.status_code, list(answer.json())) == (431, ["error"])
+
+    asyncio.run(main())

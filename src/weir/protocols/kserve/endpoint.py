@@ -8,14 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.protocols.answers import Answer, Headers, encode_safely
 from weir.protocols.bodies import Body, has_large_body
 from weir.protocols.codings import coding_of, decompress
 from weir.protocols.kserve.replies import JSON_TYPE, error_answer
-from weir.protocols.native import check_length
+from weir.protocols.native import check_length, head_size
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
+from weir.protocols.status import HEAD_TOO_LARGE
 from weir.wire.kserve_json import parse
 
 _log = logging.getLogger("weir.http")
@@ -52,6 +53,11 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         incoming = Body(receive)
+        if head_size(scope["headers"]) > self._settings.max_header_size:
+            limit = self._settings.max_header_size
+            error = TooLarge(f"head: must be at most {limit} bytes (max_header_size)")
+            await self._refuse(scope, receive, send, incoming, error, HEAD_TOO_LARGE)
+            return
         try:
             body = await self._read(scope, incoming)
         except WeirError as error:
@@ -84,9 +90,12 @@ class Endpoint:
                 _log.exception("%s %s failed", scope["method"], scope["path"])
             return error_answer(error, development=self._settings.development)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, incoming: Body, error: WeirError) -> None:
+    async def _refuse(
+        self, scope: Scope, receive: Receive, send: Send, incoming: Body, error: WeirError, status: int | None = None
+    ) -> None:
         closing = incoming.unread and has_large_body(scope)
         answer = error_answer(error, development=self._settings.development)
+        answer = answer if status is None else answer._replace(status=status)
         await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
 
 
