@@ -1,5 +1,6 @@
 """Writes the pages of the reference that follow from the code: `python -m docs.generate`."""
 
+import textwrap
 from collections.abc import Callable, Iterable
 from enum import Enum
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 import numpy
 
 from weir import errors
+from weir.manager.repository.keys import KEYS, REFUSED
+from weir.manager.repository.triton import FOREIGN, PLATFORMS
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
 from weir.protocols.status import TABLE, codes_of_type
@@ -113,6 +116,39 @@ def _setting_row(declared: Declared) -> tuple[str, str, str, str]:
     return f"`{declared.flag}{metavar}`", _default(declared.default), declared.help, rule
 
 
+REPOSITORY = f"""# The model repository
+
+{WRITTEN}
+
+`MODEL/VERSION/FILE`, and beside the versions `MODEL/config.toml`, which may say ([how to](../how-to/serve-a-repository.md)):
+
+KEYS
+and every [setting](settings.md) of a model under its own name, such as `max_batch_size`, `policy` or `workers`. In `shape` the first dimension is the batch;
+it may be left out, as in AMD's files.
+
+## Files of Triton and AMD
+
+`config.toml` may also have the keys of the AMD Inference Server, and `config.pbtxt`, or the `config` of a load call, those of Triton:
+
+| key | read as |
+| --- | --- |
+| `platform`, `backend` | `platform` |
+| `input`, `output` with `name`, `data_type`, `dims` | `inputs`, `outputs` |
+| `max_batch_size` | `max_batch_size`; 0 as 1 |
+| `instance_group` | `workers`, the sum of all `count` |
+| `dynamic_batching` | `policy` size-or-delay of the largest `preferred_batch_size`, and `max_queue_delay`; `preserve_ordering` is always so |
+| `version_policy` | `versions` |
+| `default_model_filename` | `file` |
+
+Of their platforms we know these by our names: PLATFORMS.
+Nobody here runs FOREIGN.
+
+Refused are:
+
+REFUSED
+"""
+
+
 def _default(value: Any) -> str:
     if value is None or value in ([], {}):
         return "none"
@@ -158,6 +194,16 @@ def metrics_page() -> str:
     return METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text + TRITON_METRICS + _triton_names()
 
 
+def repository_page() -> str:
+    """Return the page of what a model's file in a repository may say."""
+    keys = _table(("key", "meaning"), [(f"`{key}`", meaning) for key, meaning in KEYS.items()])
+    refused = _table(("key", "instead"), [(f"`{key}`", instead) for key, instead in REFUSED.items()])
+    platforms = ", ".join(f"`{theirs}` (`{ours}`)" for theirs, ours in PLATFORMS.items())
+    foreign = textwrap.fill(", ".join(f"`{each}`" for each in FOREIGN), 120, break_on_hyphens=False)
+    text = REPOSITORY.replace("KEYS", keys).replace("REFUSED", refused)
+    return text.replace("PLATFORMS", platforms).replace("FOREIGN", foreign)
+
+
 def _triton_names() -> str:
     families = TritonNames(Metrics(), list).collect()
     return _table(("metric", ""), [(f"`{family.name}`", family.documentation) for family in families])
@@ -200,6 +246,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/settings.md": settings_page,
     "docs/reference/errors.md": errors_page,
     "docs/reference/metrics.md": metrics_page,
+    "docs/reference/repository.md": repository_page,
     "docs/reference/datatypes.md": datatypes_page,
 }
 

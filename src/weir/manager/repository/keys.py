@@ -6,8 +6,7 @@ from types import MappingProxyType
 KEYS: Mapping[str, str] = MappingProxyType(
     {
         "name": "name of the model; must be the folder's",
-        "platform": "what reads the files: `python`, `onnx`, or one that a package brings (entry point `weir.platforms`); "
-        "without it, what the files are: `model.py` or one `.onnx` file",
+        "platform": "`python`, `onnx`, or one that a package brings (entry point `weir.platforms`); without it, what the files are",
         "target": "of platform python: `FILE.py:Class` in the version's folder, or `module:Class`; without it, the one model of `file`",
         "file": "file in the version's folder; `model.py`, or the only `.onnx` file",
         "versions": 'versions to serve: "all" (the default), a list such as ["1", "3"], or how many of the highest',
