@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -190,3 +191,27 @@ def test_deep_json_is_refused() -> None:
                 read(b'{"inputs": [], "more": ' + deep)
             with pytest.raises(InvalidRequest):
                 read(b'{"inputs": [{"name": "x", "datatype": "INT8", "shape": [1], "data": ' + deep)
+
+
+@pytest.mark.parametrize("shape", [[2**40], [2**31, 2**31], [1, 2**62], [2**20, 2**20], [0, 2**40, 2**40]])
+@pytest.mark.parametrize("datatype", ["FP64", "INT8", "BYTES"])
+def test_nothing_is_allocated_for_what_is_only_claimed(shape: list[int], datatype: str) -> None:
+    tensor: dict[str, Any] = {"name": "x", "datatype": datatype, "shape": shape}
+    plain = json.dumps({"inputs": [{**tensor, "data": []}]}).encode()
+    header = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 2**40}}]}).encode()
+    declared = Outliner([Tensor("x", datatype, [-1] * len(shape))])
+    reads: list[Callable[[], Any]] = [
+        lambda: kserve_json.read_request(plain, "m"),
+        lambda: kserve_binary.read_request(header, len(header), "m"),
+        lambda: BodyReader(Two)(plain),
+        lambda: declared(plain),
+    ]
+    for read in reads:
+        with contextlib.suppress(InvalidRequest):
+            read()
+        tracemalloc.start()
+        with contextlib.suppress(InvalidRequest):
+            read()
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 100_000

@@ -47,7 +47,7 @@ def test_nothing_asked_for_is_everything() -> None:
         (b"[]", "Expected `object`"),
         (b"{}", "missing required field `inputs`"),
         (b'{"inputs": [', "truncated"),
-        (b'{"inputs": [{"name": "x", "data": NaN}]}', "malformed"),
+        (b'{"inputs": [{"name": "x", "datatype": "INT32", "data": NaN}]}', "tensor 'x': has the element NaN, which is none of INT32"),
         (b'{"inputs": [], "a": ' + b"[" * 100_000, "nested less deeply"),
         (body({**X, "data": None}), "data is null, must be a list"),
         (body({"name": "x", "shape": [1], "datatype": "INT32"}), "tensor 'x': has no data"),
