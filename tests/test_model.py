@@ -57,6 +57,19 @@ def test_what_cannot_be_declared(inputs: list[Tensor], outputs: list[Tensor], wo
     assert words in caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("inputs", "more", "words"),
+    [
+        ([X._replace(varying=PAD)], {}, "'x' varies"),
+        ([X], {"allowed_batch_sizes": [1]}, "allowed_batch_sizes is set"),
+        ([X], {"input_buffers": lambda self, rows: {}}, "it has input_buffers"),
+    ],
+)
+def test_a_streaming_model_gets_requests_as_they_are(inputs: list[Tensor], more: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=f"Mine: {words}, but a streaming model gets the requests one by one"):
+        check_model(declared(inputs, streaming=True, **more))
+
+
 @pytest.mark.parametrize("sizes", [[], [0], [1.5], ["1"]])
 def test_batch_sizes_that_cannot_be(sizes: list[Any]) -> None:
     with pytest.raises(SettingsError, match=r"Mine: allowed_batch_sizes=.*, must be whole numbers of at least 1"):

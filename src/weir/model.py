@@ -146,7 +146,7 @@ class Model:
     def output(self, name: str, *shape: int) -> Any:
         """Return a new array for `predict` to fill and return as the output `name`, of this shape (rows first); its contents
         are arbitrary. A large one lies in shared memory, where there is room, and reaches the server without being
-        copied. It is good for one batch. KeyError if the model declares no such output."""
+        copied. It is good for one batch; a streaming model no longer writes to it once it has yielded it. KeyError if the model declares no such output."""
         import numpy  # only tensor models need it
 
         dtype = numpy.dtype(DATATYPES[{tensor.name: tensor.datatype for tensor in self.outputs}[name]])
@@ -233,7 +233,20 @@ def check_model(model: Any) -> type[Model]:
     if overrides(model, "measure") and not isinstance(_raw(model, "measure"), (classmethod, staticmethod)):
         raise SettingsError(f"{model.__name__}.measure: must be a classmethod or staticmethod (no model exists yet)")
     check_tensors(model)
+    if model.streaming:
+        _check_streaming(model)
     return model
+
+
+def _check_streaming(model: type[Model]) -> None:
+    """A streaming model gets its requests one by one: nothing is joined for it, padded or filled up."""
+    varying = [f"{tensor.name!r} varies" for tensor in model.inputs if tensor.varying != GROUP]
+    sizes = ["allowed_batch_sizes is set"] if model.allowed_batch_sizes is not None else []
+    buffers = ["it has input_buffers"] if overrides(model, "input_buffers") else []
+    for said in (*varying, *sizes, *buffers):
+        raise SettingsError(
+            f"{model.__name__}: {said}, but a streaming model gets the requests one by one, as they are"
+        )
 
 
 def _raw(model: type[Model], name: str) -> Any:

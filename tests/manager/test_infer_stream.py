@@ -21,6 +21,7 @@ from weir import (
     Overloaded,
     Service,
     SettingsError,
+    Tensor,
     Unsupported,
     WorkerLost,
 )  # fmt: skip
@@ -223,6 +224,26 @@ def test_tensors_stream_too_and_are_not_divided() -> None:
             ]  # fmt: skip
             with pytest.raises(InvalidRequest, match="max_batch_size"):
                 await taken(service.infer_stream({"x": [[1, 2]] * 5}))
+
+    asyncio.run(main())
+
+
+def test_streams_of_tensors_of_any_shape_share_a_batch() -> None:
+    class Sizes(Model):
+        streaming = True
+        inputs = (Tensor("x", "FP32", [-1, -1]),)
+        outputs = (Tensor("size", "INT32", [-1]),)
+
+        def predict(self, batch: list[dict[str, Any]]) -> Any:
+            yield {index: {"size": [item["x"].size]} for index, item in enumerate(batch)}
+
+    async def main() -> None:
+        watch = Watch()
+        async with Service(Sizes, observers=[watch], policy="full:4", max_queue_delay=10.0) as service:
+            items = ([[1.0]], [[1.0, 2.0], [3.0, 4.0]], [[1.0, 2.0, 3.0]])
+            got = await asyncio.gather(*(taken(service.infer_stream({"x": item})) for item in items))
+            assert [[part["size"].tolist() for part in parts] for parts in got] == [[[1]], [[4]], [[3]]]
+            assert [dispatch.rows for dispatch in watch.dispatches] == [4]
 
     asyncio.run(main())
 

@@ -68,5 +68,5 @@ def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) ->
     call.kind = Kind.ITEM if model.streaming else Kind.TENSORS  # a stream is not divided
     call.rows = rows_of(call.payload)
     call.cost = float(call.rows)
-    shapes = shape_key(call.payload, model.inputs)
+    shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # streams are not joined
     call.key = shapes if call.key is None else (shapes, call.key)

@@ -77,7 +77,8 @@ def _item_or_error(ask: Ask, body: bytes) -> Work | WeirError:
 def tensor_work(service: "Service", arrays: Arrays, key: Any = None) -> Work:
     """Make work of `arrays`, which are as the model declares them. Raises TooLarge for more rows than the line can ever take,
     and what the model's `measure` raises."""
-    rows, key = rows_of(arrays), _joined(shape_key(arrays, service.model.inputs), key)
+    shapes = None if service.streaming else shape_key(arrays, service.model.inputs)  # streams are not joined
+    rows, key = rows_of(arrays), _joined(shapes, key)
     cost = float(rows)
     if service.needs_measure:
         measured = service.measure(arrays)
