@@ -1,6 +1,6 @@
 # Everything runs in .venv, made by plain `python -m venv`. Stamps in it make a second run quick.
 #   make serve   install, and serve a real model on port 8000 (PORT=...)
-#   make test    install what the tests need, and run them (ARGS=... go to pytest)
+#   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
@@ -16,6 +16,8 @@ ROUNDS ?= 5
 MINUTES ?= 60
 SECONDS ?= 300
 ARGS ?=
+# The tests of one file run in one process, in order: they may share a server.
+JOBS ?= $(shell n=$$(nproc); echo $$((n < 8 ? n : 8)))
 # Set to lock.txt to install the pinned versions, as CI does.
 CONSTRAINTS ?=
 
@@ -42,7 +44,7 @@ serve: $(VENV)/.serve
 	$(BIN)/weir serve examples.minilm:MiniLM --port $(PORT)
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check

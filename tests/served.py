@@ -1,18 +1,22 @@
 """Starts the real command `weir` in a process of its own, for tests."""
 
+import io
 import os
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from unittest import mock
 
 import httpx
 import psutil
+
+from weir.cli import main
 
 MODELS = Path(__file__).parent / "served_models.py"
 CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("WEIR_")}
@@ -26,6 +30,27 @@ def weir(
         [sys.executable, "-m", "weir", *map(str, arguments)], capture_output=True, text=True, check=False, timeout=50,
         env={**CLEAN, **(env or {})}, cwd=cwd,
     )  # fmt: skip
+
+
+def weir_here(
+    *arguments: object, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `weir` to its end in this process, for what ends before anything is started: to start Python takes longer."""
+    command = ["weir", *map(str, arguments)]
+    with (
+        redirect_stdout(io.StringIO()) as stdout,
+        redirect_stderr(io.StringIO()) as stderr,
+        mock.patch.dict(os.environ, {**CLEAN, **(env or {})}, clear=True),
+        mock.patch.object(sys, "argv", command),
+        mock.patch.object(sys, "path", list(sys.path)),
+        chdir(cwd or Path.cwd()),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = ended.code
+    assert isinstance(code, int)
+    return subprocess.CompletedProcess(command, code, stdout.getvalue(), stderr.getvalue())
 
 
 class Served:

@@ -4,6 +4,7 @@ import re
 import signal
 import socket
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from tests.served import MODELS, Served, serving, weir
+from tests.served import MODELS, Served, serving, weir, weir_here
 
 from weir.commands import COMMANDS
 
@@ -70,6 +71,21 @@ class Asking:
         return self.response
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Served]:
+    """One server for the tests that only ask it something; each counts on a model of its own."""
+    models = (target(name) for name in ("Square", "Power", "Environment", "Doubled"))
+    with serving(*models, "--env", "A=1", "--env", "B=x,y=z") as (served, _):
+        yield served
+
+
+@pytest.fixture
+def client(shared: Served) -> Iterator[httpx.Client]:
+    """Ask the shared server."""
+    with httpx.Client(base_url=shared.url, timeout=30) as asking:
+        yield asking
+
+
 # What people see.
 
 
@@ -83,7 +99,7 @@ def test_version_and_help() -> None:
 
 @pytest.mark.parametrize(("name", "example"), COMMANDS.items())
 def test_the_help_of_a_command_has_an_example(name: str, example: str) -> None:
-    shown = weir(name, "--help", env={"COLUMNS": "300"}).stdout
+    shown = weir_here(name, "--help", env={"COLUMNS": "300"}).stdout
     assert f"Example: {example}" in shown
     assert example.startswith(f"weir {name} ")
 
@@ -97,19 +113,18 @@ def test_the_table_says_what_is_served_and_a_curl_line_works() -> None:
         assert client.post("/sq", json=5).json() == 25
 
 
-def test_curl_s_own_way_of_asking_is_read_as_json() -> None:
-    with serving(target("Square")) as (served, _):
-        with connected(served) as connection:
-            connection.sendall(
-                b"POST /infer/square HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n"
-                b"Content-Length: 1\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n3"
-            )
-            answer = b""
-            while not answer.endswith(b"\r\n\r\n9"):
-                received = connection.recv(4096)
-                assert received, answer
-                answer += received
-        assert answer.startswith(b"HTTP/1.1 200 ")
+def test_curl_s_own_way_of_asking_is_read_as_json(shared: Served) -> None:
+    with connected(shared) as connection:
+        connection.sendall(
+            b"POST /infer/square HTTP/1.1\r\nHost: localhost:8000\r\nUser-Agent: curl/8.5.0\r\nAccept: */*\r\n"
+            b"Content-Length: 1\r\nContent-Type: application/x-www-form-urlencoded\r\n\r\n3"
+        )
+        answer = b""
+        while not answer.endswith(b"\r\n\r\n9"):
+            received = connection.recv(4096)
+            assert received, answer
+            answer += received
+    assert answer.startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_unix_socket(tmp_path: Path) -> None:
@@ -161,9 +176,15 @@ def test_settings_come_from_file_environment_and_flags(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_setting_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
-    run = weir("serve", *arguments)
+    run = weir_here("serve", *arguments)
     assert run.returncode == 2 and run.stdout == ""
     assert run.stderr.count("\n") == 1 and run.stderr.startswith("weir: ") and said in run.stderr
+
+
+def test_a_wrong_setting_ends_the_process_with_exit_code_2() -> None:
+    run = weir("serve", target("Square"), "--max-batch-size", "0")
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr.startswith("weir: --max-batch-size=0: must be 1 or more") and run.stderr.count("\n") == 1
 
 
 def test_a_port_that_is_taken_is_one_line() -> None:
@@ -189,30 +210,27 @@ def test_logs_are_json_for_machines_and_a_file_beside_the_terminal(tmp_path: Pat
         assert "worker ready" in events
 
 
-def test_the_environment_of_workers() -> None:
-    with serving(target("Environment"), "--env", "A=1", "--env", "B=x,y=z") as (_, client):
-        assert client.post("/infer/environment/batch", json=["A", "B"]).json() == [{"output": "1"}, {"output": "x,y=z"}]
+def test_the_environment_of_workers(client: httpx.Client) -> None:
+    assert client.post("/infer/environment/batch", json=["A", "B"]).json() == [{"output": "1"}, {"output": "x,y=z"}]
 
 
-def test_a_target_may_be_a_service_with_hooks() -> None:
-    with serving(target("Doubled")) as (_, client):
-        assert client.post("/infer/doubled", json=3).json() == 36
+def test_a_target_may_be_a_service_with_hooks(client: httpx.Client) -> None:
+    assert client.post("/infer/doubled", json=3).json() == 36
 
 
 # Metrics.
 
 
-def test_metrics_count_what_happened() -> None:
-    with serving(target("Square")) as (_, client):
-        assert [client.post("/infer/square", json=n).status_code for n in range(5)] == [200] * 5
-        assert client.post("/infer/square", content="{").status_code == 400
-        text = client.get("/metrics").text
-        assert 'weir_requests_total{code="200",door="http",model="square"} 5.0' in text
-        assert 'weir_requests_total{code="400",door="http",model="square"} 1.0' in text
-        cut = sum(float(n) for n in re.findall(r"^weir_batches_total{.*} (\S+)$", text, re.MULTILINE))
-        assert f'weir_batch_size_count{{model="square"}} {cut}' in text
-        assert 'weir_workers{model="square",state="ready"} 1.0' in text
-        assert 'weir_received_bytes_total{door="http",model="square"}' in text
+def test_metrics_count_what_happened(client: httpx.Client) -> None:
+    assert [client.post("/infer/power", json=n).status_code for n in range(5)] == [200] * 5
+    assert client.post("/infer/power", content="{").status_code == 400
+    text = client.get("/metrics").text
+    assert 'weir_requests_total{code="200",door="http",model="power"} 5.0' in text
+    assert 'weir_requests_total{code="400",door="http",model="power"} 1.0' in text
+    cut = sum(float(n) for n in re.findall(r'^weir_batches_total{.*model="power".*} (\S+)$', text, re.MULTILINE))
+    assert cut > 0 and f'weir_batch_size_count{{model="power"}} {cut}' in text
+    assert 'weir_workers{model="power",state="ready"} 1.0' in text
+    assert 'weir_received_bytes_total{door="http",model="power"}' in text
 
 
 def test_metrics_can_be_off() -> None:
@@ -362,35 +380,3 @@ def test_a_second_signal_ends_at_once(pipes: Pipes) -> None:
             assert connection.recv(1) == b""
         _, alive = psutil.wait_procs(workers, timeout=5)
         assert workers and not alive
-
-
-# weir check.
-
-
-def test_check_shows_what_came_out_how_large_and_how_fast() -> None:
-    run = weir("check", target("Square"))
-    assert run.returncode == 0, run.stderr
-    assert re.search(r"square: loaded and warmed up in [\d.]+ m?s", run.stdout)
-    assert re.search(r"^3 +9 +1 B +[\d.]+ ms +ok", run.stdout, re.MULTILINE)
-    assert re.search(r"^4 +16 +2 B +[\d.]+ ms +ok", run.stdout, re.MULTILINE)
-    assert re.search(r"64 at once in [\d.]+ ms: [\d,]+ items/s", run.stdout)
-
-
-def test_check_shows_what_is_wrong() -> None:
-    run = weir("check", target("Wrong"))
-    assert run.returncode == 1
-    assert re.search(r"^3 +9 .*expected 10", run.stdout, re.MULTILINE)
-    assert re.search(r"^'x' .*ModelError", run.stdout, re.MULTILINE)
-    assert "at once" not in run.stdout
-    unwritable = weir("check", target("Unwritable"))
-    assert unwritable.returncode == 1 and "ModelError" in unwritable.stdout
-
-
-def test_check_of_a_model_without_examples_says_so() -> None:
-    run = weir("check", target("Plain"))
-    assert run.returncode == 0 and "has no examples" in run.stdout
-
-
-def test_check_of_a_model_that_cannot_be_loaded_shows_the_traceback() -> None:
-    run = weir("check", target("Broken"))
-    assert run.returncode == 1 and "FileNotFoundError: weights.bin is not there" in run.stderr

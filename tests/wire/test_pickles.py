@@ -44,7 +44,7 @@ class Arena:
         ([Arena()], True),
         ({"deep": [print, Arena]}, True),
     ],
-    ids=repr,
+    ids=["plain", "numbers", "in a dict", "objects", "own array", "own object", "functions and classes"],
 )
 def test_foreign_tells_whether_the_other_side_needs_somebodys_classes(value: Any, foreign: bool) -> None:
     pickled = Pickled(value, None)
