@@ -219,13 +219,16 @@ def datatypes_page() -> str:
 
 
 def _array_of(name: str) -> str:
-    arrays = {"BYTES": "`object`, of `bytes`", "BF16": "`uint16`, the bits; a model may return `ml_dtypes.bfloat16`"}
+    arrays = {
+        "BYTES": "`object`, of `bytes`",
+        "BF16": "`uint16`, the bits; a model may return numbers too, or `ml_dtypes.bfloat16`",
+    }
     return arrays.get(name, f"`{DTYPES[name].name}`")
 
 
 def _json_of(name: str) -> str:
     if name in BINARY_ONLY:
-        return "none in that protocol: binary data only"
+        return "numbers at `/infer`; in that protocol none: binary data only"
     kind = DTYPES[name].kind
     if kind not in "ui":
         return RANGES[kind]

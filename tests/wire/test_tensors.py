@@ -7,9 +7,10 @@ import pytest
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, MSGPACK
 from weir.model import DATATYPES, PAD, RAGGED, Tensor
-from weir.wire.tensors import DTYPES, batch_key, rows_of, shape_key, to_arrays, to_text
+from weir.wire.tensors import DTYPES, batch_key, rows_of, shape_key, to_arrays, to_plain, to_text
 from weir.wire.values import decode, encode
 
+T = Tensor("t", "BYTES", [-1])
 XY = (Tensor("x", "FP32", [-1, 2]), Tensor("y", "INT64", [-1]))
 
 
@@ -107,15 +108,15 @@ def test_bytes_are_bytes_objects_and_text_in_json() -> None:
     assert array.tolist() == [["ä".encode(), b"b"], [b"c", b"d"]]
     assert one("BYTES", array, (-1, 2)) is array
     assert one("BYTES", [b"nul\0"]).tolist() == [b"nul\0"]
-    assert decode(encode(to_text({"t": array}), JSON), JSON) == {"t": [["ä", "b"], ["c", "d"]]}
+    assert decode(encode(to_text({"t": array}, [T]), JSON), JSON) == {"t": [["ä", "b"], ["c", "d"]]}
     with pytest.raises(UnicodeDecodeError):
-        to_text({"t": one("BYTES", [b"\xff"])})
+        to_text({"t": one("BYTES", [b"\xff"])}, [T])
 
 
 def test_arrays_come_back_through_json_and_msgpack() -> None:
     arrays = to_arrays({"x": [[1, 2], [3, 4.5]], "y": [5, 6]}, XY)
     for content_type in (JSON, MSGPACK):
-        back = to_arrays(decode(encode(to_text(arrays), content_type), content_type), XY)
+        back = to_arrays(decode(encode(to_text(arrays, XY), content_type), content_type), XY)
         assert all((back[name] == arrays[name]).all() for name in arrays)
 
 
@@ -141,8 +142,11 @@ def test_bf16_is_its_bits() -> None:
     assert to_arrays({"x": bits}, tensors)["x"] is bits
     there = numpy.array([1, -2], ml_dtypes.bfloat16)
     assert to_arrays({"x": there}, tensors)["x"].tolist() == bits.tolist()
-    for wrong in ([1], [1.0], numpy.array([1], numpy.float32)):
-        with pytest.raises(
-            InvalidRequest, match=r"tensor 'x': has elements of .*, must be bfloat16 or its bits as uint16"
-        ):
+    for numbers in ([1, -2], [1.0, -2.0], numpy.array([1, -2], numpy.float64), numpy.array([1, -2], numpy.int8)):
+        assert to_arrays({"x": numbers}, tensors)["x"].tolist() == bits.tolist()
+    assert to_arrays({"x": [1.0000001]}, tensors)["x"].tolist() == [0x3F80]
+    for wrong, words in (["1"], "has strings, must be BF16"), ([3.4e38], r"has 3.4e\+38, out of the range of BF16"):
+        with pytest.raises(InvalidRequest, match=f"tensor 'x': {words}"):
             to_arrays({"x": wrong}, tensors)
+    assert to_plain({"x": bits}, tensors)["x"].tolist() == [1, -2]
+    assert decode(encode(to_text({"x": bits}, tensors), JSON), JSON) == {"x": [1, -2]}

@@ -13,7 +13,7 @@ from weir.protocols.codings import compress
 from weir.protocols.native import Ask
 from weir.protocols.status import http_code
 from weir.telemetry.tracecontext import Trace
-from weir.wire.tensors import to_text
+from weir.wire.tensors import to_plain, to_text
 from weir.wire.values import UNWRITABLE, encode
 
 Headers = list[tuple[bytes, bytes]]
@@ -180,7 +180,8 @@ def output_body(ask: Ask, output: Any) -> bytes:
         return output
     if isinstance(output, dict):
         try:
-            return encode(to_text(output) if ask.accept == JSON else output, ask.accept)
+            said = to_text if ask.accept == JSON else to_plain
+            return encode(said(output, ask.service.model.outputs), ask.accept)
         except UNWRITABLE as error:
             raise ModelError(f"the answer cannot be written as {ask.accept}: {error}") from error
     try:

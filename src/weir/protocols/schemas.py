@@ -12,7 +12,14 @@ from weir.wire.values import UNWRITABLE, decode, encode
 Schema = dict[str, Any]
 
 _COMPONENTS = REF_TEMPLATE.format("")
-_NUMBERS = {"BOOL": "boolean", "BYTES": "string", "FP16": "number", "FP32": "number", "FP64": "number"}
+_NUMBERS = {
+    "BOOL": "boolean",
+    "BYTES": "string",
+    "BF16": "number",
+    "FP16": "number",
+    "FP32": "number",
+    "FP64": "number",
+}
 
 
 class Described:

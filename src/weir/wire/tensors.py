@@ -1,6 +1,7 @@
 """Named tensors: nested lists or arrays, held against what a model declares.
 
-Datatypes are those of the Open Inference Protocol. An array of BYTES holds bytes objects; in JSON they are strings.
+Datatypes are those of the Open Inference Protocol. An array of BYTES holds bytes objects; in JSON they are strings. An array
+of BF16 holds the bits as uint16; in lists, and arrays of any other type, there are numbers.
 A value is converted where nothing is lost: integers to floats, floats to shorter ones, but no float to an integer, no number
 out of range, no string to a number.
 """
@@ -12,6 +13,7 @@ import numpy
 
 from weir.errors import InvalidRequest, WeirError
 from weir.model import DATATYPES, GROUP, Tensor
+from weir.wire.bfloat16 import to_bits, to_numbers
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
@@ -98,9 +100,16 @@ def batch_key(declared: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> tu
     )
 
 
-def to_text(arrays: Arrays) -> dict[str, Any]:
-    """Return `arrays` for JSON: elements of BYTES as strings. UnicodeDecodeError if one is not UTF-8."""
-    return {name: _texts(array.tolist()) if array.dtype.kind == "O" else array for name, array in arrays.items()}
+def to_plain(arrays: Arrays, declared: Sequence[Tensor]) -> Arrays:
+    """Return `arrays`, which are as `declared`, as arrays of numbers and bytes: those of BF16 are not bits any more."""
+    bits = [tensor.name for tensor in declared if tensor.datatype == "BF16" and tensor.name in arrays]
+    return {**arrays, **{name: to_numbers(arrays[name]) for name in bits}} if bits else arrays
+
+
+def to_text(arrays: Arrays, declared: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the same for JSON: elements of BYTES as strings. UnicodeDecodeError if one is not UTF-8."""
+    plain = to_plain(arrays, declared)
+    return {name: _texts(array.tolist()) if array.dtype.kind == "O" else array for name, array in plain.items()}
 
 
 def _texts(value: Any) -> Any:
@@ -126,12 +135,22 @@ def _array(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any,
     if tensor.datatype == "BF16":
         if array.dtype.name == "bfloat16":  # of the package ml_dtypes, whose arrays jax and others give
             return array.view(dtype)
-        raise complain(f"tensor {tensor.name!r}: has {_described(array)}, must be bfloat16 or its bits as uint16")
+        return _bf16_array(array, tensor, complain)
     if not array.size and array.dtype == numpy.float64:
         return array.astype(dtype)  # an empty list has no elements to be of a wrong type
     if array.dtype.kind not in _SOURCES[dtype.kind]:
         raise complain(f"tensor {tensor.name!r}: has {_described(array)}, must be {tensor.datatype}")
     return _cast(array, dtype, tensor, complain)
+
+
+def _bf16_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
+    if array.dtype.kind not in _SOURCES["f"]:
+        raise complain(f"tensor {tensor.name!r}: has {_described(array)}, must be BF16")
+    bits = to_bits(_cast(array, numpy.dtype(numpy.float32), tensor, complain))
+    lost = numpy.isinf(to_numbers(bits)) & numpy.isfinite(array)
+    if lost.any():
+        raise complain(f"tensor {tensor.name!r}: has {array[lost][0]}, out of the range of BF16")
+    return bits
 
 
 def _described(array: numpy.ndarray[Any, Any]) -> str:

@@ -12,6 +12,7 @@ import numpy
 
 from weir.errors import SettingsError
 from weir.model import GROUP, PAD, Model, Tensor
+from weir.wire.bfloat16 import to_bits
 from weir.wire.tensors import DTYPES, Arrays, rows_of
 from weir.workers.kservework import Listed, joined
 from weir.workers.sizes import Sizes
@@ -124,7 +125,7 @@ def _pad_value(model: type[Model], tensor: Tensor) -> Any:
     if tensor.datatype == "BYTES":
         return value or b""
     if tensor.datatype == "BF16":
-        return numpy.array(value, "<f4").view("<u4") >> 16
+        return to_bits(numpy.array(value, numpy.float32))
     try:
         with numpy.errstate(over="raise"):
             return numpy.array(value, dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import Model
-from weir.wire.tensors import rows_of, to_arrays, to_text
+from weir.wire.tensors import rows_of, to_arrays, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.kservework import BodyReader, BodyWriter, head_of
 from weir.workers.parting import wrong_tensors
@@ -32,11 +32,11 @@ def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
 def writers(model: Model, label: str) -> dict[str, Callable[..., bytes]]:
     """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label`: name of
     the service, and after a slash its version, if it has one."""
-    json = ENCODE[JSON]
+    json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
     name, _, version = label.partition("/")
     return {
-        JSON: lambda arrays: json(to_text(arrays)),
-        MSGPACK: ENCODE[MSGPACK],
+        JSON: lambda arrays: json(to_text(arrays, model.outputs)),
+        MSGPACK: lambda arrays: msgpack(to_plain(arrays, model.outputs)),
         KSERVE: BodyWriter(type(model), name, version),
     }
 
