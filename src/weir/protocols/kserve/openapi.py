@@ -13,6 +13,7 @@ from weir.protocols.kserve.routes import PREFIX, offered
 from weir.protocols.kserve.site import Site
 from weir.protocols.schemas import Schema
 from weir.protocols.status import kserve_code
+from weir.wire.sse import CONTENT_TYPE
 
 _ERROR: Schema = {
     "type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"], "additionalProperties": False,
@@ -58,6 +59,7 @@ _BODIES: dict[str, Schema] = {
     },
 }  # fmt: skip
 
+_INFERENCE = ("/infer", "/infer_stream", "/generate_stream")
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -65,13 +67,17 @@ def kserve_paths(site: Site) -> dict[str, Any]:
     """Return the OpenAPI paths of everything that `site` offers; inference once for each model."""
     paths: dict[str, Any] = {}
     for (method, path), handler in offered(site).items():
-        if path.endswith("/infer"):
+        if path.endswith(_INFERENCE):
             continue
         paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, inspect.getdoc(handler) or "")
     for service in site.registry.all:
         version = f"/versions/{service.version}" if service.version else ""
-        path = f"{PREFIX}/models/{service.name}{version}/infer"
-        paths[path] = {"post": _inference(service.label, inputs_of(service.model), outputs_of(service.model))}
+        path = f"{PREFIX}/models/{service.name}{version}"
+        inference = _inference(service.label, inputs_of(service.model), outputs_of(service.model))
+        paths[f"{path}/infer"] = {"post": inference}
+        paths[f"{path}/infer_stream"] = {"post": _streamed(inference, "infer", inference["requestBody"])}
+        flat = {"required": True, "content": {JSON: {"schema": _generate(inputs_of(service.model))}}}
+        paths[f"{path}/generate_stream"] = {"post": _streamed(inference, "generate", flat) | {"parameters": []}}
     return paths
 
 
@@ -135,6 +141,29 @@ def _inference(label: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) 
                 "content": {JSON: {"schema": _response(outputs)}, OCTETS: {"schema": {"description": "bytes"}}},
             },
             **_errors((*_ALWAYS, *_OF_INFERENCE)),
+        },
+    }
+
+
+def _streamed(inference: dict[str, Any], name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the operation that answers with events, instead of the `inference` that answers once."""
+    events = {"description": "Each answer as an event", "content": {CONTENT_TYPE: {"schema": {"type": "string"}}}}
+    return inference | {
+        "operationId": inference["operationId"].removesuffix("infer") + f"{name}_stream",
+        "summary": f"{inference['summary']}, answer by answer",
+        "requestBody": body,
+        "responses": inference["responses"] | {"200": events},
+    }
+
+
+def _generate(inputs: Sequence[Tensor]) -> Schema:
+    return {
+        "type": "object",
+        "required": [tensor.name for tensor in inputs],
+        "properties": {
+            "id": {"type": "string"},
+            "parameters": _PARAMETERS,
+            **{tensor.name: {"description": f"{tensor.datatype}, shape {list(tensor.shape)}"} for tensor in inputs},
         },
     }
 
