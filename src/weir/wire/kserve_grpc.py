@@ -5,6 +5,7 @@ message. Raw bytes of large messages are not copied: arrays are views into the b
 """
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -28,9 +29,12 @@ Raw = bytes | memoryview
 RAW_INPUTS = "raw_input_contents"
 RAW_OUTPUTS = "raw_output_contents"
 _NUMBERS = {RAW_INPUTS: 7, RAW_OUTPUTS: 6}
-_INFER_RESPONSE = 2  # number of the field of ModelStreamInferResponse
+_ID = 3  # number of the field of ModelInferResponse
+_INFER_RESPONSE = 2  # of ModelStreamInferResponse
 # Below this, letting protobuf copy the raw bytes is quicker than finding them.
 _SCAN_ABOVE = 8192  # bytes
+# What is longer is not worth remembering: strangers choose it.
+_SHORT = 256
 
 # Wire types.
 _VARINT = 0
@@ -58,9 +62,10 @@ def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceReques
     """
     read = parsed.message
     asked = [AskedOutput(each.name, read_parameters(each.parameters)) for each in read.outputs]
-    refuse_duplicates("output", [each.name for each in asked])
+    if asked:
+        refuse_duplicates("output", [each.name for each in asked])
     inputs = _tensors(read.inputs, parsed.raw, RAW_INPUTS, find or nowhere)
-    parameters = read_parameters(read.parameters)
+    parameters = read_parameters(read.parameters) if read.parameters else None
     return InferenceRequest(
         read.model_name, inputs, version=read.model_version, id=read.id, outputs=asked or None, parameters=parameters
     )
@@ -99,19 +104,45 @@ def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes
 
     A tensor whose parameters name a region of shared memory is written without its data.
     """
-    written = ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
-    if response.parameters:
-        write_parameters(response.parameters, written.parameters)
-    tensors = [_add(written.outputs, tensor) for tensor in response.outputs]
     if typed and all(has_typed_form(tensor.datatype) for tensor in response.outputs):
-        for tensor, place in zip(response.outputs, tensors, strict=True):
-            if REGION not in tensor.parameters:
-                write_typed(tensor.datatype, tensor.array, place.contents)
-        body: bytes = written.SerializeToString()
-        return body
+        return _typed_response(response)
     # One for each output, for clients count them: in shared memory, none of its bytes.
     raw = [b"" if REGION in tensor.parameters else raw_bytes(tensor) for tensor in response.outputs]
-    return b"".join([written.SerializeToString(), *_sized(_NUMBERS[RAW_OUTPUTS], raw)])
+    if response.parameters or any(tensor.parameters for tensor in response.outputs):
+        head = _response_head(response).SerializeToString()
+    else:
+        described = [(tensor.name, tensor.datatype, tensor.array.shape) for tensor in response.outputs]
+        head = _plain_head(response.model, response.version, *described)
+        if response.id:
+            head += b"".join(_sized(_ID, [response.id.encode()]))
+    return b"".join([head, *_sized(_NUMBERS[RAW_OUTPUTS], raw)])
+
+
+@lru_cache(maxsize=1024)
+def _plain_head(model: str, version: str, *outputs: tuple[str, str, tuple[int, ...]]) -> bytes:
+    """Return a ModelInferResponse without id, parameters and data; fields can follow in any order."""
+    written = ModelInferResponse(model_name=model, model_version=version)
+    for name, datatype, shape in outputs:
+        written.outputs.add(name=name, datatype=datatype, shape=shape)
+    head: bytes = written.SerializeToString()
+    return head
+
+
+def _response_head(response: InferenceResponse) -> Any:
+    written = ModelInferResponse(model_name=response.model, model_version=response.version, id=response.id)
+    write_parameters(response.parameters, written.parameters)
+    for tensor in response.outputs:
+        _add(written.outputs, tensor)
+    return written
+
+
+def _typed_response(response: InferenceResponse) -> bytes:
+    written = _response_head(response)
+    for tensor, place in zip(response.outputs, written.outputs, strict=True):
+        if REGION not in tensor.parameters:
+            write_typed(tensor.datatype, tensor.array, place.contents)
+    body: bytes = written.SerializeToString()
+    return body
 
 
 def in_stream(response: bytes) -> bytes:
@@ -181,10 +212,9 @@ def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[T
 
 def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, find: Find) -> TensorValue:
     name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
-    if datatype not in DTYPES:
-        raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
-    count = element_count(name, shape, item_bytes(datatype))
-    parameters = read_parameters(tensor.parameters)
+    count_of = _count if len(name) + len(datatype) + len(shape) <= _SHORT else _count.__wrapped__
+    count = count_of(name, datatype, shape)
+    parameters = read_parameters(tensor.parameters) if tensor.parameters else {}
     found = find(name, parameters) if parameters else None
     typed = tensor.HasField("contents")
     if typed and (raw or found is not None):
@@ -197,6 +227,14 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, fin
             raise InvalidRequest(f"tensor {name!r}: has no data, neither contents nor an element of {field}")
         array = read_raw(name, datatype, shape, count, memoryview(data))
     return TensorValue(name, datatype, array, parameters)
+
+
+@lru_cache(maxsize=1024)
+def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
+    """Return how many elements a tensor has. Raises InvalidRequest for what no tensor can be."""
+    if datatype not in DTYPES:
+        raise InvalidRequest(f"tensor {name!r}: has datatype {datatype!r}, not one of {', '.join(DTYPES)}")
+    return element_count(name, shape, item_bytes(datatype))
 
 
 def _parse(kind: Any, body: bytes, field: str) -> Parsed:
