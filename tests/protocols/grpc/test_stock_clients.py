@@ -26,7 +26,7 @@ def address() -> Iterator[str]:
         yield found
 
 
-@pytest.mark.parametrize("client", ["triton.py", "triton_aio.py", "kserve_client.py"])
+@pytest.mark.parametrize("client", ["standard.py", "triton.py", "triton_aio.py", "kserve_client.py"])
 def test_client(address: str, client: str) -> None:
     command = [sys.executable, "-W", "ignore", str(CLIENTS / client), address]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
