@@ -13,6 +13,8 @@ from weir.messages import Observer
 from weir.model import Model
 from weir.telemetry.logs import redacted
 
+LOAD_NICENESS = 10
+
 
 def make_service(
     model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False
@@ -36,6 +38,8 @@ def make_service(
         "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
         "observers": observers, **model.settings,
     }  # fmt: skip
+    if fresh:  # others serve meanwhile
+        said.setdefault("load_niceness", LOAD_NICENESS)
     try:
         service = found(**said) if issubclass(found, Service) else Service(found, **said)
     except SettingsError as error:

@@ -34,9 +34,9 @@ class WorkerSettings:
         None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)", rule=AT_LEAST_ONE
     )
     retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
-    load_niceness: int = setting(
-        10,
-        "how much lower the priority of a new worker is while it loads, so that those that serve are not held up; 0 to 19",
+    load_niceness: int | None = setting(
+        None,
+        "how much lower the priority of a new worker is while it loads, 0 to 19; without it 10 for models loaded while others serve",
         rule=(lambda value: 0 <= value <= 19, "must be 0 to 19"),
     )
     start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)

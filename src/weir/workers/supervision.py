@@ -85,7 +85,8 @@ class Worker:
         self.state = "starting"
         self._error = None
         # One that replaces another is missed: it gives way to nobody.
-        child = Child(self._launch, self, self._loop, 0 if self._started else self._launch.settings.load_niceness)
+        niceness = 0 if self._started else self._launch.settings.load_niceness or 0
+        child = Child(self._launch, self, self._loop, niceness)
         try:
             child.start()
         except OSError as error:
