@@ -123,6 +123,13 @@ def test_layouts_are_remembered_at_second_sight(monkeypatch: pytest.MonkeyPatch)
         assert ask(server, x)[1]["sum"].tolist() == [4]
 
 
+def test_long_headers_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts.Layout, "arrays", None)  # to be used by none
+    with serving(Service(Vector, executor="inline")) as server:
+        for _ in range(5):
+            ask(server, np.ones((1, 4), np.float32), said={"note": "x" * 5000})
+
+
 def test_outputs_of_other_shapes_are_written_anew() -> None:
     class Growing(Vector):
         def __init__(self) -> None:

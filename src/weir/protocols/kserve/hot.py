@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weir.http")
 
+_MAX_HEADER = 4 << 10  # bytes of JSON before binary tensors that are kept for when they come again
+
 
 class KserveRequest(HttpRequest):
     """One request of `connection`. `asked` None: the worker reads the body and writes the answer."""
@@ -116,8 +118,10 @@ class KserveRequest(HttpRequest):
     def _learn(self, body: Body, asked: InferenceRequest, work: Work, schedule: Schedule) -> None:
         """Keep what the header means, if it has come before."""
         ask: InferAsk = self.ask
+        if not 0 < (ask.header_length or 0) <= _MAX_HEADER or ask.service.needs_measure:
+            return
         header = bytes(body[: ask.header_length])
-        if header and header == ask.last_header and not ask.service.needs_measure:
+        if header == ask.last_header:
             ask.layout = layout_of(header, len(body), asked, work, schedule)
         ask.last_header = header
 
