@@ -134,6 +134,19 @@ def test_the_key_leaves_out_where_inputs_may_differ(varying: str) -> None:
     assert batch_key(tensors, [(1, 5, 3)]) == batch_key(tensors, [(2, 9, 3)]) == (("x", "<f4", (-1, 3)),)
 
 
+def test_long_rows_are_padded_to_less_than_twice_their_length() -> None:
+    tensors = [Tensor("x", "FP32", [-1, 2000, -1], varying=PAD)]
+    keys = [batch_key(tensors, [(1, 2000, length)])[0][2] for length in (0, 1, 1024, 1025, 2047, 2048, 4095, 1 << 20)]
+    free, short, long = (2000, -1), (2000, -11), (2000, -12)
+    assert keys == [free, free, free, short, short, long, long, (2000, -21)]
+
+
+def test_rows_long_in_different_directions_are_not_padded_to_a_square() -> None:
+    tensors = [Tensor("x", "FP32", [-1, -1, -1], varying=PAD)]
+    keys = [batch_key(tensors, [(1, *lengths)])[0][2] for lengths in ((32, 32), (1, 5), (1, 1024), (1024, 1), (33, 63))]
+    assert keys == [(-1, -1), (-1, -1), (-1, -11), (-11, -1), (-6, -6)]
+
+
 def test_bf16_is_its_bits() -> None:
     import ml_dtypes
 

@@ -12,13 +12,16 @@ from typing import Any
 import numpy
 
 from weir.errors import InvalidRequest, WeirError
-from weir.model import DATATYPES, GROUP, Tensor
+from weir.model import DATATYPES, GROUP, RAGGED, Tensor
 from weir.wire.bfloat16 import to_bits, to_numbers
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
 
 DTYPES: dict[str, numpy.dtype[Any]] = {datatype: numpy.dtype(name) for datatype, name in DATATYPES.items()}
+# Up to this many padded elements rows share batches whatever their lengths are (with several lengths that vary: each up to
+# its share, the root). Above it, only with lengths between the same two powers of two.
+FREELY_PADDED = 1024
 # The kinds of array (numpy's letters) that may become a datatype's.
 _SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
 
@@ -92,11 +95,24 @@ def batch_key(declared: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> tu
     """Return the batch key of a request whose tensors, in the order `declared`, have these shapes (rows first).
 
     Requests of one model share a batch if these are equal: names, dtypes and all dimensions but the first, and but
-    those in which padded and ragged inputs vary, which stand in it as -1.
+    those in which padded and ragged inputs vary, which stand in it as -1. Great lengths of padded inputs stand in it as
+    their magnitude, so that one very long row cannot make many short ones as long.
     """
     return tuple(
-        (tensor.name, DTYPES[tensor.datatype].str, tuple(shape[1:] if tensor.varying == GROUP else tensor.shape[1:]))
+        (tensor.name, DTYPES[tensor.datatype].str, _lengths_in_key(tensor, shape))
         for tensor, shape in zip(declared, shapes, strict=True)
+    )
+
+
+def _lengths_in_key(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    if tensor.varying == GROUP:
+        return tuple(shape[1:])
+    if tensor.varying == RAGGED:
+        return tuple(tensor.shape[1:])
+    free = round(FREELY_PADDED ** (1 / len(tensor.variable)))
+    return tuple(
+        -length.bit_length() if rule == -1 and length > free else rule
+        for rule, length in zip(tensor.shape[1:], shape[1:], strict=True)
     )
 
 
