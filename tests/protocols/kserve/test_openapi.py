@@ -39,6 +39,17 @@ def test_the_paths_of_the_protocol_are_there(document: dict[str, Any]) -> None:
     assert not any("trace" in path or "logging" in path for path in document["paths"])
 
 
+def test_the_examples_work(client: httpx.Client, document: dict[str, Any]) -> None:
+    told = 0
+    for path, operations in document["paths"].items():
+        if path.startswith("/v2/models/") and path.endswith("/infer"):
+            body = operations["post"]["requestBody"]["content"]["application/json"]
+            for example in body.get("examples", {}).values():
+                assert client.post(path, json=example["value"]).status_code == 200, path
+                told += 1
+    assert told >= 4
+
+
 @pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE])
 def test_what_it_says_of_the_protocol_is_so(
     server: Served, document: dict[str, Any], mode: schemathesis.GenerationMode

@@ -5,13 +5,16 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+import numpy
+
 from weir import errors
 from weir.messages import JSON, OCTETS
-from weir.model import Tensor
-from weir.protocols.describing import inputs_of, outputs_of
+from weir.model import Model, Tensor, is_tensor_model
+from weir.protocols.describing import ITEM_INPUTS, inputs_of, outputs_of
 from weir.protocols.kserve.routes import PREFIX, offered
 from weir.protocols.kserve.site import Site
-from weir.protocols.schemas import Schema
+from weir.protocols.schemas import Schema, example_value
 from weir.protocols.status import kserve_code
 from weir.wire.sse import CONTENT_TYPE
 
@@ -73,7 +76,7 @@ def kserve_paths(site: Site) -> dict[str, Any]:
     for service in site.registry.all:
         version = f"/versions/{service.version}" if service.version else ""
         path = f"{PREFIX}/models/{service.name}{version}"
-        inference = _inference(service.label, inputs_of(service.model), outputs_of(service.model))
+        inference = _inference(service.label, service.model)
         paths[f"{path}/infer"] = {"post": inference}
         paths[f"{path}/infer_stream"] = {"post": _streamed(inference, "infer", inference["requestBody"])}
         flat = {"required": True, "content": {JSON: {"schema": _generate(inputs_of(service.model))}}}
@@ -121,7 +124,11 @@ def _errors(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
     }
 
 
-def _inference(label: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> dict[str, Any]:
+def _inference(label: str, model: type[Model]) -> dict[str, Any]:
+    inputs, outputs = inputs_of(model), outputs_of(model)
+    request: dict[str, Any] = {"schema": _request(inputs, outputs)}
+    if examples := _examples(model):
+        request["examples"] = examples
     length = {
         "name": "Inference-Header-Content-Length", "in": "header", "required": False, "schema": {"type": "integer"},
         "description": "bytes of JSON before binary tensors; 0: the body is the one input, raw",
@@ -133,7 +140,7 @@ def _inference(label: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) 
         "parameters": [length],
         "requestBody": {
             "required": True,
-            "content": {JSON: {"schema": _request(inputs, outputs)}, OCTETS: {"schema": {"description": "bytes"}}},
+            "content": {JSON: request, OCTETS: {"schema": {"description": "bytes"}}},
         },
         "responses": {
             "200": {
@@ -166,6 +173,25 @@ def _generate(inputs: Sequence[Tensor]) -> Schema:
             **{tensor.name: {"description": f"{tensor.datatype}, shape {list(tensor.shape)}"} for tensor in inputs},
         },
     }
+
+
+def _examples(model: type[Model]) -> dict[str, Any]:
+    """Return the model's examples, as far as JSON can say them, as requests."""
+    items = [example_value(example)["item"] for example in model.examples]
+    if is_tensor_model(model):
+        requests = [_asked(model, item) for item in items if isinstance(item, dict)]
+    else:
+        requests = [[_given(ITEM_INPUTS[0], [msgspec.json.encode(item).decode()])] for item in items]
+    return {str(number): {"value": {"inputs": inputs}} for number, inputs in enumerate(requests, 1)}
+
+
+def _asked(model: type[Model], item: dict[str, Any]) -> list[dict[str, Any]]:
+    return [_given(tensor, item[tensor.name]) for tensor in model.inputs if tensor.name in item]
+
+
+def _given(tensor: Tensor, data: list[Any]) -> dict[str, Any]:
+    shape = list(numpy.shape(numpy.array(data, object)))
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": shape, "data": data}
 
 
 def _request(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Schema:
