@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.fuzz.minimised import minimise
 from tests.fuzz.targets import TARGETS
 
 HERE = Path(__file__).parent
@@ -39,10 +40,11 @@ def fuzz(name: str, seconds: int) -> bool:
         "-timeout=10",
     ]
     print(f"{name}: {seconds} s", flush=True)
-    return (
-        subprocess.run([sys.executable, "-m", "tests.fuzz.one", name, *options, str(corpus)], check=False).returncode
-        == 0
-    )
+    command = [sys.executable, "-m", "tests.fuzz.one", name, *options, str(corpus)]
+    kept_its_promises = subprocess.run(command, check=False).returncode == 0
+    before, left = minimise(TARGETS[name], corpus)
+    print(f"{name}: {left} of {before} inputs kept", flush=True)
+    return kept_its_promises
 
 
 if __name__ == "__main__":
