@@ -13,6 +13,10 @@ from weir.errors import InvalidRequest
 from weir.model import Tensor
 from weir.wire.tensors import Arrays, check_bound
 
+# The header, trailer or parameter in which an answer that is an error says which: the name of its class. The protocol has
+# only a text for it.
+ERROR_NAME = "weir-error"
+
 Parameter = str | int | float | bool
 Parameters = dict[str, Parameter]
 

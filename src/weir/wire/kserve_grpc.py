@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from weir.errors import InvalidRequest
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
+from weir.wire.inference import ERROR_NAME, AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_binary import raw_bytes
 from weir.wire.kserve_json import REGION, Find, item_bytes, nowhere, read_raw, refuse_duplicates
 from weir.wire.kserve_typed import has_typed_form, read_typed, write_typed
@@ -150,10 +150,13 @@ def in_stream(response: bytes) -> bytes:
     return b"".join(_sized(_INFER_RESPONSE, [response]))
 
 
-def error_in_stream(text: str, model: str, id: str) -> bytes:
-    """Return the body of a ModelStreamInferResponse with the error of the request of that `id`; the stream goes on."""
+def error_in_stream(text: str, model: str, id: str, name: str = "") -> bytes:
+    """Return the body of a ModelStreamInferResponse with the error of the request of that `id`, whose class is called `name`; the
+    stream goes on."""
     written = ModelStreamInferResponse(error_message=text)
     written.infer_response.model_name, written.infer_response.id = model, id
+    if name:
+        write_parameters({ERROR_NAME: name}, written.infer_response.parameters)
     body: bytes = written.SerializeToString()
     return body
 

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 from weir.errors import CapacityError, InvalidRequest, WeirError
 from weir.protocols.answers import error_value, retry_after
 from weir.protocols.status import grpc_code
+from weir.wire.inference import ERROR_NAME
 from weir.wire.protobuf import Method
 
 DOOR = "grpc"
@@ -51,6 +52,8 @@ async def refuse(
 ) -> NoReturn:  # fmt: skip
     """End the call with the status of `error`, and with `trailers` as metadata."""
     note(error)
+    if name := name_of(error):
+        trailers = (*trailers, (ERROR_NAME, name))
     if isinstance(error, CapacityError):  # how long clients with a retry policy wait
         trailers = (*trailers, ("grpc-retry-pushback-ms", str(1000 * retry_after(error))))
     await context.abort(code_of(error), text_of(error, development=development), trailers)
@@ -74,6 +77,11 @@ def text_of(error: BaseException, *, development: bool) -> str:
     details = value["details"]
     traceback = details.get("traceback") if isinstance(details, dict) else None
     return f"{value['message']}\n{traceback}" if traceback else str(value["message"])
+
+
+def name_of(error: BaseException) -> str:
+    """Return the name of the class of `error`; "" of one that is none of ours."""
+    return type(error).__name__ if isinstance(error, WeirError) else ""
 
 
 def headers_of(context: Context) -> list[tuple[bytes, bytes]]:

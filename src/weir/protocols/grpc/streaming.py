@@ -11,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from weir.protocols.grpc.calls import DOOR, Context, note, refuse, text_of
+from weir.protocols.grpc.calls import DOOR, Context, name_of, note, refuse, text_of
 from weir.protocols.grpc.inference import Exchange, refusal
 from weir.protocols.inferring import stream
 from weir.protocols.kserve.site import Site
@@ -106,7 +106,7 @@ class OneStream:
             note(error)
             text = text_of(error, development=self._development)
             with suppress(grpc.aio.UsageError):  # the client has left
-                await self._write(error_in_stream(text, model, request_id))
+                await self._write(error_in_stream(text, model, request_id, name_of(error)))
 
     async def _write(self, message: bytes) -> int:
         async with self._writing:

@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
+from weir.errors import WeirError
 from weir.protocols.answers import Answer, Headers, encode_safely, error_headers, error_value
 from weir.protocols.kserve.heads import HEADER_LENGTH
 from weir.protocols.regions import Memory
 from weir.protocols.status import kserve_code
-from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, write_response
 
 JSON_TYPE = (b"content-type", b"application/json")
@@ -37,9 +38,22 @@ def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Mem
 
 
 def error_answer(error: BaseException, *, development: bool = False) -> Answer:
-    """Return the answer for `error`: `{"error": text}` with its code, and Retry-After or Allow where they belong."""
+    """Return the answer for `error`: `{"error": text}` with its code, its name in a header, and Retry-After or Allow where they
+    belong."""
+    headers = error_headers(error)
+    if isinstance(error, WeirError):
+        headers.append((ERROR_NAME.encode(), type(error).__name__.encode()))
+    return Answer(kserve_code(error), headers, encode_safely({"error": _text_of(error, development=development)}))
+
+
+def error_event(error: WeirError) -> bytes:
+    """Return the data of an event that ends a stream: what the body would be, and `type`, for an event has no headers."""
+    return encode_safely({"error": _text_of(error), "type": type(error).__name__})
+
+
+def _text_of(error: BaseException, *, development: bool = False) -> str:
     value = error_value(error, None, development=development)
-    text = value["message"]
+    text: str = value["message"]
     if development and isinstance(value["details"], dict) and "traceback" in value["details"]:
         text = f"{text}\n{value['details']['traceback']}"
-    return Answer(kserve_code(error), error_headers(error), encode_safely({"error": text}))
+    return text

@@ -11,7 +11,7 @@ from weir.protocols.inferring import Part, stream
 from weir.protocols.kserve.bodies import inflated, read_body
 from weir.protocols.kserve.endpoint import Call
 from weir.protocols.kserve.heads import InferAsk, read_head
-from weir.protocols.kserve.replies import error_answer
+from weir.protocols.kserve.replies import error_answer, error_event
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
 from weir.wire.generate import read_generate, write_generated
@@ -49,7 +49,7 @@ class Streams:
                 observer.refused(service.label, DOOR, error)
             raise
         async with aclosing(stream(service, request, door=DOOR)) as parts:
-            source = Source(_data(parts, write), error_answer, lambda error: error_answer(error).body, list)
+            source = Source(_data(parts, write), error_answer, error_event, list)
             events = EventStream(source, call.receive, call.send, site.http.stream_keep_alive)
             await events.run()
         for observer in service.observers:

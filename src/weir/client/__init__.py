@@ -1,0 +1,48 @@
+"""Clients: `HttpClient`, `GrpcClient`, `WebSocketClient`, and the same with `Async` before their names for an event loop.
+
+    with weir.client.HttpClient("http://localhost:8000") as client:
+        sums = client.infer("sums", {"x": array})["sum"]
+
+All have the same methods, and so has `weir.inprocess`, which serves the models in the program itself. Importing this loads
+no library; asking for a class loads the one that it needs: httpx, grpcio, websockets.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weir.client.asynchronous import AsyncClient
+    from weir.client.failures import ConnectionLost, Unreachable
+    from weir.client.grpc import AsyncGrpcClient, GrpcClient
+    from weir.client.http import AsyncHttpClient, HttpClient
+    from weir.client.retrying import NEVER, Retry
+    from weir.client.synchronous import Client
+    from weir.client.values import Result
+    from weir.client.websocket import AsyncWebSocketClient, WebSocketClient
+    from weir.wire.inference import TensorValue
+
+__all__ = [
+    "HttpClient", "AsyncHttpClient", "GrpcClient", "AsyncGrpcClient", "WebSocketClient", "AsyncWebSocketClient",
+    "Client", "AsyncClient", "Result", "TensorValue", "Retry", "NEVER", "Unreachable", "ConnectionLost",
+]  # fmt: skip
+
+_WHERE = {
+    "HttpClient": "weir.client.http", "AsyncHttpClient": "weir.client.http",
+    "GrpcClient": "weir.client.grpc", "AsyncGrpcClient": "weir.client.grpc",
+    "WebSocketClient": "weir.client.websocket", "AsyncWebSocketClient": "weir.client.websocket",
+    "Client": "weir.client.synchronous", "AsyncClient": "weir.client.asynchronous",
+    "Result": "weir.client.values", "TensorValue": "weir.wire.inference",
+    "Retry": "weir.client.retrying", "NEVER": "weir.client.retrying",
+    "Unreachable": "weir.client.failures", "ConnectionLost": "weir.client.failures",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'weir.client' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

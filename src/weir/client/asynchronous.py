@@ -1,0 +1,211 @@
+"""The methods of every client for an event loop: those of synchronous.Client, to be awaited."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar, Unpack
+
+from weir.client import calls as common
+from weir.client.calls import Calls, Metadata
+from weir.client.programs import Program, run_async
+from weir.client.retrying import Retry, retried
+from weir.client.synchronous import AT_ONCE, INTERVAL
+from weir.client.values import Asking, Inputs, Result, request_of
+from weir.errors import CapacityError
+from weir.wire.inference import Parameter
+
+T = TypeVar("T")
+
+
+class AsyncTransport(Protocol):
+    """Does the steps of calls, many at a time."""
+
+    async def send(self, step: Any, timeout: float) -> Any:
+        """Do one step."""
+
+    def chunks(self, step: Any, timeout: float) -> AsyncGenerator[Any, None]:
+        """Do a step with several answers; closing the generator ends it."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class AsyncClient:
+    """What can be asked of a server. Every method raises the WeirError that a caller in process would get, Unreachable where
+    nobody listens, and DeadlineExceeded when there is no answer within `timeout` seconds."""
+
+    def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
+        self._calls = calls
+        self._transport = transport
+        self._timeout = timeout
+        self._retry = retry or Retry()
+
+    # The server.
+
+    async def server_metadata(self) -> Metadata:
+        """Return name, version and extensions of the server."""
+        return await self._retried(self._calls.server_metadata)
+
+    async def server_live(self) -> bool:
+        """Tell whether the server answers."""
+        return await self._run(common.or_false(self._calls.server_live()))
+
+    async def server_ready(self) -> bool:
+        """Tell whether all its models take requests."""
+        return await self._run(common.or_false(self._calls.server_ready()))
+
+    async def has_extension(self, name: str) -> bool:
+        """Tell whether the server lists that extension."""
+        return await self._retried(lambda: common.has_extension(self._calls, name))
+
+    async def has_hardware(self, name: str, count: int = 1) -> bool:
+        """Tell whether the server's machine has that many devices of a kind ("CPU", "GPU") or with `name` in theirs."""
+        return await self._retried(lambda: self._calls.has_hardware(name, count))
+
+    async def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
+        """Return when the server listens and all its models take requests. Raises DeadlineExceeded."""
+        await self._wait(lambda: common.or_false(self._calls.server_ready()), True, "server ready", timeout, interval)
+
+    # Models.
+
+    async def models(self) -> list[str]:
+        """Return the names of the models that run."""
+        return await self._retried(self._calls.models)
+
+    async def model_ready(self, name: str, version: str = "") -> bool:
+        """Tell whether a model takes requests; one that there is not does not."""
+        return await self._run(common.or_false(self._calls.model_ready(name, version)))
+
+    async def model_metadata(self, name: str, version: str = "") -> Metadata:
+        """Return name, versions, platform, inputs and outputs of a model."""
+        return await self._retried(lambda: self._calls.model_metadata(name, version))
+
+    async def wait_until_model_ready(
+        self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
+    ) -> None:
+        """Return when a model takes requests. Raises DeadlineExceeded."""
+        await self._wait(
+            lambda: common.or_false(self._calls.model_ready(name, version)), True, f"model {name!r} ready", timeout, interval
+        )  # fmt: skip
+
+    async def wait_until_model_not_ready(
+        self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
+    ) -> None:
+        """Return when a model takes no requests. Raises DeadlineExceeded."""
+        await self._wait(
+            lambda: common.or_false(self._calls.model_ready(name, version)), False, f"model {name!r} not ready", timeout, interval
+        )  # fmt: skip
+
+    # Control.
+
+    async def load_model(
+        self, name: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None
+    ) -> None:
+        """Have a model of the repository read anew and run; what ran before serves until then. `config` goes before its file."""
+        await self._retried(lambda: self._calls.load_model(name, config), timeout)
+
+    async def unload_model(self, name: str, *, timeout: float | None = None) -> None:
+        """Have a model finish what it has accepted, and end."""
+        await self._retried(lambda: self._calls.unload_model(name), timeout)
+
+    async def unload_models(self, names: Iterable[str], *, timeout: float | None = None) -> None:
+        """Have models end, one after the other."""
+        for name in names:
+            await self.unload_model(name, timeout=timeout)
+
+    async def load_worker(
+        self, name: str, parameters: Mapping[str, Parameter] | None = None, *, timeout: float | None = None
+    ) -> str:
+        """Have a model run with these parameters, or join where it does, and return the endpoint: the name to ask."""
+        return await self._retried(lambda: self._calls.load_worker(name, parameters or {}), timeout)
+
+    async def unload_worker(self, endpoint: str, *, timeout: float | None = None) -> None:
+        """Have one worker of an endpoint end; with the last one the endpoint goes."""
+        await self._retried(lambda: self._calls.unload_worker(endpoint), timeout)
+
+    # Inference.
+
+    async def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result:
+        """Return what `model` answers to `inputs`, arrays by name; see Asking for the rest."""
+        request = request_of(model, inputs, asking)
+        return Result(await self._retried(lambda: self._calls.infer(request), asking.get("timeout")))
+
+    async def infer_ordered(
+        self, model: str, many: Iterable[Inputs], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
+    ) -> list[Result]:
+        """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
+
+        Raises the first error; the others are withdrawn then.
+        """
+        room = asyncio.Semaphore(at_once)
+
+        async def ask(inputs: Inputs) -> Result:
+            async with room:
+                return await self.infer(model, inputs, **asking)
+
+        tasks = [asyncio.ensure_future(ask(inputs)) for inputs in many]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def infer_ordered_batched(
+        self, model: str, many: Iterable[Inputs], batch_size: int, **asking: Unpack[Asking]
+    ) -> list[Result]:
+        """Do the same, `batch_size` together, and the next only when all of these are answered."""
+        waiting = list(many)
+        groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
+        answers: list[Result] = []
+        for group in groups:
+            answers += await self.infer_ordered(model, group, at_once=batch_size, **asking)
+        return answers
+
+    async def stream(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> AsyncGenerator[Result, None]:
+        """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
+        them at the model too."""
+        request = request_of(model, inputs, asking)
+        streaming = self._calls.stream(request)
+        timeout = asking.get("timeout") or self._timeout
+        begun, tried = False, 0
+        while True:
+            decode = streaming.decoder()
+            try:
+                async with aclosing(self._transport.chunks(streaming.step, timeout)) as chunks:
+                    async for chunk in chunks:
+                        for response in decode(chunk):
+                            begun = True
+                            yield Result(response)
+                return
+            except CapacityError as error:
+                wait = None if begun else self._retry.wait(error, tried)
+                if wait is None:
+                    raise
+            await asyncio.sleep(wait)
+            tried += 1
+
+    # Its life.
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._transport.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, program: Program[T], timeout: float | None = None) -> T:
+        return await run_async(program, self._transport.send, timeout or self._timeout)
+
+    async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
+        return await self._run(retried(self._retry, attempt), timeout)
+
+    async def _wait(
+        self, ask: Callable[[], Program[bool]], wanted: bool, what: str, timeout: float | None, interval: float
+    ) -> None:
+        await self._run(common.wait_until(ask, wanted, what, interval), timeout)

@@ -1,0 +1,86 @@
+"""What every client can ask, as programs, whatever it speaks."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from weir.client.programs import Program, Sleep
+from weir.errors import CapacityError, DeadlineExceeded
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
+
+Metadata = dict[str, Any]
+
+# Makes of what the transport hands on, piece by piece, the answers that it completes.
+Decoder = Callable[[Any], Iterable[InferenceResponse]]
+
+
+class Streaming(NamedTuple):
+    """A call with several answers: the step that begins it, and what makes a decoder for one attempt."""
+
+    step: Any
+    decoder: Callable[[], Decoder]
+
+
+class Calls(Protocol):
+    """The calls in one protocol. Programs raise the WeirError that the answer stands for."""
+
+    def server_metadata(self) -> Program[Metadata]:
+        """Ask for name, version and extensions."""
+
+    def server_live(self) -> Program[bool]:
+        """Ask whether the process answers."""
+
+    def server_ready(self) -> Program[bool]:
+        """Ask whether every model takes requests."""
+
+    def model_ready(self, name: str, version: str) -> Program[bool]:
+        """Ask whether a model takes requests."""
+
+    def model_metadata(self, name: str, version: str) -> Program[Metadata]:
+        """Ask for versions, platform, inputs and outputs."""
+
+    def models(self) -> Program[list[str]]:
+        """Ask for the names of the models that run."""
+
+    def has_hardware(self, name: str, count: int) -> Program[bool]:
+        """Ask whether there are so many devices of a kind or name."""
+
+    def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
+        """Have a model read anew and run."""
+
+    def unload_model(self, name: str) -> Program[None]:
+        """Have a model end."""
+
+    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
+        """Have a model run with parameters; the answer is the endpoint."""
+
+    def unload_worker(self, endpoint: str) -> Program[None]:
+        """Have a worker of an endpoint end."""
+
+    def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
+        """Ask a model."""
+
+    def stream(self, request: InferenceRequest) -> Streaming:
+        """Ask a model for several answers."""
+
+
+def has_extension(calls: Calls, name: str) -> Program[bool]:
+    """Ask whether the server lists an extension."""
+    metadata = yield from calls.server_metadata()
+    return name in metadata["extensions"]
+
+
+def wait_until(ask: Callable[[], Program[bool]], wanted: bool, what: str, interval: float) -> Program[None]:
+    """Ask every `interval` seconds until the answer is `wanted`. Raises DeadlineExceeded when it is not in time."""
+    try:
+        while (yield from ask()) is not wanted:
+            yield Sleep(interval)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(f"{what}: {error.message}") from None
+
+
+def or_false(ask: Program[bool]) -> Program[bool]:
+    """Ask; where nobody answers, or only that it is not ready, that is a no."""
+    try:
+        return (yield from ask)
+    except CapacityError:
+        return False

@@ -1,0 +1,128 @@
+"""The clients that speak HTTP: the Open Inference Protocol, tensors as raw bytes. Needs httpx."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from weir.client.asynchronous import AsyncClient
+from weir.client.failures import ConnectionLost, Unreachable
+from weir.client.http_calls import HttpCalls, HttpReply, HttpRequest, error_of
+from weir.client.retrying import Retry
+from weir.client.synchronous import Client
+from weir.errors import DeadlineExceeded
+
+CONNECTIONS = 64
+
+
+class HttpClient(Client):
+    """Asks a server over HTTP, such as `HttpClient("http://localhost:8000")`. May be used by many threads at a time.
+
+    `timeout` is in seconds, for each call that names none; `token` is the control token, for the calls that need it; `binary`
+    False sends tensors as JSON. At most `connections` are open, and kept for later calls. `tls` is an ssl.SSLContext, or
+    whether certificates are verified.
+    """
+
+    def __init__(
+        self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
+        binary: bool = True, connections: int = CONNECTIONS, tls: Any = True,
+    ) -> None:  # fmt: skip
+        transport = HttpTransport(url, token, connections, tls)
+        super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
+
+
+class AsyncHttpClient(AsyncClient):
+    """The same for an event loop; see HttpClient."""
+
+    def __init__(
+        self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
+        binary: bool = True, connections: int = CONNECTIONS, tls: Any = True,
+    ) -> None:  # fmt: skip
+        transport = AsyncHttpTransport(url, token, connections, tls)
+        super().__init__(HttpCalls(binary=binary), transport, timeout=timeout, retry=retry)
+
+
+class HttpTransport:
+    """Sends HttpRequests."""
+
+    def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
+        self._url = url
+        self._client = httpx.Client(
+            base_url=url, headers=_headers(token), limits=_limits(connections), verify=tls, trust_env=False
+        )
+
+    def send(self, step: HttpRequest, timeout: float) -> HttpReply:
+        """Return the answer to one request."""
+        with _failing(self._url):
+            answer = self._client.request(
+                step.method, step.path, headers=step.headers, content=step.body, timeout=timeout
+            )
+        return HttpReply(answer.status_code, answer.headers, answer.content)
+
+    def chunks(self, step: HttpRequest, timeout: float) -> Generator[bytes, None, None]:
+        """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""
+        said: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
+        with _failing(self._url), self._client.stream(step.method, step.path, **said) as answer:
+            if answer.status_code != 200:
+                raise error_of(HttpReply(answer.status_code, answer.headers, answer.read()))
+            yield from answer.iter_bytes()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+
+class AsyncHttpTransport:
+    """Sends HttpRequests from an event loop."""
+
+    def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
+        self._url = url
+        self._client = httpx.AsyncClient(
+            base_url=url, headers=_headers(token), limits=_limits(connections), verify=tls, trust_env=False
+        )
+
+    async def send(self, step: HttpRequest, timeout: float) -> HttpReply:
+        """Return the answer to one request."""
+        with _failing(self._url):
+            async with asyncio.timeout(timeout):
+                answer = await self._client.request(
+                    step.method, step.path, headers=step.headers, content=step.body, timeout=timeout
+                )
+        return HttpReply(answer.status_code, answer.headers, answer.content)
+
+    async def chunks(self, step: HttpRequest, timeout: float) -> AsyncGenerator[bytes, None]:
+        """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""
+        said: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
+        with _failing(self._url):
+            async with self._client.stream(step.method, step.path, **said) as answer:
+                if answer.status_code != 200:
+                    raise error_of(HttpReply(answer.status_code, answer.headers, await answer.aread()))
+                async for chunk in answer.aiter_bytes():
+                    yield chunk
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.aclose()
+
+
+@contextmanager
+def _failing(url: str) -> Generator[None, None, None]:
+    """Raise our errors for those of the library."""
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise Unreachable(f"{url}: no connection ({error})") from error
+    except (httpx.TimeoutException, TimeoutError) as error:
+        raise error if isinstance(error, DeadlineExceeded) else DeadlineExceeded(f"{url}: no answer in time") from error
+    except httpx.TransportError as error:
+        raise ConnectionLost(f"{url}: the connection ended before the answer ({error})") from error
+
+
+def _headers(token: str | None) -> Mapping[str, str]:
+    return {} if token is None else {"authorization": f"Bearer {token}"}
+
+
+def _limits(connections: int) -> httpx.Limits:
+    return httpx.Limits(max_connections=connections, max_keepalive_connections=connections)

@@ -1,0 +1,297 @@
+"""A server in the program itself, with the methods of the clients: code moves between the two by changing one line.
+
+with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpClient(url) as client:
+    sums = client.infer("sums", {"x": array})["sum"]
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Self
+
+from weir.client.asynchronous import AsyncClient
+from weir.client.calls import Decoder, Metadata, Streaming
+from weir.client.programs import Program
+from weir.client.retrying import Retry
+from weir.client.synchronous import Client
+from weir.errors import Conflict, DeadlineExceeded, ModelNotFound
+from weir.manager.background import Background
+from weir.manager.making import Maker
+from weir.manager.manager import Manager
+from weir.manager.parameters import apply
+from weir.manager.registry import Registry
+from weir.manager.repository.folder import Folder
+from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.service import Service
+from weir.manager.spec import Known, ModelToServe, Parameters
+from weir.messages import Observer
+from weir.model import Model
+from weir.protocols.describing import EXTENSIONS, device_count, metadata, server_metadata
+from weir.protocols.inferring import Part, find, infer, stream
+from weir.settings import default_name, read_model_table
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
+
+DOOR = "python"  # as that of Service.infer is called
+NAME = "weir"
+
+Target = str | type[Model]
+# A step of a call: what is awaited for its answer, or gone through for its answers.
+Step = Callable[[], Coroutine[Any, Any, Any]]
+Steps = Callable[[], AsyncGenerator[Part, None]]
+
+
+class InProcess(Client):
+    """Serves `models` (classes, or texts like "module:Class") in this program. May be used by many threads at a time.
+
+    `model_repository` is a folder of models, of which `load` names those that run from the start (without it all); `settings`
+    are those of Service and hold for every model. Its event loop runs in a thread of its own, from `start`, or the beginning of
+    `with`, to `close`. Raises SettingsError for an unusable model or setting.
+    """
+
+    def __init__(
+        self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
+        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: Any,
+    ) -> None:  # fmt: skip
+        self._manager = make_manager(models, model_repository, load, observers, settings)
+        self._local = LocalTransport(self._manager)
+        super().__init__(LocalCalls(self._manager), self._local, timeout=timeout, retry=retry)
+
+    def start(self) -> Self:
+        """Start all models; return when they are ready. Raises what Manager.start does; nothing is left running then."""
+        self._local.start()
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+
+class AsyncInProcess(AsyncClient):
+    """The same in the event loop of the program; see InProcess."""
+
+    def __init__(
+        self, *models: Target, model_repository: str | None = None, load: Sequence[str] = (), timeout: float = 60.0,
+        retry: Retry | None = None, observers: Sequence[Observer] = (), **settings: Any,
+    ) -> None:  # fmt: skip
+        self._manager = make_manager(models, model_repository, load, observers, settings)
+        super().__init__(LocalCalls(self._manager), AsyncLocalTransport(self._manager), timeout=timeout, retry=retry)
+
+    async def start(self) -> Self:
+        """Start all models; return when they are ready. Raises what Manager.start does; nothing is left running then."""
+        await self._manager.start()
+        return self
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+
+class LocalCalls:
+    """The calls as steps that ask the models and their manager."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._registry = manager.registry
+
+    def server_metadata(self) -> Program[Metadata]:
+        """See Calls."""
+        return (yield _value(lambda: server_metadata(NAME, EXTENSIONS)))  # type: ignore[no-any-return]  # a step's answer
+
+    def server_live(self) -> Program[bool]:
+        """See Calls."""
+        return bool((yield _value(lambda: True)))
+
+    def server_ready(self) -> Program[bool]:
+        """See Calls."""
+        return bool((yield _value(lambda: self._registry.ready)))
+
+    def model_ready(self, name: str, version: str) -> Program[bool]:
+        """See Calls."""
+        try:
+            return bool((yield _value(lambda: self._registry.get(name, version).ready)))
+        except ModelNotFound:
+            return False
+
+    def model_metadata(self, name: str, version: str) -> Program[Metadata]:
+        """See Calls."""
+
+        def look() -> Metadata:
+            service = find(self._registry, name, version)
+            return metadata(service, [each for each in self._registry.versions(service.name) if each])
+
+        return (yield _value(look))  # type: ignore[no-any-return]  # a step's answer
+
+    def models(self) -> Program[list[str]]:
+        """See Calls."""
+        return list((yield _value(lambda: self._registry.services)))
+
+    def has_hardware(self, name: str, count: int) -> Program[bool]:
+        """See Calls."""
+        return bool((yield _value(lambda: device_count(self._manager.hardware(), name) >= max(1, count))))
+
+    def load_model(self, name: str, config: Mapping[str, Any] | None) -> Program[None]:
+        """See Calls."""
+        yield lambda: self._manager.load_model(name, config=config)
+
+    def unload_model(self, name: str) -> Program[None]:
+        """See Calls."""
+        yield lambda: self._manager.unload_model(name)
+
+    def load_worker(self, name: str, parameters: Mapping[str, Parameter]) -> Program[str]:
+        """See Calls."""
+        return str((yield lambda: self._manager.load_worker(name, parameters)))
+
+    def unload_worker(self, endpoint: str) -> Program[None]:
+        """See Calls."""
+        yield lambda: self._manager.unload_worker(endpoint)
+
+    def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
+        """See Calls."""
+
+        async def ask() -> InferenceResponse:
+            return await infer(find(self._registry, request.model, request.version), request, door=DOOR)
+
+        return (yield ask)  # type: ignore[no-any-return]  # a step's answer
+
+    def stream(self, request: InferenceRequest) -> Streaming:
+        """See Calls."""
+
+        def ask() -> AsyncGenerator[Part, None]:
+            return stream(find(self._registry, request.model, request.version), request, door=DOOR)
+
+        def decoder() -> Decoder:
+            return lambda part: [part.response]
+
+        return Streaming(ask, decoder)
+
+
+class AsyncLocalTransport:
+    """Does steps in the running event loop."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def send(self, step: Step, timeout: float) -> Any:
+        """Return the answer to one step."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await step()
+        except DeadlineExceeded:
+            raise
+        except TimeoutError:
+            raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
+
+    def chunks(self, step: Steps, timeout: float) -> AsyncGenerator[Part, None]:
+        """Yield the answers to one."""
+        return step()
+
+    async def close(self) -> None:
+        """Drain and stop all models."""
+        await self._manager.stop()
+
+
+class LocalTransport:
+    """Does steps in an event loop of its own, for any thread."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+        self._inner = AsyncLocalTransport(manager)
+        self._background: Background | None = None
+
+    def start(self) -> None:
+        """Start the loop and all models."""
+        if self._background is not None:
+            raise Conflict("this server is already running")
+        background = Background("weir-inprocess", _nothing, _nothing)
+        background.start()
+        try:
+            background.run(self._manager.start())
+        except BaseException:
+            background.close(partial(self._manager.stop, 0.0))
+            raise
+        self._background = background
+
+    def send(self, step: Step, timeout: float) -> Any:
+        """Return the answer to one step."""
+        return self._running.run(self._inner.send(step, timeout))
+
+    def chunks(self, step: Steps, timeout: float) -> Generator[Part, None, None]:
+        """Yield the answers to one."""
+        background, parts = self._running, step()
+        try:
+            with suppress(StopAsyncIteration):
+                while True:
+                    yield background.run(_next(parts))
+        finally:
+            background.run(parts.aclose())
+
+    def close(self) -> None:
+        """Drain and stop all models, and end the loop."""
+        background, self._background = self._background, None
+        if background is not None:
+            background.run(self._manager.stop())
+            background.close()
+
+    @property
+    def _running(self) -> Background:
+        if self._background is None:
+            raise Conflict("this server is not running: start it, or use it in `with`")
+        return self._background
+
+
+class Given:
+    """Makes services of the classes that the program has given, by target; of all others as a server does."""
+
+    def __init__(self, kinds: Mapping[str, type[Model]], observers: Sequence[Observer]) -> None:
+        self._kinds = kinds
+        self._observers = observers
+        self._make = Maker(observers)
+
+    def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
+        """Return a service, not started."""
+        kind = self._kinds.get(model.target)
+        if kind is None:
+            return self._make(model, parameters, fresh=fresh)
+        if parameters:
+            model = apply(parameters, model, kind)
+        return Service(kind, name=model.name, params=model.params, observers=self._observers, **model.settings)
+
+
+def make_manager(
+    models: Sequence[Target], model_repository: str | None, load: Sequence[str], observers: Sequence[Observer],
+    settings: Mapping[str, Any],
+) -> Manager:  # fmt: skip
+    """Return the manager of these models, none of which has been started."""
+    kinds = {_target(model): model for model in models if not isinstance(model, str)}
+    said = dict(settings)
+    params = said.pop("params", {})
+    known = [ModelToServe(_target(model), default_name(_target(model)), params, [], said) for model in models]
+    folder = (
+        None if model_repository is None else Folder(model_repository, read_model_table, lambda own: {**said, **own})
+    )
+    sources = all_sources(Known(known), folder)
+    make = Given(kinds, observers)
+    readings = read_wanted(sources, load)
+    defaults = {reading.versions[0].name: reading.default for reading in readings if reading.default is not None}
+    services = [make(model) for reading in readings for model in reading.versions]
+    return Manager(Registry(services, None, defaults), sources, make, allow_files=True)
+
+
+def _target(model: Target) -> str:
+    return model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+
+
+def _value(look: Callable[[], Any]) -> Step:
+    """Return the step that takes a look, in the event loop."""
+
+    async def answer() -> Any:
+        return look()
+
+    return answer
+
+
+async def _next(parts: AsyncGenerator[Part, None]) -> Part:
+    return await anext(parts)
+
+
+def _nothing(value: Any) -> None:
+    """Nothing is posted to the loop."""

@@ -1,0 +1,153 @@
+"""Every method on every client, against one real server process and in process."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.client import kit
+from tests.client.models import item
+
+from weir import errors
+from weir.client import TensorValue
+
+SIXTEEN = {"INPUT0": np.arange(16, dtype=np.int32)[None], "INPUT1": np.ones((1, 16), np.int32)}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[kit.Running]:
+    with kit.serving() as running:
+        yield running
+
+
+@pytest.fixture(scope="module", params=kit.MAKE)
+def client(request: pytest.FixtureRequest, server: kit.Running) -> Iterator[Any]:
+    with kit.asking(request.param, server) as made:
+        yield made
+
+
+def test_the_server_says_what_it_is(client: Any) -> None:
+    said = client.server_metadata()
+    assert said["name"] == "weir"
+    assert client.has_extension("binary_tensor_data") is True
+    assert client.has_extension("telepathy") is False
+    assert client.server_live() is True
+    assert client.server_ready() is True
+    client.wait_until_server_ready(5)
+
+
+def test_models_are_described(client: Any) -> None:
+    assert {"simple", "simple_string", "every", "count"} <= set(client.models())
+    said = client.model_metadata("simple")
+    assert said["inputs"][0] == {"name": "INPUT0", "datatype": "INT32", "shape": [-1, 16]}
+    assert [output["name"] for output in said["outputs"]] == ["OUTPUT0", "OUTPUT1"]
+    assert said["versions"] == ["1"]
+    assert client.model_ready("simple") is True
+    assert client.model_ready("simple", "1") is True
+    assert client.model_ready("nothing") is False
+
+
+def test_hardware_is_asked_for(client: Any) -> None:
+    assert client.has_hardware("CPU") is True
+    assert client.has_hardware("CPU", 100_000) is False
+
+
+def test_arrays_go_and_come(client: Any) -> None:
+    result = client.infer("simple", SIXTEEN, id="7")
+    assert (result.model, result.id, list(result)) == ("simple", "7", ["OUTPUT0", "OUTPUT1"])
+    assert np.array_equal(result["OUTPUT0"], SIXTEEN["INPUT0"] + 1)
+    assert result["OUTPUT0"].dtype == np.int32
+    only = client.infer("simple", SIXTEEN, version="1", outputs=["OUTPUT1"], priority=1, timeout=20.0)
+    assert list(only) == ["OUTPUT1"]
+    assert only.version == "1"
+
+
+def test_texts_are_bytes(client: Any) -> None:
+    result = client.infer("simple_identity", {"INPUT0": np.array([["hello", "wörld"]])})
+    assert result["OUTPUT0"].tolist() == [[b"hello", "wörld".encode()]]
+
+
+def test_every_kind_of_datatype_survives(client: Any, request: pytest.FixtureRequest) -> None:
+    if "http-json" in request.node.callspec.id:
+        pytest.skip("FP16 and BF16 have no form in JSON")
+    bits = np.array([[1, 65535]], np.uint16)
+    given: dict[str, Any] = {
+        "half": np.array([[1.5, -2.0, 3.25]], np.float16), "brain": TensorValue("brain", "BF16", bits), "flag": np.array([True]),
+        "text": np.array([b"\x00\xff"], object), "big": np.array([2**64 - 1], np.uint64),
+    }  # fmt: skip
+    result = client.infer("every", given)
+    assert np.array_equal(result["half"], given["half"])
+    assert np.array_equal(result["brain"], bits)
+    assert result.outputs["brain"].datatype == "BF16"
+    assert (result["flag"].tolist(), result["text"].tolist()) == ([True], [b"\x00\xff"])
+    assert result["big"].tolist() == [2**64 - 1]
+
+
+def test_many_are_answered_in_order(client: Any) -> None:
+    many = [{"x": np.array([[number, 0]], np.float32)} for number in range(20)]
+    for results in (client.infer_ordered("scale", many), client.infer_ordered_batched("scale", many, 7)):
+        assert [result["y"][0, 0] for result in results] == [2 * number for number in range(20)]
+    assert client.infer_ordered("scale", []) == []
+
+
+def test_streams_have_several_answers(client: Any) -> None:
+    parts = [json.loads(result["output"][0]) for result in client.stream("count", item(3), id="s")]
+    assert parts == [1, 2, 3]
+    (sole,) = client.stream("simple", SIXTEEN, outputs=["OUTPUT0"])
+    assert list(sole) == ["OUTPUT0"]
+
+
+def test_a_stream_may_be_left(client: Any) -> None:
+    answers = client.stream("count", item(100_000))
+    assert json.loads(next(answers)["output"][0]) == 1
+    answers.close()
+    assert client.infer("scale", {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[2, 2]]
+
+
+def test_an_error_inside_a_stream_comes_after_the_parts(client: Any) -> None:
+    answers = client.stream("script", item([1, {"error": "no more"}]))
+    assert json.loads(next(answers)["output"][0]) == 1
+    with pytest.raises(errors.WeirError, match="no more"):
+        next(answers)
+
+
+def test_errors_are_those_in_process(client: Any) -> None:
+    with pytest.raises(errors.ModelNotFound, match="nothing"):
+        client.infer("nothing", SIXTEEN)
+    with pytest.raises(errors.ModelNotFound, match="nothing"):
+        list(client.stream("nothing", SIXTEEN))
+    with pytest.raises(errors.ModelNotFound, match="nothing"):
+        client.model_metadata("nothing")
+    with pytest.raises(errors.InvalidRequest, match="INPUT1"):
+        client.infer("simple", {"INPUT0": SIXTEEN["INPUT0"]})
+    with pytest.raises(errors.Unsupported, match="streams"):
+        client.infer("count", item(3))
+    with pytest.raises(errors.ModelError, match="not today"):
+        client.infer("moody", item("fail"))
+
+
+def test_models_are_loaded_and_unloaded(client: Any) -> None:
+    client.unload_models(["simple_string"])
+    client.wait_until_model_not_ready("simple_string", 5)
+    client.load_model("simple_string")
+    client.wait_until_model_ready("simple_string", 5)
+    client.load_model("simple_string", {"max_batch_size": 3})
+    client.unload_model("simple_string")
+    assert client.model_ready("simple_string") is False
+    client.load_model("simple_string")
+    with pytest.raises(errors.ModelNotFound, match="nothing"):
+        client.load_model("nothing")
+    with pytest.raises(errors.DeadlineExceeded, match="'nothing' ready"):
+        client.wait_until_model_ready("nothing", 0.05, interval=0.01)
+
+
+def test_workers_are_loaded_under_endpoints(client: Any) -> None:
+    endpoint = client.load_worker("scale", {"factor": 3.0})
+    assert endpoint == "scale-1"
+    assert client.load_worker("scale", {"factor": 3.0}) == endpoint
+    assert client.infer(endpoint, {"x": np.ones((1, 2), np.float32)})["y"].tolist() == [[3, 3]]
+    client.unload_worker(endpoint)
+    assert endpoint not in client.models()
+    with pytest.raises(errors.InvalidRequest, match="colour"):
+        client.load_worker("scale", {"colour": "red"})
