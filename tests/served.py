@@ -48,7 +48,7 @@ def weir_here(
         try:
             main()
         except SystemExit as ended:
-            code = ended.code
+            code = ended.code or 0  # as Python takes it
     assert isinstance(code, int)
     return subprocess.CompletedProcess(command, code, stdout.getvalue(), stderr.getvalue())
 

@@ -3,7 +3,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.served import MODELS, weir
+from tests.served import MODELS, weir, weir_here
 
 from weir.commands.profile import command_line
 from weir.policy.profile import Profile
@@ -40,7 +40,7 @@ def test_a_model_is_profiled_from_end_to_end(tmp_path: Path) -> None:
 def test_the_file_is_named_after_the_model_and_the_stated_power_is_in_it(tmp_path: Path) -> None:
     items = tmp_path / "items.jsonl"
     items.write_text("1\n2\n")
-    ended = weir(
+    ended = weir_here(
         "profile", SQUARE, *QUICK, "--power", 65, "--sizes", "1,2-4", "--items", items, "--figure", "drawn.svg",
         "--seed", 7, cwd=tmp_path,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def test_the_file_is_named_after_the_model_and_the_stated_power_is_in_it(tmp_pat
 def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> None:
     config = tmp_path / "weir.toml"
     config.write_text('workers = 3\npolicy = "square.policy.npz"\nmax_batch_size = 4\nexecutor = "inline"\n')
-    ended = weir("profile", SQUARE, "--config", config, "--seconds", 0.3, cwd=tmp_path)
+    ended = weir_here("profile", SQUARE, "--config", config, "--seconds", 0.3, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     profile = Profile.from_toml((tmp_path / "square.profile.toml").read_text())
     assert profile.max_batch_size == 4 and profile.about["executor"] == "inline"
@@ -76,7 +76,7 @@ def test_the_file_of_settings_that_will_serve_can_be_given(tmp_path: Path) -> No
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_measured(
     arguments: tuple[object, ...], message: str, tmp_path: Path
 ) -> None:
-    ended = weir("profile", *arguments, cwd=tmp_path)
+    ended = weir_here("profile", *arguments, cwd=tmp_path)
     assert ended.returncode == 2
     assert ended.stderr.startswith("weir: ") and ended.stderr.count("\n") == 1
     assert message in ended.stderr
@@ -87,7 +87,7 @@ def test_a_model_without_examples_is_told_how_to_give_items(tmp_path: Path) -> N
     (tmp_path / "bare.py").write_text(
         "import weir\n\n\nclass Bare(weir.Model):\n    def predict(self, batch):\n        return batch\n"
     )
-    ended = weir("profile", "bare:Bare", cwd=tmp_path)
+    ended = weir_here("profile", "bare:Bare", cwd=tmp_path)
     assert ended.returncode == 2
     assert "Bare: there is nothing to measure it with: give the class `examples = [...]`" in ended.stderr
 
@@ -97,7 +97,7 @@ def test_a_model_that_fails_shows_its_traceback(tmp_path: Path) -> None:
         "import weir\n\n\nclass Fails(weir.Model):\n    examples = [3]\n    warmup_sizes = []\n\n"
         "    def predict(self, batch):\n        raise ValueError('not today')\n"
     )
-    ended = weir("profile", "failing:Fails", *QUICK, cwd=tmp_path)
+    ended = weir_here("profile", "failing:Fails", *QUICK, cwd=tmp_path)
     assert ended.returncode == 1
     assert "ValueError: not today" in ended.stderr
     assert not list(tmp_path.glob("*.toml"))
