@@ -35,13 +35,14 @@ class First(weir.Model):
 """
 LOADED = """
 import numpy as np
-import scipy.stats
 import weir
 
 class Second(weir.Model):
     examples = (1,)
 
     def load(self):
+        import scipy.stats  # what is large is imported where it is used: the server's process only needs the class
+
         random = np.random.default_rng(1)
         self.weights = [random.normal(size=(1024, 1024)).astype(np.float32) for _ in range(32)]
 
@@ -118,12 +119,10 @@ async def measure(url: str, rounds: int, rate: float) -> None:
             await asyncio.sleep(loading[-1][1] - loading[-1][0])
             quiet.append((begun, time.perf_counter()))
         await asyncio.sleep(REST)
-    took = statistics.median(end - begun for begin, end in loading for begun in [begin])
+    took = statistics.median(end - begun for begun, end in loading)
     print(f"{rounds} loads of {took:.2f} s (median), {rate:g} requests/s, {load.failed} not answered with 200")
-    ratios = []
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
         one, other = (_quantile(load.within(windows), share) for windows in (quiet, loading))
-        ratios.append(other / one)
         print(
             f"{name}: {1000 * one:6.2f} ms quiet, {1000 * other:6.2f} ms while loading: {100 * (other / one - 1):+.0f} %"
         )

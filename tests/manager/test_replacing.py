@@ -1,11 +1,14 @@
 """One service takes the place of another while requests come."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from tests.manager.kit import Square, request, squares, turns
 
 from weir import DeadlineExceeded, ModelNotReady, Service
+from weir.manager.driver import Driver
 from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
 
 
@@ -145,5 +148,32 @@ def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:
             pair.executors[1].answer_next(lambda batch: [len(each.view) for each in batch])
             assert asked.output == 10
             assert pair.executors[0].blocks[0].shares == 0
+
+    asyncio.run(main())
+
+
+def test_whoever_holds_an_old_service_reaches_the_newest_and_keeps_none_between() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+
+        def fresh() -> Service:
+            return Service(Square, executor=FakeExecutor(squares), clock=clock)
+
+        first = last = fresh()
+        await first.start()
+        between: list[weakref.ref[Driver]] = []
+        for _ in range(1500):
+            new = fresh()
+            await new.start()
+            last.replaced_by(new)
+            await last.stop(0.0)
+            between.append(weakref.ref(last._driver))
+            last = new
+        call, asked = first.infer(3), request(first, 4)
+        await turns()
+        assert (await call, asked.output) == (9, 16)
+        gc.collect()
+        assert sum(each() is not None for each in between[1:]) == 0
+        await last.stop(0.0)
 
     asyncio.run(main())

@@ -22,6 +22,7 @@ from weir.errors import (
     Overloaded,
     WeirError,
 )
+from weir.manager import succession
 from weir.manager.alertness import Alertness
 from weir.manager.clock import Timer
 from weir.manager.delivery import Delivery, discard, logger
@@ -143,8 +144,9 @@ class Driver:
             self._loop.call_soon(self._poll_arrivals)
 
     def _pass_on(self, request: Request, now: float) -> None:
-        if self.successor is not None:
-            self.successor.submit(request, now)
+        heir = succession.heir(self)
+        if heir is not None:
+            heir.submit(request, now)
             return
         error = self._refusal()
         self._delivery.refused(request, error)
@@ -168,8 +170,9 @@ class Driver:
                 self._loop.call_soon(self._poll_arrivals)
 
     def _wait_or_refuse(self, call: Patient, patient: bool, refusal: WeirError | None = None) -> None:
-        if self.successor is not None:
-            self.successor.enter(call, patient)
+        heir = succession.heir(self)
+        if heir is not None:
+            heir.enter(call, patient)
         elif patient and not self.not_ready_reason and not self.draining:
             self.outside.append(call)
             self._timer.arm(call.deadline)
@@ -196,7 +199,7 @@ class Driver:
         if request.settled:
             return
         if self.successor is not None and id(request) not in self.kept:
-            self.successor.cancel(request)
+            cast(Driver, succession.heir(self)).cancel(request)
             return
         now = self._clock()
         if getattr(request, "outside", False):
@@ -222,13 +225,18 @@ class Driver:
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""
         if self.successor is not None:
-            return self.successor.reserve(size_bytes)
+            return cast(Driver, succession.heir(self)).reserve(size_bytes)
         if self.phase is not Phase.RUNNING:
             return None
         block = self.executor.reserve(size_bytes)
         if block is not None:
             self._delivery.blocks_in_use = True
         return block
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has stopped, so that no request is left here."""
+        return self.phase is Phase.STOPPED
 
     def may_have_blocks(self, other: "Driver") -> None:
         """Requests may come with the memory of `other`."""

@@ -23,3 +23,13 @@ def latest(driver: "Driver") -> "Driver":
     while driver.successor is not None:
         driver = driver.successor
     return driver
+
+
+def heir(driver: "Driver") -> "Driver | None":
+    """Return who takes what comes to `driver`, if it was replaced: its successor, or, once that has finished, its own.
+
+    Those between are forgotten, so whoever holds an old one does not keep all that came after it.
+    """
+    while (next_one := driver.successor) is not None and next_one.successor is not None and next_one.finished:
+        driver.successor = next_one.successor
+    return driver.successor

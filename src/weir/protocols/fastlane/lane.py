@@ -99,6 +99,7 @@ class Lane:
         plan = make_plan(head, self.manners, self.settings)
         if plan.service is not None:
             plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))
+            plan.tally.service = plan.service  # which may have taken the place of another
         return plan
 
     def routes_changed(self) -> None:
