@@ -36,6 +36,7 @@ from weir.errors import (
     WeirError,
     WorkerLost,
 )  # fmt: skip
+from weir.external import External
 from weir.messages import Reason
 from weir.model import Example, Last, Measure, Model, Tensor
 from weir.policy.decision import Decision, Observation, Policy
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     # what most programs need
-    "Model", "Service", "BlockingService",
+    "Model", "Service", "BlockingService", "External",
     # what a model may say
     "Example", "Last", "Measure", "Tensor",
     # several models, and a server of your own

@@ -19,6 +19,10 @@ def make_executor(
         from weir.workers.thread import ThreadExecutor
 
         return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
+    if settings.executor == "external":
+        from weir.workers.external import ExternalExecutor
+
+        return ExternalExecutor(model, settings, name=name)
     from weir.workers.pool import ProcessPool
 
     return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)

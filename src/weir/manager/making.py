@@ -12,6 +12,7 @@ from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
 from weir.telemetry.logs import redacted
+from weir.workers.address import parse_address
 
 LOAD_NICENESS = 10
 
@@ -49,14 +50,23 @@ def make_service(
 
 
 class Maker:
-    """Makes the services of one server: `observers` hear what happens in all of them."""
+    """Makes the services of one server: `observers` hear what happens in all of them. Workers attach from this machine only,
+    unless `allow_remote_workers`."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[Observer], *, allow_remote_workers: bool = False) -> None:
         self._observers = observers
+        self._allow_remote_workers = allow_remote_workers
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service, not started; see make_service."""
-        return make_service(model, self._observers, parameters, fresh=fresh)
+        service = make_service(model, self._observers, parameters, fresh=fresh)
+        where = service.workers.worker_socket
+        if where is not None and not (self._allow_remote_workers or parse_address(where, "worker_socket").is_local):
+            raise SettingsError(
+                f"{service.label}: worker_socket={where!r}: must be unix:PATH or on a loopback address, as workers send no token; "
+                "a server started with --allow-control lets them attach from other machines"
+            )
+        return service
 
 
 def _check_params(service: Service) -> None:

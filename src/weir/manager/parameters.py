@@ -27,7 +27,7 @@ REFUSED = {
     "worker": "the worker is the model that the path names; its constructor takes no 'worker'",
 }
 # Settings by which a load call could run code, read files or take memory as it likes.
-NEED_FLAG = ("arena_bytes", "env", "executor")
+NEED_FLAG = ("arena_bytes", "env", "executor", "worker_socket")
 
 
 def check_allowed(parameters: Mapping[str, Any], allow_files: bool, *more: str) -> None:

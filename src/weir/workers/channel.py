@@ -7,14 +7,24 @@ holds transport writes back until its next turn), and the end of a worker can be
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeVar
 
-from weir.wire.frames import Frame, FrameError, FrameParser
+from weir.wire.frames import FrameError
 
 RECEIVE_BYTES = 256 << 10
+F = TypeVar("F")
+Parsed = TypeVar("Parsed", covariant=True)
 
 
-class Channel:
+class Parser(Protocol[Parsed]):
+    """Makes frames of bytes."""
+
+    def feed(self, data: memoryview) -> Sequence[Parsed]:
+        """Return the frames that `data` completes; FrameError if that is none."""
+
+
+class Channel(Generic[F]):
     """Sends frames in order and hands each one that arrives to `on_frame`.
 
     `on_end` is called once, with a reason, when nothing more can arrive: the other side closed its end, or sent what
@@ -22,7 +32,7 @@ class Channel:
     """
 
     def __init__(
-        self, end: socket.socket, parser: FrameParser, on_frame: Callable[[Frame], None], on_end: Callable[[str], None]
+        self, end: socket.socket, parser: Parser[F], on_frame: Callable[[F], None], on_end: Callable[[str], None]
     ) -> None:
         end.setblocking(False)
         self._socket = end

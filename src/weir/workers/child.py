@@ -41,7 +41,7 @@ class Child:
         self._results: Results | None = None
         self._pidfd = -1
         self._popen: subprocess.Popen[bytes]
-        self._channel: Channel
+        self._channel: Channel[Frame]
 
     @property
     def pid(self) -> int:

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
+from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
+from weir.workers.address import RULE, is_address
 
 
 @dataclass(frozen=True)
@@ -12,7 +14,15 @@ class WorkerSettings:
 
     workers: int = setting(1, "worker processes of each model", rule=AT_LEAST_ONE)
     executor: str = setting(
-        "process", "where predict runs: process, thread or inline", rule=one_of("process", "thread", "inline")
+        "process",
+        "where predict runs: process, thread or inline; external: in workers that attach from outside (worker_socket)",
+        rule=one_of("process", "thread", "inline", "external"),
+    )
+    worker_socket: str | None = setting(
+        None,
+        "where external workers attach: unix:PATH or tcp:HOST:PORT",
+        rule=(is_address, RULE),
+        metavar="ADDRESS",
     )
     pipeline_depth: int = setting(
         1, "batches that a worker holds at once; 2 hides decoding behind predict", rule=one_of(1, 2)
@@ -53,6 +63,11 @@ class WorkerSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        if (self.worker_socket is None) == (self.executor == "external"):
+            raise SettingsError(
+                f"worker_socket={self.worker_socket!r}, executor={self.executor!r}: external workers need a worker_socket to "
+                "attach to, others have none"
+            )
 
 
 def for_worker(values: list[Any], index: int) -> Any:

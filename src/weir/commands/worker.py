@@ -1,0 +1,56 @@
+"""`weir worker`: a model that works for a server elsewhere."""
+
+from typing import Any
+
+import typer
+
+from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
+from weir.messages import JSON
+from weir.settings import declared_settings
+
+OF_MODEL = [
+    each for name, each in declared_settings().items() if name in ("params", "max_batch_size", "retry_in_halves")
+]
+
+
+def _worker(
+    target: str,
+    connect: str,
+    content_type: str | None = None,
+    config: list[str] | None = None,
+    **said: list[Any] | None,
+) -> None:
+    """Attach a model to a server as one of its external workers, until SIGTERM or SIGINT.
+
+    The server says where workers attach (--worker-socket). The model is loaded and warmed up first; when the connection is
+    lost it attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
+    """
+    from weir.manager.making import make_service
+    from weir.workers.address import parse_address
+    from weir.workers.attaching import Attachment
+    from weir.workers.runner import Runner
+
+    address = parse_address(connect, "--connect")
+    settings = settings_of([target], config, said)
+    model = next(model for model in settings.models if model.target == target)
+    service = make_service(model._replace(settings={**model.settings, "executor": "inline", "worker_socket": None}), ())
+    runner = Runner(
+        service.model, service.params, worker_index=0, max_batch_size=service.batching.max_batch_size,
+        retry_in_halves=service.workers.retry_in_halves, label=service.label,
+    )  # fmt: skip
+    runner.start()
+    try:
+        Attachment(runner, address, content_type or JSON, lambda line: typer.echo(line, err=True)).run()
+    finally:
+        runner.stop()
+
+
+worker = with_signature(
+    _worker,
+    [
+        parameter("target", str, typer.Argument(..., metavar="TARGET", help="What to run.")),
+        parameter("connect", str, typer.Option(..., "--connect", metavar="ADDRESS", help="Where to attach: unix:PATH or tcp:HOST:PORT.")),
+        parameter("content_type", str, typer.Option(None, "--content-type", metavar="TYPE", help=f"What bodies and answers are (default: {JSON}).")),
+        *settings_parameters(OF_MODEL),
+    ],
+)  # fmt: skip

@@ -1,0 +1,120 @@
+"""The lock-step protocol of `batching`, which workers in any language speak: bytes to frames, batches and answers.
+
+A frame is its length (4 bytes, most significant first) and that many bytes. The worker's first frame is empty: it asks for
+work. The server sends a msgpack map of ids (36 characters each) to request bodies; the worker answers with a map of the same
+ids to response bodies, which asks for the next batch too. The key `error_ids` of an answer names the ids that failed, one
+after the other without anything between.
+"""
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from weir.wire.frames import FrameError
+
+ID_LENGTH = 36
+ERROR_IDS = "error_ids"
+# A longer frame is garbage, or takes more memory than a batch is worth.
+MAX_BODY_BYTES = 256 << 20
+ASK = bytes(4)  # the worker's first frame
+
+_HEAD = struct.Struct("!I")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+# Where the content of bytes and of a text begins. Libraries older than msgpack's bytes write them as texts, and so do workers
+# that answer in JSON: what is in a text need not be UTF-8.
+_BEGINS = {0xC4: 2, 0xC5: 3, 0xC6: 5, 0xD9: 2, 0xDA: 3, 0xDB: 5} | dict.fromkeys(range(0xA0, 0xC0), 1)
+
+
+class Reply(NamedTuple):
+    """What a worker said of a batch, aligned to its ids: the bodies (None where it left one out), and which of them failed."""
+
+    bodies: list[bytes | None]
+    failed: frozenset[int]
+
+
+class LockstepParser:
+    """Turns the bytes that arrive, in whatever pieces, into the bodies of frames."""
+
+    def __init__(self, max_body_bytes: int = MAX_BODY_BYTES) -> None:
+        self._max_body_bytes = max_body_bytes
+        self._held = bytearray()  # the beginning of a frame
+        self._wanted = 4  # how long it must be before there is anything to do
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """Return the bodies that `data` completes, in order; nothing of `data` is kept by reference.
+
+        Raises FrameError for a length over the limit, before memory is taken for it; nothing may be fed after that.
+        """
+        self._held += data
+        bodies: list[bytes] = []
+        while len(self._held) >= self._wanted:
+            (length,) = _HEAD.unpack_from(self._held)
+            if length > self._max_body_bytes:
+                raise FrameError(f"a frame of {length} bytes, over the limit of {self._max_body_bytes}")
+            self._wanted = 4 + length
+            if len(self._held) < self._wanted:
+                break
+            bodies.append(bytes(memoryview(self._held)[4 : self._wanted]))
+            del self._held[: self._wanted]
+            self._wanted = 4
+        return bodies
+
+
+def make_ids(salt: int, batch_id: int, count: int) -> list[str]:
+    """Return ids for the entries of a batch, as UUIDs (version 8) are written; `salt` tells servers apart."""
+    first = f"{salt & 0xFFFFFFFF:08x}-{batch_id >> 24 & 0xFFFF:04x}"
+    start = f"{first}-8{batch_id >> 12 & 0xFFF:03x}-8{batch_id & 0xFFF:03x}-"
+    return [f"{start}{index:012x}" for index in range(count)]
+
+
+def encode_jobs(ids: Sequence[str], bodies: Sequence[bytes]) -> bytes:
+    """Return the frame that gives a worker these bodies."""
+    return _frame(_encode(dict(zip(ids, bodies, strict=True))))
+
+
+def decode_jobs(body: bytes) -> dict[str, bytes]:
+    """Return the bodies that a server gave, by id. Raises FrameError if it is something else."""
+    return _map(body)
+
+
+def encode_reply(bodies: dict[str, bytes], failed: Sequence[str] = ()) -> bytes:
+    """Return the frame that answers a batch; the bodies of `failed` ids say what was wrong with them."""
+    more = {ERROR_IDS: "".join(failed)} if failed else {}
+    return _frame(_encode({**bodies, **more}))
+
+
+def decode_reply(body: bytes, ids: Sequence[str]) -> Reply:
+    """Return what a worker said of the batch with these ids; ids that are not in it are left out.
+
+    Raises FrameError if it is no such map, or if `error_ids` is not made of whole ids.
+    """
+    said = _map(body)
+    named = said.pop(ERROR_IDS, b"").decode("ascii", "replace")
+    if len(named) % ID_LENGTH:
+        raise FrameError(f"error_ids of {len(named)} characters, which must be {ID_LENGTH} for each id")
+    wrong = {named[start : start + ID_LENGTH] for start in range(0, len(named), ID_LENGTH)}
+    return Reply(
+        [said.get(each) for each in ids],
+        frozenset(index for index, each in enumerate(ids) if each in wrong) if wrong else frozenset(),
+    )
+
+
+def _map(body: bytes) -> dict[str, bytes]:
+    try:
+        return {key: _content(bytes(value)) for key, value in _decode(body).items()}
+    except (msgspec.MsgspecError, ValueError, KeyError, RecursionError) as error:
+        raise FrameError(f"a frame of {len(body)} bytes that is no msgpack map of ids to bytes ({error})") from None
+
+
+def _content(value: bytes) -> bytes:
+    """Return what is in bytes or in a text; KeyError for anything else."""
+    return value[_BEGINS[value[0]] :]
+
+
+def _frame(body: bytes) -> bytes:
+    if len(body) > MAX_BODY_BYTES:
+        raise FrameError(f"a frame of {len(body)} bytes, over the limit of {MAX_BODY_BYTES}")
+    return _HEAD.pack(len(body)) + body
