@@ -18,6 +18,7 @@ LOADED_WITHOUT_NEED = (
 def test_the_public_names_are_these() -> None:
     assert sorted(weir.__all__) == [
         "Bank", "BlockingService", "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Decision", "Draining", "Example",
+        "External",
         "Forbidden", "InvalidRequest", "Last", "Measure", "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound",
         "ModelNotReady", "Observation", "Overloaded", "Policy", "Prices", "Profile", "Reason", "Registry", "RequestError", "Service",
         "SettingsError", "SolvedPolicy", "Tensor", "TooLarge", "Unauthorized", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError",
