@@ -1,6 +1,7 @@
 """The address, the certificate, the limits and the end of the gRPC door."""
 
 import asyncio
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from tests.protocols.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
 from tests.protocols.sockets import until
 
-from weir.errors import SettingsError
+from weir.errors import Cancelled, SettingsError
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.protocols.grpc.opening import make_door
@@ -127,3 +128,30 @@ def test_drain_does_not_wait_for_ever() -> None:
             assert (await refused(call))[0] in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
     asyncio.run(main())
+
+
+ASKING_FOR_EVER = """
+import sys, grpc
+channel = grpc.insecure_channel(sys.argv[1])
+call = channel.unary_unary(sys.argv[2]).future(bytes.fromhex(sys.argv[3]))
+print(flush=True)
+call.result()
+"""
+
+
+def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
+    async def test(rig: Rig) -> None:
+        heard: Any = rig.site.registry.get("double").observers[0]
+        state = rig.site.registry.get("double").state
+        arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(asking()).hex()]
+        client = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKING_FOR_EVER, *arguments)
+        try:
+            await until(lambda: state()["waiting"] + state()["in_flight"] == 1)
+            client.send_signal(signal.SIGSTOP)  # its connection stays open, and nobody answers
+            await until(lambda: heard.ends == 1)
+        finally:
+            client.kill()
+            await client.wait()
+
+    observer = run(test, executor=FakeExecutor(), grpc_keepalive=0.2, grpc_keepalive_timeout=0.2)
+    assert [type(error) for _, error, _ in observer.answers] == [Cancelled]

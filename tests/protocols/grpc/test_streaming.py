@@ -164,3 +164,18 @@ def test_a_stream_without_requests_just_ends() -> None:
         assert await call.code() is grpc.StatusCode.OK
 
     run(test)
+
+
+def test_who_leaves_amid_the_answers_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(rig: Rig) -> None:
+        heard: Any = rig.site.registry.get("count").observers[0]
+        for _ in range(10):
+            call = rig.stream()
+            for _ in range(5):
+                await call.write(write_request(item(b"50", "count")))
+            await call.read()
+            call.cancel()
+        await until(lambda: not rig.site.registry.get("count").state()["waiting"] and heard.ends >= 10)
+
+    run(test, Count)
+    assert [record for record in caplog.records if record.name == "weir.grpc"] == []

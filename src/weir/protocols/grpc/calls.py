@@ -4,6 +4,7 @@ Handlers take and give bytes, so that what a message weighs is known without ask
 as an invalid request, and large tensors need not pass through it.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
@@ -56,7 +57,10 @@ async def refuse(
         trailers = (*trailers, (ERROR_NAME, name))
     if isinstance(error, CapacityError):  # how long clients with a retry policy wait
         trailers = (*trailers, ("grpc-retry-pushback-ms", str(1000 * retry_after(error))))
-    await context.abort(code_of(error), text_of(error, development=development), trailers)
+    try:
+        await context.abort(code_of(error), text_of(error, development=development), trailers)
+    except grpc.aio.InternalError:  # the client has left
+        raise asyncio.CancelledError from None
     raise AssertionError("abort raises")
 
 

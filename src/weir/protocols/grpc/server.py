@@ -84,13 +84,14 @@ class GrpcServer:
 
 def channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
     """Return what gRPC calls our limits."""
-    keepalive_ms = int(1000 * settings.grpc_keepalive)
+    keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients: it shall be an error
         ("grpc.max_receive_message_length", settings.grpc_max_message_size),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", keepalive_ms),
-        ("grpc.keepalive_timeout_ms", int(1000 * settings.grpc_keepalive_timeout)),
+        ("grpc.keepalive_timeout_ms", timeout_ms),
+        ("grpc.http2.ping_timeout_ms", timeout_ms),  # without this one gRPC waits a minute, whatever the one above says
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask too, this often
     ]

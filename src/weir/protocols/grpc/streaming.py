@@ -60,6 +60,10 @@ class Streaming:
             await refuse(refusal(), context, development=self._development)
 
 
+class Left(Exception):
+    """The client of a stream has left: there is nobody to write to."""
+
+
 class OneStream:
     """One call: reads requests, runs each in a task of its own, and writes what comes."""
 
@@ -70,6 +74,7 @@ class OneStream:
         self._development = development
         self._room = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self._left = False
 
     async def read(self) -> None:
         """Take requests until the client sends no more."""
@@ -102,15 +107,23 @@ class OneStream:
                 async for answer in answers:
                     sent += await self._write(in_stream(answer))
             exchange.transferred(len(body), sent)
+        except Left:
+            return
         except Exception as error:
             note(error)
             text = text_of(error, development=self._development)
-            with suppress(grpc.aio.UsageError):  # the client has left
+            with suppress(Left):
                 await self._write(error_in_stream(text, model, request_id, name_of(error)))
 
     async def _write(self, message: bytes) -> int:
         async with self._writing:
-            await self._context.write(message)
+            if self._left:
+                raise Left
+            try:
+                await self._context.write(message)
+            except (grpc.aio.UsageError, grpc.aio.InternalError):
+                self._left = True
+                raise Left from None
         return len(message)
 
 
