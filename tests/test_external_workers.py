@@ -73,6 +73,10 @@ def test_a_worker_in_perl(address: str) -> None:
             programs[0].kill()
             programs[0].wait()
             assert squares(client) == [n * n for n in range(40)]
+            reload = client.post("/v2/repository/models/m/load")
+            assert reload.status_code == 400
+            assert "worker_socket" in reload.json()["error"]
+            assert squares(client) == [n * n for n in range(40)]
         served.process.send_signal(signal.SIGTERM)
         assert served.process.wait(20) == 0
 
@@ -128,6 +132,7 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
         (("serve", "weir:External", "--worker-socket", "tcp:0.0.0.0:0"), "--allow-control"),
         (("serve", "weir:External", "--worker-socket", "x"), "must be unix:PATH or tcp:HOST:PORT"),
         (("serve", f"{MODELS}:Square", "--worker-socket", "unix:x"), "executor='process'"),
+        (("worker", "examples.tensors:Affine", "--connect", "unix:x"), "take items"),
         (("worker", f"{MODELS}:Square", "--connect", "9000"), "must be unix:PATH or tcp:HOST:PORT"),
     ],
 )

@@ -8,16 +8,20 @@ from collections.abc import Callable
 from typing import Any
 
 from weir.errors import InvalidRequest
+from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
 from weir.protocols.fastlane.head import END_OF_HEAD, HeadReader
 from weir.wire import kserve_binary, kserve_grpc, kserve_json
 from weir.wire import websocket as messages
 from weir.wire.bytes_tensors import pack_elements, unpack_elements
+from weir.wire.frames import FrameError
 from weir.wire.generate import read_generate
 from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_outline import Outliner
+from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays
 from weir.workers.kservework import BodyReader, Listed
+from weir.workers.outsidework import Work
 
 
 class Declared(Model):
@@ -118,8 +122,21 @@ def generate(data: bytes) -> None:
         _modest(read_generate(data, Declared.inputs, "m"), data)
 
 
+def lockstep(data: bytes) -> None:
+    """The bytes of an external worker: frames, and what they say of a batch of three."""
+    parser, ids = LockstepParser(1 << 20), make_ids(7, 1, 3)
+    batch = Batch(1, [b"1", b"2", 3], [JSON, MSGPACK, OBJECT], [MSGPACK, JSON, OBJECT])
+    with contextlib.suppress(FrameError):
+        for body in (parser.feed(data), [data]):
+            for frame in body:
+                events = Work(batch, 7).events(decode_reply(frame, ids), 0.0)
+                assert len(events.outputs) == 3
+                assert None not in events.outputs[:2]
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    target.__name__: target for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate)
+    target.__name__: target
+    for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate, lockstep)
 }
 
 

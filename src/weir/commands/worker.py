@@ -5,7 +5,9 @@ from typing import Any
 import typer
 
 from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
+from weir.errors import SettingsError
 from weir.messages import JSON
+from weir.model import is_tensor_model
 from weir.settings import declared_settings
 
 OF_MODEL = [
@@ -34,6 +36,8 @@ def _worker(
     settings = settings_of([target], config, said)
     model = next(model for model in settings.models if model.target == target)
     service = make_service(model._replace(settings={**model.settings, "executor": "inline", "worker_socket": None}), ())
+    if is_tensor_model(service.model) or service.streaming:
+        raise SettingsError(f"{target}: workers that attach take items; tensor and streaming models do not")
     runner = Runner(
         service.model, service.params, worker_index=0, max_batch_size=service.batching.max_batch_size,
         retry_in_halves=service.workers.retry_in_halves, label=service.label,

@@ -141,8 +141,11 @@ class ExternalExecutor(FixedWorkers):
         self._greeting.discard(worker)
         if self._stopped:
             return
+        if worker.index < 0:
+            logger.info("a connection to the worker_socket of %r ended: %s", self._name, worker.reason)
+            return
         logger.info("worker %d of %r left: %s", worker.index, self._name, worker.reason)
-        if worker.index >= 0 and self._announcing:
+        if self._announcing:
             self._listener.worker_lost(worker.index, worker.reason)
 
     def _connected(self, end: socket.socket) -> None:

@@ -79,21 +79,23 @@ class Work:
             return UnsupportedMediaType(f"accept {wanted!r}: the worker's answer is {sent}")
         try:
             value = DECODE[sent](body)
-        except UNREADABLE as error:
-            return ModelError(f"the worker's answer must be {sent} ({error})")
-        return value if wanted in (OBJECT, LENT) else ENCODE[wanted](value)
+            return value if wanted in (OBJECT, LENT) else ENCODE[wanted](value)
+        except (*UNREADABLE, *UNWRITABLE) as error:
+            return ModelError(f"the worker's answer must be {sent} that can be read as {wanted} ({error})")
 
 
 def _refusal(body: bytes, content_type: str) -> WeirError:
     """Return the error that a worker's body for a failed item says."""
     said: Any = body.decode("utf-8", "replace")
     for form in (content_type, JSON) if content_type in DECODE else (JSON, MSGPACK):
-        with contextlib.suppress(*UNREADABLE):
+        with contextlib.suppress(*UNREADABLE, *UNWRITABLE):
             said = DECODE[form](body)
             break
     error = said.get("error") if isinstance(said, dict) and len(said) == 1 else None
-    if isinstance(error, dict) and error.get("type") in _SAID and isinstance(error.get("message"), str):
-        return _SAID[error["type"]](error["message"], details=error.get("details"))
+    if isinstance(error, dict):
+        kind, message = _SAID.get(str(error.get("type"))), error.get("message")
+        if kind is not None and isinstance(message, str):
+            return kind(message, details=error.get("details"))
     return ValidationFailed("the worker refused this item", details=said)
 
 
