@@ -21,6 +21,7 @@ class _Alike:
     key: Hashable = None
     priority: int = 0
     door: str = "simulation"
+    trace: Any = None
 
 
 class Asking(_Alike):
