@@ -52,7 +52,7 @@ check: $(VENV)/.check
 	$(BIN)/mypy
 	for model in examples/repository/*/*/model.py; do $(BIN)/mypy $$model || exit 1; done
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile tests/policy tests/batching --cov=weir.policy --cov=weir.batching --cov-branch --cov-fail-under=100 --cov-report=term:skip-covered
 
 docs: $(VENV)/.test
 	$(BIN)/python -m pytest tests/documentation $(ARGS)

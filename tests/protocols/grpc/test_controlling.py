@@ -173,7 +173,7 @@ def test_what_a_proxy_passes_on_comes_from_anywhere(call: str) -> None:
 
 @pytest.fixture
 def region() -> Any:
-    path = Path(f"/dev/shm/weir-grpc-{os.getpid()}")
+    path = Path(f"/dev/shm/grpc-test-{os.getpid()}")
     path.write_bytes(bytes(64))
     try:
         with path.open("r+b") as file, mmap.mmap(file.fileno(), 64) as view:
