@@ -62,7 +62,8 @@ class App:
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
         heard = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
-        make = Maker(heard, allow_remote_workers=settings.control.allow_control)
+        token = settings.control.control_token_file
+        make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
         sources = all_sources(Known(settings.models), folder)

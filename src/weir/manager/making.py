@@ -12,7 +12,7 @@ from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
 from weir.telemetry.logs import redacted
-from weir.workers.address import parse_address
+from weir.workers.address import WorkerAddress, parse_address
 
 LOAD_NICENESS = 10
 
@@ -50,23 +50,34 @@ def make_service(
 
 
 class Maker:
-    """Makes the services of one server: `observers` hear what happens in all of them. Workers attach from this machine only,
-    unless `allow_remote_workers`."""
+    """Makes the services of one server: `observers` hear what happens in all of them. External workers attach from this
+    machine only, unless `allow_remote_workers`, and over Unix sockets only, unless `allow_tcp_workers`."""
 
-    def __init__(self, observers: Sequence[Observer], *, allow_remote_workers: bool = False) -> None:
+    def __init__(
+        self, observers: Sequence[Observer], *, allow_remote_workers: bool = False, allow_tcp_workers: bool = True
+    ) -> None:
         self._observers = observers
+        self._allow_tcp_workers = allow_tcp_workers
         self._allow_remote_workers = allow_remote_workers
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service, not started; see make_service."""
         service = make_service(model, self._observers, parameters, fresh=fresh)
-        where = service.workers.worker_socket
-        if where is not None and not (self._allow_remote_workers or parse_address(where, "worker_socket").is_local):
+        if service.workers.worker_socket is not None:
+            self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
+        return service
+
+    def _check_socket(self, label: str, address: WorkerAddress) -> None:
+        """Refuse a socket that those could attach to who may not control this server: workers send no token."""
+        if not (address.path or self._allow_tcp_workers):
             raise SettingsError(
-                f"{service.label}: worker_socket={where!r}: must be unix:PATH or on a loopback address, as workers send no token; "
+                f"{label}: worker_socket={str(address)!r}: must be unix:PATH, as the server has a control token and workers send none"
+            )
+        if not (address.is_local or self._allow_remote_workers):
+            raise SettingsError(
+                f"{label}: worker_socket={str(address)!r}: must be unix:PATH or on a loopback address, as workers send no token; "
                 "a server started with --allow-control lets them attach from other machines"
             )
-        return service
 
 
 def _check_params(service: Service) -> None:
