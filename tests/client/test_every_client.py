@@ -125,6 +125,8 @@ def test_errors_are_those_in_process(client: Any) -> None:
         client.infer("count", item(3))
     with pytest.raises(errors.ModelError, match="not today"):
         client.infer("moody", item("fail"))
+    with pytest.raises(errors.ModelCrashed):
+        client.infer("moody", item("die"))
 
 
 def test_models_are_loaded_and_unloaded(client: Any) -> None:

@@ -1,0 +1,60 @@
+"""Where nobody listens, where the server goes away, and who may control it."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.client import kit
+from tests.client.models import item
+
+from weir import errors
+from weir.client import NEVER, ConnectionLost, HttpClient, Unreachable
+
+NOWHERE = kit.Running(None, "http://127.0.0.1:9", "127.0.0.1:9")  # type: ignore[arg-type]  # there is none
+
+
+@pytest.mark.parametrize("name", kit.REMOTE)
+def test_nobody_listens(name: str) -> None:
+    with kit.asking(name, NOWHERE, retry=NEVER, timeout=5.0) as client:
+        assert client.server_live() is False
+        assert client.server_ready() is False
+        for ask in (client.models, lambda: client.infer("a", item(1)), lambda: list(client.stream("a", item(1)))):
+            with pytest.raises(Unreachable):
+                ask()
+
+
+def test_waiting_for_a_server_ends_in_time() -> None:
+    with HttpClient(NOWHERE.url) as client, pytest.raises(errors.DeadlineExceeded, match="server ready"):
+        client.wait_until_server_ready(0.05, interval=0.01)
+
+
+def test_who_has_the_token_may_control_and_a_server_that_dies_is_noticed(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret")
+    ticking = f"{kit.STREAMING}:Ticking"
+    said = ("--control-token-file", token, "--load", "ticking", "--workers", "3")
+    with kit.serving(*said, targets=(ticking,)) as server:
+        for name in ("http", "grpc", "websocket-async"):
+            with kit.asking(name, server) as stranger, pytest.raises(errors.Unauthorized):
+                stranger.unload_model("simple")
+            with kit.asking(name, server, token="secret") as owner:
+                owner.unload_model("simple")
+        with (
+            kit.asking("http", server) as http,
+            kit.asking("grpc-async", server) as grpc,
+            kit.asking("websocket", server) as websocket,
+        ):
+            under_way = [client.stream("ticking", item(1)) for client in (http, grpc, websocket)]
+            for answers in under_way:
+                next(answers)
+            children = server.served.children()
+            server.served.signal(signal.SIGKILL)
+            for answers in under_way:
+                with pytest.raises(ConnectionLost):
+                    for _ in answers:
+                        pass
+            for client in (http, grpc, websocket):
+                with pytest.raises((Unreachable, ConnectionLost)):
+                    client.infer("ticking", item(1), timeout=0.5)
+            for child in children:
+                child.wait(10)

@@ -1,0 +1,58 @@
+"""A client needs no server: not to be imported, and not to be installed."""
+
+import subprocess
+import sys
+
+import pytest
+
+SERVERS = {
+    "asyncio", "cloudpickle", "grpc", "httptools", "httpx", "prometheus_client", "pydantic", "rich", "scipy", "starlette", "structlog",
+    "typer", "uvicorn", "uvloop", "weir.manager", "weir.protocols", "weir.workers", "websockets",
+}  # fmt: skip
+
+# What there is beside the standard library after `pip install --no-deps weir-serving` and `pip install numpy msgspec` with
+# the transport's own dependencies.
+COMMON = ("weir", "numpy", "msgspec", "typing_extensions")
+HTTP = ("httpx", "httpcore", "anyio", "certifi", "h11", "idna", "sniffio")
+NEEDS = {
+    "HttpClient": HTTP,
+    "AsyncHttpClient": HTTP,
+    "GrpcClient": ("grpc", "google"),
+    "WebSocketClient": (*HTTP, "websockets"),
+}
+
+HIDING = """
+import importlib.abc, sys
+
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        top = name.partition(".")[0]
+        if top not in sys.stdlib_module_names and top not in {allowed!r}:
+            raise ModuleNotFoundError(f"{{name}} is not installed", name=name)
+
+sys.meta_path.insert(0, Hidden())
+import weir.client
+client = weir.client.{kind}("{address}")
+{then}
+"""
+
+
+def run(script: str) -> str:
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=40)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_importing_the_clients_loads_no_server_and_no_transport() -> None:
+    loaded = set(run("import sys, weir.client; print(*sys.modules)").split())
+    assert not loaded & SERVERS
+
+
+@pytest.mark.parametrize("kind", NEEDS)
+def test_a_client_needs_numpy_msgspec_and_its_transport_alone(kind: str) -> None:
+    address = "127.0.0.1:9" if "Grpc" in kind else "http://127.0.0.1:9"
+    asked = (
+        "import asyncio; print(asyncio.run(client.server_live()))" if "Async" in kind else "print(client.server_live())"
+    )
+    script = HIDING.format(allowed=(*COMMON, *NEEDS[kind]), kind=kind, address=address, then=asked)
+    assert run(script) == "False\n"
