@@ -17,12 +17,12 @@ LOADED_WITHOUT_NEED = (
 
 def test_the_public_names_are_these() -> None:
     assert sorted(weir.__all__) == [
-        "Bank", "BlockingService", "Cancelled", "CapacityError", "Conflict", "DeadlineExceeded", "Decision", "Draining", "Example",
-        "External",
-        "Forbidden", "InvalidRequest", "Last", "Measure", "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound",
-        "ModelNotReady", "Observation", "Overloaded", "Policy", "Prices", "Profile", "Reason", "Registry", "RequestError", "Service",
-        "SettingsError", "SolvedPolicy", "Tensor", "TooLarge", "Unauthorized", "Unsupported", "UnsupportedMediaType", "ValidationFailed", "WeirError",
-        "WorkerLost", "__version__", "asgi", "profile", "simulate", "solve",
+        "Bank", "BlockingService", "Branch", "Cancelled", "CapacityError", "Chain", "Conflict", "DeadlineExceeded",
+        "Decision", "Draining", "Example", "External", "Forbidden", "InvalidRequest", "Last", "Measure",
+        "MethodNotAllowed", "Model", "ModelCrashed", "ModelError", "ModelNotFound", "ModelNotReady", "Observation",
+        "Overloaded", "Policy", "Prices", "Profile", "Reason", "Registry", "RequestError", "Service", "SettingsError",
+        "SolvedPolicy", "Step", "Switch", "Tensor", "TooLarge", "Unauthorized", "Unsupported", "UnsupportedMediaType",
+        "ValidationFailed", "WeirError", "WorkerLost", "__version__", "asgi", "profile", "simulate", "solve",
     ]  # fmt: skip
 
 

@@ -44,6 +44,8 @@ from weir.policy.decision import Decision, Observation, Policy
 if TYPE_CHECKING:
     from weir.hosting import asgi
     from weir.manager.blocking import BlockingService
+    from weir.manager.chains.chain import Chain
+    from weir.manager.chains.steps import Branch, Step, Switch
     from weir.manager.profiling import profile
     from weir.manager.registry import Registry
     from weir.manager.service import Service
@@ -59,8 +61,8 @@ __all__ = [
     "Model", "Service", "BlockingService", "External",
     # what a model may say
     "Example", "Last", "Measure", "Tensor",
-    # several models, and a server of your own
-    "Registry", "asgi",
+    # several models, models made of models, and a server of your own
+    "Registry", "Chain", "Step", "Branch", "Switch", "asgi",
     # policies that are solved
     "profile", "solve", "simulate", "Profile", "Prices", "Bank",
     # policies of one's own
@@ -76,11 +78,15 @@ __all__ = [
 _LAZY = {
     "Bank": "weir.policy.bank",
     "BlockingService": "weir.manager.blocking",
+    "Branch": "weir.manager.chains.steps",
+    "Chain": "weir.manager.chains.chain",
     "Prices": "weir.policy.prices",
     "Profile": "weir.policy.profile",
     "Registry": "weir.manager.registry",
     "Service": "weir.manager.service",
     "SolvedPolicy": "weir.policy.adaptive",
+    "Step": "weir.manager.chains.steps",
+    "Switch": "weir.manager.chains.steps",
     "asgi": "weir.hosting",
     "profile": "weir.manager.profiling",
     "simulate": "weir.simulation.simulator",

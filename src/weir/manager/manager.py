@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from weir.errors import Forbidden, InvalidRequest, ModelNotFound, SettingsError, WeirError
+from weir.errors import Conflict, Forbidden, InvalidRequest, ModelNotFound, SettingsError, WeirError
 from weir.manager.beside import beside
+from weir.manager.chains.order import dependents
 from weir.manager.changes import Changes
 from weir.manager.delivery import logger
 from weir.manager.endpoints import Endpoints
@@ -102,9 +103,9 @@ class Manager:
         """Take no more requests for a model, finish what was accepted, and end it; with `version` that one alone.
 
         One that does not run is none to end: that is no error. Raises ModelNotFound for a name that nothing is known of.
-        `unload_dependents` is for models that others are steps of: there are none.
+        Chains of which it is a step are unloaded first with `unload_dependents`; without, Conflict is raised and nothing is ended.
         """
-        await self._changes.make(lambda: self._unload_model(name, version))
+        await self._changes.make(lambda: self._unload_model(name, version, unload_dependents))
 
     # Workers: the AMD Inference Server's.
 
@@ -148,17 +149,29 @@ class Manager:
         await self._retire([service for key, service in running.items() if key not in kept])
         logger.info("model %r: loaded, %d versions run", name, len(services))
 
-    async def _unload_model(self, name: str, version: str) -> None:
+    async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
         running = self._running(name)
         if not running and name not in await asyncio.to_thread(self._repository.names):
             self.registry.get(name, version)  # which raises, naming those that there are
         ending = {key: service for key, service in running.items() if not version or key == version}
         if version and running and not ending:
             self.registry.get(name, version)
+        if ending:
+            await self._unload_chains(name, unload_dependents)
         with self._states.during(name, ending, "UNLOADING"):
             await asyncio.gather(*[service.stop() for service in ending.values()])
         self._keep(name, [service for key, service in running.items() if key not in ending])
         self._states.forget(name, ending)
+
+    async def _unload_chains(self, name: str, allowed: bool) -> None:
+        """Unload the chains of which `name` is a step."""
+        chains = sorted({chain.name for chain in dependents(name, self.registry.all)})
+        if chains and not allowed:
+            raise Conflict(
+                f"model {name!r} is a step of {', '.join(map(repr, chains))}: unload that first, or with it (unload_dependents)"
+            )
+        for chain in chains:
+            await self._unload_model(chain, "", allowed)
 
     async def _load_worker(self, name: str, parameters: dict[str, Parameter], share: bool) -> str:
         found = self._endpoints.of(name, parameters, self.registry.services)
@@ -180,7 +193,7 @@ class Manager:
         if service.workers.workers > 1:
             await service.remove_worker()
         else:
-            await self._unload_model(endpoint, "")
+            await self._unload_model(endpoint, "", False)
 
     async def _read(
         self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None
@@ -202,6 +215,7 @@ class Manager:
             with self._states.during(name, versions, "LOADING"):
                 for model in models:
                     services.append(await beside(partial(self._make, model, parameters, fresh=True)))
+                self.registry.join(services)
                 await asyncio.gather(*[service.start() for service in services])
         except BaseException as error:
             await asyncio.gather(*[service.stop(0.0) for service in services])

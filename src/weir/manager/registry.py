@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from weir.errors import ModelNotFound, ModelNotReady, SettingsError
+from weir.manager.chains.chain import Chain
+from weir.manager.chains.order import waves
 from weir.manager.service import Service
 
 # Paths that belong to Weir's own doors. A model's route must not begin with one of these segments.
@@ -51,6 +53,7 @@ class Registry:
                 )
             self.claim(name, paths)
         self._renew()
+        self.join(services)
 
     # What there is.
 
@@ -119,14 +122,22 @@ class Registry:
             raise
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Drain and stop all models at the same time; see Service.stop. Idempotent."""
-        await asyncio.gather(*[service.stop(drain_timeout) for service in self.all])
+        """Drain and stop all models at the same time, chains before their steps; see Service.stop. Idempotent."""
+        for wave in waves(self.all):
+            await asyncio.gather(*[service.stop(drain_timeout) for service in wave])
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Take no more; return when all that was accepted has its end, or after the timeout. Workers stay."""
-        await asyncio.gather(*[service.drain(drain_timeout) for service in self.all])
+        for wave in waves(self.all):
+            await asyncio.gather(*[service.drain(drain_timeout) for service in wave])
 
     # Changes: the Manager's alone.
+
+    def join(self, services: Iterable[Service]) -> None:
+        """Have the chains among `services` find their steps here."""
+        for service in services:
+            if isinstance(service, Chain):
+                service.join(self.get)
 
     def put(self, services: Iterable[Service], default: str | None = None) -> None:
         """Let these services, all of one name, be those of that name from now on, and no others. `default` names the version

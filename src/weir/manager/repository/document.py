@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
+from weir.manager.repository.ensemble import ENSEMBLE, read_steps
 from weir.manager.repository.keys import KEYS
 from weir.manager.repository.pbtxt import read_pbtxt
 from weir.manager.repository.triton import translated
@@ -65,6 +66,10 @@ def make_document(said: Mapping[str, Any], name: str, source: str, read_settings
     settings = read_settings({key: value for key, value in own.items() if key not in KEYS}, source)
     attributes = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
     attributes |= {key: tuple(own[key]) for key in ("examples", "warmup_sizes") if _list(own, key, source)}
+    if _list(own, "steps", source):
+        if own.get("platform") != ENSEMBLE:
+            raise SettingsError(f"{source}: steps: are for platform = {ENSEMBLE!r}")
+        attributes["steps"] = tuple(read_steps(own["steps"], source))
     return Document(
         platform=_text(own, "platform", source), target=_text(own, "target", source), file=_text(own, "file", source),
         versions=_versions(own.get("versions", "all"), source), default=_text(own, "default", source),

@@ -11,6 +11,7 @@ from weir.errors import ModelNotFound, SettingsError
 from weir.manager.naming import NAME
 from weir.manager.registry import version_order
 from weir.manager.repository.document import Document, ReadSettings, make_document, read_file
+from weir.manager.repository.ensemble import ENSEMBLE
 from weir.manager.repository.paths import model_folder, upload_path
 from weir.manager.repository.platforms import guess
 from weir.manager.spec import ModelToServe, Reading
@@ -52,7 +53,8 @@ class Folder:
             folder = model_folder(self.root, name)
         said, source = read_file(folder, name)
         document = make_document({**said, **(config or {})}, name, source, self._read_settings)
-        versions = _served(versions_in(folder), document, source)
+        there = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # which has no files
+        versions = _served(there, document, source)
         if document.default is not None and document.default not in versions:
             raise SettingsError(f"{source}: default={document.default!r}: must be one of {', '.join(versions)}")
         return Reading([self._model(folder, name, version, document) for version in versions], document.default)

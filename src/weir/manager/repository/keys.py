@@ -6,11 +6,12 @@ from types import MappingProxyType
 KEYS: Mapping[str, str] = MappingProxyType(
     {
         "name": "name of the model; must be the folder's",
-        "platform": "`python`, `onnx`, or one that a package brings (entry point `weir.platforms`); without it, what the files are",
+        "platform": "`python`, `onnx`, `ensemble`, or one that a package brings (entry point `weir.platforms`); without it, what the files are",
         "target": "of platform python: `FILE.py:Class` in the version's folder, or `module:Class`; without it, the one model of `file`",
         "file": "file in the version's folder; `model.py`, or the only `.onnx` file",
         "versions": 'versions to serve: "all" (the default), a list such as ["1", "3"], or how many of the highest',
         "default": "version that is meant where none is named; the highest",
+        "steps": "of platform ensemble: tables with `model`, `version`, `inputs` and `outputs`, or with `branch`, or with `switch`",
         "params": "table of arguments for the model's constructor",
         "route": "path of the model's own, or a list of them",
         "inputs": "tables with `name`, `datatype` and `shape` of each input tensor; must agree with what the model itself says",

@@ -10,7 +10,7 @@ from weir.manager.spec import ModelToServe
 from weir.model import Model
 
 ENTRY_POINTS = "weir.platforms"
-BUILT_IN = ("python", "onnx")
+BUILT_IN = ("python", "onnx", "ensemble")
 
 
 class Platform(Protocol):
@@ -33,6 +33,10 @@ def platform_of(name: str) -> Platform:
         from weir.manager.repository.onnx_platform import OnnxPlatform
 
         return OnnxPlatform()
+    if name == "ensemble":
+        from weir.manager.repository.ensemble import EnsemblePlatform
+
+        return EnsemblePlatform()
     found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
     if name not in found:
         known = ", ".join([*BUILT_IN, *sorted(found)])

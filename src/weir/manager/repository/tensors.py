@@ -25,7 +25,7 @@ def with_attributes(model: type[Model], said: ModelToServe) -> type[Model]:
         if own:
             check_agree(tables, own, f"{said.label}: {key}")
         else:
-            attributes[key] = tuple(_tensor(table) for table in tables)
+            attributes[key] = tuple(as_tensor(table) for table in tables)
     return check_model(declared(model, attributes)) if attributes else model
 
 
@@ -54,7 +54,8 @@ def _fits(said: Sequence[int], own: Sequence[int]) -> bool:
     )
 
 
-def _tensor(table: Mapping[str, Any]) -> Tensor:
+def as_tensor(table: Mapping[str, Any]) -> Tensor:
+    """Return the tensor that a table of a file declares."""
     shape = table["shape"]
     # Where a file of Triton's says `dims`, and in AMD's examples, the batch is left out.
     whole = shape if shape[:1] == [-1] and not table.get("batched") else [-1, *shape]

@@ -11,7 +11,7 @@ PLATFORMS = {"onnx_onnxv1": "onnx", "onnxruntime_onnx": "onnx", "onnxruntime": "
 # Of the AMD server and Triton: nobody here runs them.
 FOREIGN = (
     "tensorflow_graphdef", "tensorflow_savedmodel", "pytorch_torchscript", "pytorch_libtorch", "tensorrt_plan",
-    "vitis_xmodel", "migraphx_mxr", "amdinfer_cpp", "ensemble",
+    "vitis_xmodel", "migraphx_mxr", "amdinfer_cpp",
 )  # fmt: skip
 _DATATYPES = {"TYPE_STRING": "BYTES"}
 # Said by nearly every file, and true of every model here.

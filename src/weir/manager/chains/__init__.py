@@ -1,0 +1,1 @@
+"""Chains: models whose steps are other models of the same server."""

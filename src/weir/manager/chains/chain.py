@@ -1,0 +1,136 @@
+"""A model that is made of other models."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
+from weir.manager.chains.executor import ChainExecutor
+from weir.manager.chains.steps import Steps, check_steps, name_of, steps_in
+from weir.manager.chains.walking import Walk, service_of
+from weir.manager.service import Service
+from weir.messages import Dispatch, Request
+from weir.model import Model, Tensor, is_tensor_model
+
+FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
+
+
+class Chained(Model):
+    """What a chain declares. There is no worker that makes an instance do anything."""
+
+    def preprocess(self, item: Any) -> Any:
+        """Return the item. Whoever overrides this gets the requests one by one, as a chain needs them."""
+        return item
+
+    def predict(self, batch: Any) -> Any:
+        """Refuse it."""
+        raise NotImplementedError("a chain asks the models of its steps")
+
+
+class Chain(Service):
+    """Serves a chain of models under a name of its own; its steps are found in the Registry that it is put into.
+
+        class Captions(weir.Chain):
+            steps = ["describe", weir.Branch({"english": ["polish"], "german": ["translate"]})]
+
+    Each step is asked as by any other caller: it has its own workers, and batches the chain's items with everybody's. An item
+    that fails leaves at once. The timeout of a request holds for all steps together, and whoever withdraws it withdraws it from
+    the step that it is at.
+
+    The item goes into the first step, each step's answer into the next, the last one's answer is the chain's. With `inputs` and
+    `outputs` it is a chain of tensors: these have names, each step takes those that it declares and adds its own.
+
+    The arguments replace the class attributes of the same names; the others are those of Service. `policy` and `workers` mean
+    nothing. Raises SettingsError for steps that cannot be.
+    """
+
+    model = Chained
+    steps: ClassVar[Steps] = ()
+    inputs: ClassVar[Sequence[Tensor]] = ()
+    outputs: ClassVar[Sequence[Tensor]] = ()
+    examples: ClassVar[Sequence[Any]] = ()
+
+    def __init__(
+        self, steps: Steps | None = None, *, name: str | None = None, inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None, **said: Any,
+    ) -> None:  # fmt: skip
+        kind = type(self)
+        attributes = {
+            "inputs": kind.inputs if inputs is None else inputs,
+            "outputs": kind.outputs if outputs is None else outputs, "examples": kind.examples,
+        }  # fmt: skip
+        model = type(kind.__name__, (Chained,), attributes)
+        self.parts: Steps = kind.steps if steps is None else steps
+        self._registry_get = _nowhere
+        self._tensors = is_tensor_model(model)
+        label = name or kind.__name__.lower()
+        check_steps(self.parts, label, tensors=self._tensors)
+        version = said.get("version", "")
+        executor = ChainExecutor(
+            model, f"{label}/{version}" if version else label, self._way, self._dispatch, self.now, self._check
+        )
+        super().__init__(model, **{**said, **FORCED, "name": name, "executor": executor})
+
+    def join(self, find: Any) -> None:
+        """Have steps be found by `find`, of a name and a version ("": the default one)."""
+        self._registry_get = find
+
+    def needs(self, name: str) -> bool:
+        """Tell whether a step is the model `name`."""
+        return any(step.model == name for step in steps_in(self.parts))
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why no requests are taken; "" if they are. A chain is as ready as its steps."""
+        return super().not_ready_reason or self._waits_for()
+
+    def _waits_for(self) -> str:
+        for step in steps_in(self.parts):
+            try:
+                reason = service_of(step, self._registry_get).not_ready_reason
+            except ModelNotFound:
+                reason = "not loaded"
+            if reason:
+                return f"step {name_of(step)!r} is not ready: {reason}"
+        return ""
+
+    async def _way(self, request: Request, item: Any) -> Any:
+        answer = await Walk(request, self._registry_get, tensors=self._tensors).go(self.parts, item)
+        return self._declared(answer) if self._tensors else answer
+
+    def _declared(self, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Return the chain's outputs of all its tensors, as declared."""
+        from weir.wire.tensors import to_arrays  # only tensors need numpy
+
+        missing = [tensor.name for tensor in self.model.outputs if tensor.name not in tensors]
+        if missing:
+            raise ModelError(f"output {missing[0]!r}: no step has it; there are {', '.join(tensors)}")
+        try:
+            return to_arrays({tensor.name: tensors[tensor.name] for tensor in self.model.outputs}, self.model.outputs)
+        except InvalidRequest as error:
+            raise ModelError(f"the chain's outputs: {error.message}") from error
+
+    def _dispatch(self, batch_id: int) -> Dispatch | None:
+        return self._driver.batcher.dispatch_of(batch_id)
+
+    def _check(self) -> None:
+        """Raise SettingsError unless each step is there, gives one answer, and does not lead back here."""
+        self._check_steps(self, (self.name,))
+
+    def _check_steps(self, chain: "Chain", way: tuple[str, ...]) -> None:
+        for step in steps_in(chain.parts):
+            try:
+                service = service_of(step, chain._registry_get)
+            except ModelNotFound as error:
+                raise SettingsError(f"{self.label}: step {name_of(step)!r}: {error.message}") from error
+            if service.streaming:
+                raise SettingsError(f"{self.label}: step {name_of(step)!r}: streams, a step gives one answer")
+            if self._tensors and not is_tensor_model(service.model):
+                raise SettingsError(f"{self.label}: step {name_of(step)!r}: takes items, the chain has tensors")
+            if service.name in way:
+                raise SettingsError(f"{self.label}: steps lead in a circle: {' -> '.join((*way, service.name))}")
+            if isinstance(service, Chain):
+                self._check_steps(service, (*way, service.name))
+
+
+def _nowhere(name: str, version: str) -> Service:
+    raise ModelNotFound(f"model {name!r}: the chain is in no Registry, where its steps could be found by name")
