@@ -292,7 +292,8 @@ def test_a_program_ends_in_peace_with_calls_under_way() -> None:
 def test_ctrl_c_reaches_the_caller_and_ends_the_program() -> None:
     ended = run_script(
         """
-        import time, weir
+        import signal, time, weir
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
         class Sleeper(weir.Model):
             def predict(self, batch):
                 time.sleep(batch[0])
