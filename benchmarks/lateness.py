@@ -92,7 +92,7 @@ async def measure(rounds: int, seconds: float, rate: float) -> dict[str, list[St
         # Warms up; the solving process is started in the first stretch that counts.
         await stretch(service, 1.0, rate, None)
         gc.collect()
-        gc.freeze()  # as `weir serve` does when it is ready: one whole collection of this process takes 13 ms
+        gc.freeze()  # as `weir serve` does when it is ready: a whole collection would hold up the loop
         for _ in range(rounds):
             found["re-solving"].append(await stretch(service, seconds, rate, weights))
             found["at rest"].append(await stretch(service, seconds, rate, None))
