@@ -1,0 +1,1 @@
+"""A page that shows a server while it works. Reads, and never decides."""

@@ -1,0 +1,59 @@
+"""What can be encoded, and what comes of it: the values between the doors, the tokenizer, the line and the model."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+# One text; two that belong together; words already cut; token ids with all special tokens.
+Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
+
+
+class Tokens(NamedTuple):
+    """One text ready to be computed: what waits in the line for the model, as an item.
+
+    `ids` are int32, little-endian, special tokens included; `second` is the place where the second text of a pair begins, 0 if there is one text.
+    """
+
+    ids: bytes
+    second: int = 0
+
+
+class Encoded(NamedTuple):
+    """What came of `n` texts, in order.
+
+    `vectors` is float32: (n, dimensions), or (n, tokens, dimensions) where each token has one, with zeros behind the shorter texts. `counts` are the
+    tokens of each text as it was computed; `truncated` says which were cut. `tokens` are they as texts, if wanted.
+    """
+
+    vectors: NDArray[Any]
+    counts: list[int]
+    truncated: list[bool]
+    tokens: list[list[str]] | None = None
+
+
+class Encodes(Protocol):
+    """What a door needs of a served model of texts."""
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers a vector has."""
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a text that are read, special ones included."""
+
+    async def encode(
+        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+    ) -> Encoded:  # fmt: skip
+        """Return the vectors of `texts`, in order.
+
+        `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
+        `truncate` False refuses a text that is too long (None: what the server was told). Raises InvalidRequest naming the place of the
+        text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
+        """

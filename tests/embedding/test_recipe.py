@@ -1,0 +1,22 @@
+"""What is computed of a text: names of poolings, today's and those of bert-as-service."""
+
+import pytest
+
+from weir.embedding.recipe import OLD_NAMES, Pooling, pooling_named
+from weir.errors import SettingsError
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_a_pooling_is_found_by_its_name(pooling: Pooling) -> None:
+    assert pooling_named(pooling.value) is pooling
+    assert pooling_named(pooling.value.upper()) is pooling or pooling.value.upper() in OLD_NAMES
+
+
+@pytest.mark.parametrize(("name", "pooling"), OLD_NAMES.items())
+def test_the_old_names_are_understood(name: str, pooling: Pooling) -> None:
+    assert pooling_named(name) is pooling
+
+
+def test_an_unknown_pooling_is_refused_with_those_there_are() -> None:
+    with pytest.raises(SettingsError, match="pooling='median': must be one of none, max, mean"):
+        pooling_named("median")
