@@ -84,3 +84,15 @@ def test_there_must_be_something_to_serve() -> None:
     assert done.returncode == 2 and "--model-repository" in done.stderr
     with pytest.raises(SettingsError, match="nothing to watch without --model-repository"):
         App(read_settings([f"{MODELS}:Square"], {"watch": ["true"]}, {}))
+
+
+def test_a_chain_of_the_examples_asks_its_steps() -> None:
+    first, second = list(range(16)), [3] * 16
+    inputs = [
+        {"name": name, "datatype": "INT32", "shape": [1, 16], "data": data}
+        for name, data in (("INPUT0", first), ("INPUT1", second))
+    ]
+    with serving("--model-repository", EXAMPLES) as (_, client):
+        answer = client.post("/v2/models/simple_twice/infer", json={"inputs": inputs}).json()
+    data = {output["name"]: output["data"] for output in answer["outputs"]}
+    assert data == {"OUTPUT0": [2 * x for x in first], "OUTPUT1": [2 * x for x in second]}

@@ -1,0 +1,24 @@
+# An image with Weir and nothing else: docker build -t weir .
+#   docker run --init -p 8000:8000 -v "$PWD:/srv/models:ro" weir square:Square
+# More of it: --build-arg EXTRAS=[grpc,onnx]. What your models import is installed in an image that starts FROM this one.
+FROM python:3.11-slim AS build
+ARG EXTRAS=""
+WORKDIR /build
+COPY pyproject.toml README.md LICENSE ./
+COPY src src
+RUN python -m venv /opt/weir && /opt/weir/bin/pip install --no-cache-dir ".${EXTRAS}"
+
+FROM python:3.11-slim
+COPY --from=build /opt/weir /opt/weir
+RUN useradd --create-home --uid 1000 weir
+USER weir
+WORKDIR /srv/models
+ENV PATH=/opt/weir/bin:$PATH PYTHONUNBUFFERED=1
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+# Live, not ready: a model that takes minutes to load is no reason to kill its server.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
+    CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://localhost:8000/health/live', timeout=2)"]
+# Inside a container, 0.0.0.0 is as far as its published ports reach.
+ENTRYPOINT ["weir", "serve", "--host", "0.0.0.0", "--port", "8000", "--log-format", "json"]
+CMD ["--help"]
