@@ -12,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 from tests.served import Served, weir
+from websockets.sync.client import connect
 
 from weir.telemetry.tracecontext import read
 from weir.wire.inference import InferenceRequest, TensorValue
@@ -20,7 +21,8 @@ from weir.wire.kserve_grpc import read_response, write_request
 RECEIVER = Path(__file__).parent / "receiver.py"
 SIMPLE = Path(__file__).parents[2] / "examples" / "repository" / "simple" / "1" / "model.py"
 CALLERS = {
-    name: f"00-{digit * 32}-{digit * 16}-01" for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"))
+    name: f"00-{digit * 32}-{digit * 16}-01"
+    for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"), ("websocket", "d"))
 }
 ROW = list(range(16))
 
@@ -50,6 +52,10 @@ def ask(url: str, address: str) -> dict[str, str]:
         response, ended = call.with_call(message, metadata=(("traceparent", CALLERS["grpc"]),), timeout=30)
         assert read_response(response).outputs
         answered["grpc"] = dict(ended.trailing_metadata())["traceparent"]
+    asked = {"model_name": "simple", "inputs": inputs, "parameters": {"traceparent": CALLERS["websocket"]}}
+    with connect(f"{url.replace('http', 'ws', 1)}/v2/ws") as socket:
+        socket.send(json.dumps(asked))
+        answered["websocket"] = json.loads(socket.recv(30))["parameters"]["traceparent"]
     return answered
 
 
@@ -75,7 +81,7 @@ def test_spans_of_every_door_arrive() -> None:
         assert found is not None and f"{found[0]:032x}" == trace
         (request,) = [span for span in spans if span["span"] == f"{found[1]:016x}"]
         assert (request["name"], request["trace"], request["parent"]) == ("infer simple", trace, parent)
-        assert request["attributes"]["weir.door"] == ("grpc" if name == "grpc" else "http")
+        assert request["attributes"]["weir.door"] == (name if name in ("grpc", "websocket") else "http")
         children = {span["name"]: span for span in spans if span["parent"] == request["span"]}
         assert children.keys() == {"queue", "compute"}
         assert request["start"] == children["queue"]["start"] <= children["queue"]["end"]

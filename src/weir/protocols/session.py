@@ -11,6 +11,7 @@ from weir.errors import Cancelled, CapacityError, Conflict, WeirError
 from weir.protocols import inferring
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
+from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.websocket import (
     FINAL,
@@ -25,6 +26,7 @@ from weir.wire.websocket import (
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
+    from weir.manager.service import Service
 
 DOOR = "websocket"
 GOING_AWAY = 1001
@@ -159,19 +161,32 @@ class Session:
 
     async def _stream(self, asked: InferenceRequest, received: int) -> None:
         service = inferring.find(self._registry, asked.model, asked.version)
+        trace = self._trace(service, asked)
         sent, last = 0, False
-        async with aclosing(inferring.stream(service, asked, door=DOOR)) as parts:
+        async with aclosing(inferring.stream(service, asked, door=DOOR, trace=trace)) as parts:
             async for part in parts:
                 last = part.last
-                sent += await self._send_response(asked, part.response, last=last)
+                sent += await self._send_response(asked, part.response, trace, last=last)
         if not last:
             end = InferenceResponse(service.name, [], version=service.version, id=asked.id)
-            sent += await self._send_response(asked, end, last=True)
+            sent += await self._send_response(asked, end, trace, last=True)
         for observer in service.observers:
             observer.transferred(service.label, DOOR, received, sent)
 
-    async def _send_response(self, asked: InferenceRequest, response: InferenceResponse, *, last: bool) -> int:
-        response.parameters = {**response.parameters, FINAL: last}
+    def _trace(self, service: "Service", asked: InferenceRequest) -> Trace | None:
+        """Begin the trace of a request: within the caller's, who named it in the message or when the connection was opened."""
+        said = asked.parameters.pop(HEADER, None)
+        if service.tracing is None:
+            return None
+        trace = service.tracing.new(said if isinstance(said, str) else self._socket.headers.get(HEADER))
+        CURRENT.set(trace)  # of the task that answers this request
+        return trace
+
+    async def _send_response(
+        self, asked: InferenceRequest, response: InferenceResponse, trace: Trace | None, *, last: bool
+    ) -> int:
+        named = {} if trace is None else {HEADER: trace.traceparent}
+        response.parameters = {**response.parameters, **named, FINAL: last}
         return await self._send(write_response(asked, response))
 
     async def _send_failure(self, id: str, error: WeirError) -> None:
