@@ -31,10 +31,12 @@ from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
 from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import make_exposition
-from weir.protocols.rest import make_app
+from weir.protocols.product import Product
+from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.websocket import WebSockets
 from weir.settings import Settings, read_model_table
+from weir.telemetry.exposition import Exposition
 from weir.telemetry.logs import LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.opening import open_tracing
@@ -47,12 +49,13 @@ WRITE_TIMEOUT = 5.0  # seconds that finished answers get to leave, at the end of
 class App:
     """One server: its models and its doors, of which HTTP is the first.
 
-    `observers` hear what happens beside metrics and logs. Raises SettingsError for a wrong target or setting; nothing
-    has been started then.
+    `observers` hear what happens beside metrics and logs. `product` adds routes and doors; its models are among those of
+    `settings`. Raises SettingsError for a wrong target or setting; nothing has been started then.
     """
 
-    def __init__(self, settings: Settings, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, settings: Settings, observers: Sequence[Observer] = (), product: Product | None = None) -> None:
         self.settings = settings
+        self._product = product
         self._logger = get_logger("weir")
         self.control = Control(settings.control)
         metrics = Metrics() if settings.telemetry.metrics else None
@@ -70,30 +73,39 @@ class App:
         self.registry = _registry(read_wanted(sources, settings.repository.load), make)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton = settings.telemetry.triton_metrics
-        render = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton).render
+        exposition = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton)
         site = Site(self.registry, settings.http, self.control, settings=settings.kserve, manager=self.manager)
+        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager)
         websockets = WebSockets(self.registry, settings.http)
-        asgi = make_app(self.registry, settings.http, metrics=render, site=site, websockets=websockets)
+        asgi = make_app(
+            self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
+            websockets=websockets, added=_added(product, context, exposition),
+        )  # fmt: skip
         self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site, websockets=websockets)
         self.registry.changed.append(self.server.routes_changed)
-        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager)
         grpc = make_grpc(site, settings.grpc, settings.http)
         self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]
         self.doors += open_doors(settings.doors.doors, context)
+        self.doors += () if product is None else product.doors(context)
         self._signalled = asyncio.Event()
 
-    async def run(self, ready: Callable[[], None] = lambda: None) -> None:
+    async def run(self, ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
         """Serve until SIGTERM or SIGINT, then finish what was accepted; a second signal ends the process at once.
 
-        `ready` is called when all models are. Raises SettingsError if the address cannot be had, and ModelError with
+        `ready` is called when all models are. Without `signals`, which only the main thread can have, `end` ends it. Raises SettingsError if the address cannot be had, and ModelError with
         the worker's traceback if a model cannot be loaded; nothing is left running then.
         """
-        self._catch_signals()
+        if signals:
+            self._catch_signals()
         with ExitStack() as listening:
             for listener in self._listeners:
                 listening.enter_context(listener)
             await self._serve(ready)
         self._logger.info("stopped")
+
+    def end(self) -> None:
+        """Begin to end, as the first signal does. To be called on the loop that it runs on."""
+        self._signalled.set()
 
     async def _serve(self, ready: Callable[[], None]) -> None:
         try:
@@ -108,16 +120,19 @@ class App:
         finally:
             await self.manager.stop(0.0)
             await asyncio.gather(*[door.stop() for door in self.doors])
+            if self._product is not None:
+                await self._product.stop()
 
     async def _load(self) -> bool:
         """Load all models; False if a signal came first."""
-        loading = asyncio.ensure_future(self.manager.start())
+        loading = asyncio.ensure_future(self._start())
         signalled = asyncio.ensure_future(self._signalled.wait())
         await asyncio.wait((loading, signalled), return_when=asyncio.FIRST_COMPLETED)
         signalled.cancel()
         if not loading.done():
             await self.manager.stop(0.0)
-            with suppress(WeirError):
+            loading.cancel()  # what a product prepares does not end by that
+            with suppress(WeirError, asyncio.CancelledError):
                 await loading
             return False
         loading.result()
@@ -125,6 +140,13 @@ class App:
         gc.freeze()  # what is there now stays: the collector need not look at it again
         self._logger.info("ready", models=list(self.registry.services))
         return True
+
+    async def _start(self) -> None:
+        if self._product is None:
+            return await self.manager.start()
+        await self._product.prepare()
+        await self.manager.start()
+        await self._product.start()
 
     async def _drain(self) -> None:
         """Finish what was accepted; every model has its own drain_timeout for it."""
@@ -154,7 +176,18 @@ class App:
     def _on_signal(self, number: int) -> None:
         if self._signalled.is_set():
             os._exit(128 + number)  # workers end with the process that started them
-        self._signalled.set()
+        self.end()
+
+
+def _added(product: Product | None, context: DoorContext, exposition: Exposition | None) -> Added:
+    """Return what `product` adds to the HTTP door; what it counts is shown by `exposition`."""
+    if product is None:
+        return Added()
+    added = Added(product.routes(context), product.paths())
+    if exposition is not None:
+        for collector in product.collectors():
+            exposition.registry.register(collector)
+    return added
 
 
 def _folder(settings: Settings) -> Folder | None:

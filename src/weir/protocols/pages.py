@@ -1,7 +1,7 @@
 """Everything that is not inference: what there is, health, the state of models and their policies, metrics, documentation."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -39,9 +39,12 @@ _LARGEST_CHANGE = 65536  # bytes of a body that changes something
 
 
 class Pages:
-    """The pages about the models of `site`."""
+    """The pages about the models of `site`. `others` are paths that are not answered here, as OpenAPI describes them."""
 
-    def __init__(self, site: Site, settings: HttpSettings, metrics: RenderMetrics | None) -> None:
+    def __init__(
+        self, site: Site, settings: HttpSettings, metrics: RenderMetrics | None, others: Mapping[str, Any]
+    ) -> None:
+        self._others = others
         self._site = site
         self._registry = site.registry
         self._settings = settings
@@ -74,7 +77,7 @@ class Pages:
     async def index(self, request: Request) -> Answer:
         """Say what there is."""
         models = [self._line(service) | {"paths": paths_of(self._registry, service)} for service in self._services()]
-        pages = {path: _summary(page) for path, page in self._pages().items()}
+        pages = {path: _summary(page) for path, page in self._pages().items()} | _summaries(self._others)
         return _json({"server": "weir", "version": __version__, "models": models, "pages": pages})
 
     async def live(self, request: Request) -> Answer:
@@ -125,7 +128,7 @@ class Pages:
         """Describe all routes as OpenAPI."""
         pages = {path: _summary(page) for path, page in self._pages().items()}
         root = request.scope.get("root_path", "")
-        return _json(openapi(self._registry, pages, root, kserve_paths(self._site)))
+        return _json(openapi(self._registry, pages, root, {**kserve_paths(self._site), **self._others}))
 
     async def docs(self, request: Request) -> Answer:
         """Show the description to people, with a form to try each route."""
@@ -162,6 +165,10 @@ class Pages:
             return as_response(answer)
 
         return endpoint
+
+
+def _summaries(paths: Mapping[str, Any]) -> dict[str, str]:
+    return {path: " ".join(call["summary"] for call in calls.values()) for path, calls in paths.items()}
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Answer:

@@ -1,10 +1,13 @@
 """The whole HTTP door as one ASGI application, for any ASGI server."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
 from starlette.types import Lifespan
 
 from weir.protocols.failures import exception_handlers
@@ -24,6 +27,16 @@ _SHOWN_TO_PAGES = (
 )  # fmt: skip
 
 
+class Added(NamedTuple):
+    """What a product adds: its routes, and their paths as OpenAPI describes them."""
+
+    routes: Sequence[BaseRoute] = ()
+    paths: Mapping[str, Any] = MappingProxyType({})
+
+
+_NOTHING = Added()
+
+
 def make_app(
     registry: "Registry",
     settings: HttpSettings,
@@ -32,12 +45,13 @@ def make_app(
     site: Site | None = None,
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
+    added: Added = _NOTHING,
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
     /metrics; `site` is what the Open Inference Protocol knows, and says who may change anything: without it those
-    on this machine. `websockets` are those that the caller wants to drain.
+    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product.
     """
     site = site or Site(registry, settings)
     middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
@@ -49,7 +63,8 @@ def make_app(
         middleware.insert(0, cors)
     app = Starlette(
         routes=[
-            *Pages(site, settings, metrics).routes(),
+            *Pages(site, settings, metrics, added.paths).routes(),
+            *added.routes,
             *(websockets or WebSockets(registry, settings)).routes(),
         ],
         middleware=middleware,

@@ -4,7 +4,8 @@ from typing import Any
 
 from weir.errors import InvalidRequest
 from weir.protocols.answers import Answer
-from weir.protocols.kserve.endpoint import Call, count_of, document, flag_of, text_of
+from weir.protocols.endpoint import Call
+from weir.protocols.kserve.documents import count_of, document, flag_of, text_of
 from weir.protocols.kserve.site import Site
 from weir.protocols.repository import load_arguments
 

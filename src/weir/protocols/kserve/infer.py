@@ -7,9 +7,9 @@ from starlette.types import Receive
 from weir.errors import WeirError
 from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import disconnected
+from weir.protocols.endpoint import Call
 from weir.protocols.inferring import infer, told
 from weir.protocols.kserve.bodies import inflated, read_body
-from weir.protocols.kserve.endpoint import Call
 from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import reply_to
 from weir.protocols.kserve.site import Site

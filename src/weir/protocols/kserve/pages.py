@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from weir.errors import ModelNotReady
 from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
+from weir.protocols.endpoint import Call
 from weir.protocols.inferring import find
-from weir.protocols.kserve.endpoint import Call, count_of, document, text_of
+from weir.protocols.kserve.documents import count_of, document, text_of
 from weir.protocols.kserve.replies import JSON_TYPE
 from weir.protocols.kserve.site import Site
 

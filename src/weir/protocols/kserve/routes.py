@@ -1,6 +1,7 @@
 """All routes of the protocol as one ASGI application."""
 
 import re
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -11,8 +12,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import MethodNotAllowed, Unsupported
 from weir.protocols.answers import Answer, encode_safely
+from weir.protocols.endpoint import Call, Endpoint, Handler
 from weir.protocols.kserve.control import Changes
-from weir.protocols.kserve.endpoint import Call, Endpoint, Handler
 from weir.protocols.kserve.infer import Inference
 from weir.protocols.kserve.pages import Pages
 from weir.protocols.kserve.replies import JSON_TYPE, error_answer
@@ -36,9 +37,10 @@ class Kserve:
 
     def __init__(self, app: ASGIApp, site: Site) -> None:
         self._app = app
+        refuse = partial(error_answer, development=site.http.development)
         self._kserve = Starlette(
             routes=[
-                Route(PREFIX + path, Endpoint(handler, site.http), methods=[method])
+                Route(PREFIX + path, Endpoint(handler, site.http, refuse), methods=[method])
                 for (method, path), handler in handlers(site).items()
             ],
             exception_handlers={HTTPException: _router_error},

@@ -6,10 +6,10 @@ from contextlib import aclosing
 from weir.errors import Unsupported, WeirError
 from weir.protocols.answers import Answer
 from weir.protocols.describing import inputs_of
+from weir.protocols.endpoint import Call
 from weir.protocols.events import EventStream, Source
 from weir.protocols.inferring import Part, stream
 from weir.protocols.kserve.bodies import inflated, read_body
-from weir.protocols.kserve.endpoint import Call
 from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import error_answer, error_event
 from weir.protocols.kserve.site import Site

@@ -3,16 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from weir.errors import InvalidRequest, TooLarge, WeirError
-from weir.protocols.answers import Answer, Headers, encode_safely
+from weir.protocols.answers import Answer, Headers
 from weir.protocols.bodies import Body, has_large_body
 from weir.protocols.codings import coding_of, decompress
-from weir.protocols.kserve.replies import JSON_TYPE, error_answer
 from weir.protocols.native import check_length, head_size
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
@@ -42,13 +41,18 @@ class Call(NamedTuple):
 
 Handler = Callable[[Call], Awaitable[Answer | None]]
 
+# Makes the answer of what went wrong, in the words of the protocol that was spoken.
+Refuse = Callable[[BaseException], Answer]
+
 
 class Endpoint:
-    """The ASGI application that has `handler` answer; None from it means that nothing is left to say."""
+    """The ASGI application that has `handler` answer; None from it means that nothing is left to say. What goes wrong is
+    answered by what `refuse` makes of it."""
 
-    def __init__(self, handler: Handler, settings: HttpSettings) -> None:
+    def __init__(self, handler: Handler, settings: HttpSettings, refuse: Refuse) -> None:
         self._handler = handler
         self._settings = settings
+        self._refusal = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -88,44 +92,12 @@ class Endpoint:
         except Exception as error:
             if not isinstance(error, WeirError):
                 _log.exception("%s %s failed", scope["method"], scope["path"])
-            return error_answer(error, development=self._settings.development)
+            return self._refusal(error)
 
     async def _refuse(
         self, scope: Scope, receive: Receive, send: Send, incoming: Body, error: WeirError, status: int | None = None
     ) -> None:
         closing = incoming.unread and has_large_body(scope)
-        answer = error_answer(error, development=self._settings.development)
+        answer = self._refusal(error)
         answer = answer if status is None else answer._replace(status=status)
         await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
-
-
-def document(value: Any) -> Answer:
-    """Return the answer that is this JSON document."""
-    return Answer(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(value))
-
-
-T = TypeVar("T", str, int, bool)
-
-
-def text_of(said: dict[str, Any], name: str) -> str:
-    """Return the text `name` of a document. Raises InvalidRequest."""
-    return _of_type(said, name, str, "a text")
-
-
-def count_of(said: dict[str, Any], name: str, default: int | None = None) -> int:
-    """Return the integer `name` of a document. Raises InvalidRequest."""
-    return default if default is not None and name not in said else _of_type(said, name, int, "an integer")
-
-
-def flag_of(said: dict[str, Any], name: str) -> bool:
-    """Return the truth value `name` of a document; False if it is not there. Raises InvalidRequest."""
-    return _of_type(said, name, bool, "true or false") if name in said else False
-
-
-def _of_type(said: dict[str, Any], name: str, kind: type[T], rule: str) -> T:
-    if name not in said:
-        raise InvalidRequest(f"{name}: is missing, must be {rule}")
-    value = said[name]
-    if type(value) is not kind:
-        raise InvalidRequest(f"{name}={value!r:.80}: must be {rule}")
-    return value

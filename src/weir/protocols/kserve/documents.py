@@ -1,0 +1,39 @@
+"""What the calls of the Open Inference Protocol read and answer: JSON documents."""
+
+from typing import Any, TypeVar
+
+from weir.errors import InvalidRequest
+from weir.protocols.answers import Answer, encode_safely
+from weir.protocols.kserve.replies import JSON_TYPE
+
+
+def document(value: Any) -> Answer:
+    """Return the answer that is this JSON document."""
+    return Answer(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(value))
+
+
+T = TypeVar("T", str, int, bool)
+
+
+def text_of(said: dict[str, Any], name: str) -> str:
+    """Return the text `name` of a document. Raises InvalidRequest."""
+    return _of_type(said, name, str, "a text")
+
+
+def count_of(said: dict[str, Any], name: str, default: int | None = None) -> int:
+    """Return the integer `name` of a document. Raises InvalidRequest."""
+    return default if default is not None and name not in said else _of_type(said, name, int, "an integer")
+
+
+def flag_of(said: dict[str, Any], name: str) -> bool:
+    """Return the truth value `name` of a document; False if it is not there. Raises InvalidRequest."""
+    return _of_type(said, name, bool, "true or false") if name in said else False
+
+
+def _of_type(said: dict[str, Any], name: str, kind: type[T], rule: str) -> T:
+    if name not in said:
+        raise InvalidRequest(f"{name}: is missing, must be {rule}")
+    value = said[name]
+    if type(value) is not kind:
+        raise InvalidRequest(f"{name}={value!r:.80}: must be {rule}")
+    return value

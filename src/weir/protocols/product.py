@@ -1,0 +1,37 @@
+"""What is made of the server beside its models: a service on its public surface, with routes and doors of its own.
+
+The embedding of texts is one. A product knows its models by name, in the registry; the server runs them like all others.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute
+
+from weir.protocols.door import Door, DoorContext
+
+
+class Product(Protocol):
+    """Its parts are asked for before anything is started; then come `prepare`, `start` and, whatever happened, `stop`."""
+
+    def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
+        """Return the routes that it adds to the HTTP door. Raises SettingsError for what cannot be served."""
+
+    def paths(self) -> Mapping[str, Any]:
+        """Return the paths of its routes as OpenAPI describes them."""
+
+    def doors(self, context: DoorContext) -> Sequence[Door]:
+        """Return its own doors, none of them open; the server opens, drains and closes them."""
+
+    def collectors(self) -> Sequence[Collector]:
+        """Return what /metrics shows of it."""
+
+    async def prepare(self) -> None:
+        """Make what its models need, before they are loaded; the doors are open already. Raises SettingsError."""
+
+    async def start(self) -> None:
+        """Go to work: the models are loaded, and the server says that it is ready when this returns."""
+
+    async def stop(self) -> None:
+        """End it; the models have been drained. Idempotent, and harmless before `start`."""

@@ -1,0 +1,116 @@
+"""A product in a server: its routes, doors and counts are there, and its parts are called in order."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import BaseRoute, Route
+
+from weir.app import App
+from weir.errors import SettingsError
+from weir.protocols.door import Door, DoorContext
+from weir.settings import read_settings
+
+TARGET = "tests.served_models:Square"
+
+
+class Ladder:
+    """A door that notes what is asked of it."""
+
+    address = "ladder:"
+
+    def __init__(self, heard: list[str]) -> None:
+        self._heard = heard
+
+    async def start(self) -> None:
+        self._heard.append("door start")
+
+    def refuse(self) -> None:
+        self._heard.append("door refuse")
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        self._heard.append("door drain")
+        return True
+
+    async def stop(self) -> None:
+        self._heard.append("door stop")
+
+
+class Count(Collector):
+    def collect(self) -> Iterator[Metric]:
+        gauge = GaugeMetricFamily("weir_shelves", "Shelves.", labels=["model"])
+        gauge.add_metric(("square",), 3)
+        yield gauge
+
+
+class Shop:
+    """A product that greets."""
+
+    def __init__(self, wrong: str = "") -> None:
+        self.heard: list[str] = []
+        self._wrong = wrong
+
+    def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
+        async def greet(request: Request) -> PlainTextResponse:
+            return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
+
+        return [Route("/welcome", greet)]
+
+    def paths(self) -> Mapping[str, Any]:
+        return {"/welcome": {"get": {"operationId": "greet", "summary": "Greet", "responses": {}}}}
+
+    def doors(self, context: DoorContext) -> Sequence[Door]:
+        return [Ladder(self.heard)]
+
+    def collectors(self) -> Sequence[Collector]:
+        return [Count()]
+
+    async def prepare(self) -> None:
+        self.heard.append("prepare")
+        if self._wrong:
+            raise SettingsError(self._wrong)
+
+    async def start(self) -> None:
+        self.heard.append("start")
+
+    async def stop(self) -> None:
+        self.heard.append("stop")
+
+
+def make(shop: Shop) -> App:
+    return App(read_settings([TARGET], {"port": ["0"], "executor": ["inline"]}, {}), product=shop)
+
+
+def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
+    shop = Shop()
+    app = make(shop)
+
+    async def ask() -> list[httpx.Response]:
+        ready = asyncio.Event()
+        running = asyncio.ensure_future(app.run(ready.set, signals=False))
+        await ready.wait()
+        async with httpx.AsyncClient(base_url=app.server.address) as client:
+            found = [await client.get(path) for path in ("/welcome", "/metrics", "/openapi.json", "/")]
+        app.end()
+        await running
+        return found
+
+    welcome, metrics, described, index = asyncio.run(ask())
+    assert welcome.text == "welcome to square"
+    assert 'weir_shelves{model="square"} 3.0' in metrics.text
+    assert described.json()["paths"]["/welcome"]["get"]["operationId"] == "greet"
+    assert index.json()["pages"]["/welcome"] == "Greet"
+    assert shop.heard == ["door start", "prepare", "start", "door refuse", "door drain", "door stop", "stop"]
+
+
+def test_one_that_cannot_be_prepared_ends_the_start() -> None:
+    shop = Shop("shelves='': must be there")
+    with pytest.raises(SettingsError, match="shelves"):
+        asyncio.run(make(shop).run(signals=False))
+    assert shop.heard == ["door start", "prepare", "door stop", "stop"]
