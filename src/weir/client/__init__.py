@@ -3,8 +3,9 @@
     with weir.client.HttpClient("http://localhost:8000") as client:
         sums = client.infer("sums", {"x": array})["sum"]
 
-All have the same methods, and so has `weir.inprocess`, which serves the models in the program itself. Importing this loads
-no library; asking for a class loads the one that it needs: httpx, grpcio, websockets.
+These have the same methods, and so has `weir.inprocess`, which serves the models in the program itself. `EmbeddingClient` and
+`ConcurrentEmbeddingClient` ask a service of sentence vectors. Importing this loads no library; asking for a class loads the one that
+it needs: httpx, grpcio, websockets, pyzmq.
 """
 
 from importlib import import_module
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weir.client.asynchronous import AsyncClient
+    from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
     from weir.client.failures import ConnectionLost, Unreachable
     from weir.client.grpc import AsyncGrpcClient, GrpcClient
     from weir.client.http import AsyncHttpClient, HttpClient
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HttpClient", "AsyncHttpClient", "GrpcClient", "AsyncGrpcClient", "WebSocketClient", "AsyncWebSocketClient",
+    "EmbeddingClient", "ConcurrentEmbeddingClient",
     "Client", "AsyncClient", "Result", "TensorValue", "Retry", "NEVER", "Unreachable", "ConnectionLost",
 ]  # fmt: skip
 
@@ -30,6 +33,7 @@ _WHERE = {
     "HttpClient": "weir.client.http", "AsyncHttpClient": "weir.client.http",
     "GrpcClient": "weir.client.grpc", "AsyncGrpcClient": "weir.client.grpc",
     "WebSocketClient": "weir.client.websocket", "AsyncWebSocketClient": "weir.client.websocket",
+    "EmbeddingClient": "weir.client.embedding", "ConcurrentEmbeddingClient": "weir.client.embedding",
     "Client": "weir.client.synchronous", "AsyncClient": "weir.client.asynchronous",
     "Result": "weir.client.values", "TensorValue": "weir.wire.inference",
     "Retry": "weir.client.retrying", "NEVER": "weir.client.retrying",

@@ -1,0 +1,99 @@
+"""What an EmbeddingClient needs of the way to a server. There is one for each scheme of URLs."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from weir.errors import SettingsError
+
+# One text; two that belong together; words already cut; token ids with all special tokens.
+Text = str | tuple[str, str] | list[str] | list[int]
+
+
+class Asked(NamedTuple):
+    """Texts to be encoded, and how; None and "" leave it to the server.
+
+    `priority` is that of Weir's line: higher goes first.
+    """
+
+    texts: Sequence[Text]
+    model: str = ""
+    priority: int | None = None
+    dimensions: int | None = None
+    truncate: bool | None = None
+    want_tokens: bool = False
+
+
+class Vectors(NamedTuple):
+    """What came of `n` texts, in order: `vectors` (n, dimensions), or (n, tokens, dimensions) where each token has one;
+    `truncated` the places of the texts that were cut; `tokens` the texts as the model read them, if they were asked for."""
+
+    vectors: NDArray[Any]
+    truncated: Sequence[int] = ()
+    tokens: list[list[str]] | None = None
+
+
+class Heard(NamedTuple):
+    """An answer to a request of another client with the same identity, under the id that it has on the wire."""
+
+    id: int
+    embedding: Any
+    tokens: list[list[str]] | None
+
+
+class EmbeddingTransport(Protocol):
+    """Sends what is asked, and brings what comes of it. May be used by many threads at a time.
+
+    All raise, or set as the exception of the Future, the WeirError that a caller in process would get; Unreachable where nobody
+    listens; DeadlineExceeded if there is no answer within `timeout` seconds. A Future always ends.
+    """
+
+    def encode(self, asked: Asked, timeout: float) -> Vectors:
+        """Return the answer."""
+
+    def start(self, asked: Asked, timeout: float) -> Future[Vectors]:
+        """Send, and return what the answer will be in; does not wait for it."""
+
+    def config(self, timeout: float) -> dict[str, Any]:
+        """Return the server's configuration: `weir_version`, `max_seq_len` and all else that /status/server says that stays."""
+
+    def status(self, timeout: float) -> dict[str, Any]:
+        """Return the server's configuration and statistics."""
+
+    def terminate(self, timeout: float) -> None:
+        """Have the server finish what it has accepted, and end."""
+
+    def listen(self, timeout: float | None) -> Iterator[Heard]:
+        """Yield the answers to other clients of this identity; ends after `timeout` seconds without one, or when closed.
+        Raises Unsupported where answers go to one client only."""
+
+    def close(self) -> None:
+        """End it: what is under way fails with Cancelled. Idempotent."""
+
+
+class OpenTransport(Protocol):
+    """What each module of a scheme has, called `open_transport`."""
+
+    def __call__(
+        self, url: str, *, identity: str, token: str | None, timeout: float, port_out: int | None
+    ) -> EmbeddingTransport:
+        """Return the way to `url`. Raises SettingsError for an address that cannot be, or a library that is missing."""
+
+
+# The modules of the schemes: each loads a library that need not be installed.
+_SCHEMES = {"tcp": "weir.client.embedding_zeromq"}
+
+
+def open_transport(
+    url: str, *, identity: str, token: str | None, timeout: float, port_out: int | None
+) -> EmbeddingTransport:
+    """Return the way to `url`, by its scheme. Raises SettingsError for a scheme that there is none for."""
+    scheme = url.partition("://")[0].lower()
+    if scheme not in _SCHEMES:
+        known = ", ".join(f"{name}://" for name in _SCHEMES)
+        raise SettingsError(f"url={url!r}: must begin with one of {known}")
+    opened: OpenTransport = import_module(_SCHEMES[scheme]).open_transport
+    return opened(url, identity=identity, token=token, timeout=timeout, port_out=port_out)
