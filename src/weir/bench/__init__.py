@@ -8,7 +8,7 @@ alarm.py       wakes the loop at an instant
 ledger.py      the books of a round
 pacing.py      lets requests leave: open or closed loop
 load.py        when they do
-target.py      what is measured: http.py (with address, dialling, connection, pool, answers, fetching), inprocess.py
+target.py      what is measured: targets/
 rounds.py      one round, one target; run.py: all of them
 batches.py     what the server says of its batches
 outcome.py     what was measured; report.py: as tables; drawing.py: as a figure
@@ -23,12 +23,13 @@ from typing import Any
 import uvloop
 
 from weir.bench.display import Display
-from weir.bench.http import HttpOptions, HttpTarget
-from weir.bench.inprocess import InProcessTarget
 from weir.bench.load import LoadSettings
 from weir.bench.outcome import Lag, Outcome
 from weir.bench.run import Report, run_bench
 from weir.bench.target import Target
+from weir.bench.targets import make_target
+from weir.bench.targets.http import HttpOptions, HttpTarget
+from weir.bench.targets.inprocess import InProcessTarget
 from weir.errors import SettingsError
 from weir.manager.service import Service
 from weir.model import Model
@@ -36,7 +37,7 @@ from weir.simulation.statistics import Estimate
 
 __all__ = [
     "Estimate", "HttpOptions", "HttpTarget", "InProcessTarget", "Lag", "LoadSettings", "Outcome", "Report", "Target",
-    "bench", "run_bench", "run_shown",
+    "bench", "make_target", "run_bench", "run_shown",
 ]  # fmt: skip
 
 
@@ -46,7 +47,7 @@ def bench(
 ) -> Report:  # fmt: skip
     """Put load on `targets`, one beside the other, and return what was measured.
 
-    A target is a URL (http://HOST:PORT/PATH, https, or http://unix:SOCKET:/PATH), a model's class, which is served in this
+    A target is a URL (http://HOST:PORT/PATH, https, http://unix:SOCKET:/PATH, grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL), a model's class, which is served in this
     process, or a Target already made (InProcessTarget takes settings of the service). `data`, `headers` and `timeout` are
     of HttpTarget; `settings` those of LoadSettings: `arrivals`, `rate`, `duration`, `concurrency`, `warm_up`, `rounds`,
     `seed`, `max_lag_ms`.
@@ -80,7 +81,7 @@ def run_shown(targets: Sequence[Target], settings: LoadSettings, *, progress: bo
 
 def _target(target: Any, data: str | Sequence[Any] | None, options: HttpOptions) -> Target:
     if isinstance(target, str):
-        return HttpTarget(target, data, options)
+        return make_target(target, data, options)
     if isinstance(target, type):
         return InProcessTarget(target, data, timeout=options.timeout)
     made: Target = target

@@ -17,8 +17,13 @@ FAILED = 1
 _ARRIVALS = (
     "When requests leave: poisson, constant, gamma:cv=2, mmpp:..., on-off:on=1s,off=1s, sine:..., ramp:..., trace:FILE."
 )
+_URL = (
+    "http(s)://HOST:PORT/PATH, http://unix:SOCKET:/PATH, grpc(s)://HOST:PORT/MODEL or ws(s)://HOST:PORT/MODEL. #binary after"
+    " .../v2/models/MODEL/infer or ws://...: tensors travel as raw bytes."
+)
 _DATA = (
     "What to send: the body, @FILE, or @FILE.jsonl for one body per line in turn (default: the model's own example)."
+    " For gRPC, WebSocket and #binary: the inference request as JSON."
 )
 _LOAD, _WHAT, _RESULT = "Load", "What is sent", "Result"
 
@@ -30,7 +35,7 @@ def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> A
 def bench(
     targets: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[URL]...", help="http(s)://HOST:PORT/PATH or http://unix:SOCKET:/PATH."),
+        typer.Argument(metavar="[URL]...", help=_URL),
     ] = None,
     arrivals: Annotated[str, _option(_ARRIVALS, _LOAD)] = "poisson",
     rate: Annotated[float | None, _option("Requests per second, where the arrivals do not say.", _LOAD)] = None,
@@ -52,6 +57,8 @@ def bench(
     timeout: Annotated[float, _option("Seconds until a request is given up.", _WHAT)] = 10.0,
     max_connections: Annotated[int, _option("Connections that may be open at once.", _WHAT)] = 1000,
     insecure: Annotated[bool, _option("Take any certificate.", _WHAT, "--insecure")] = False,
+    channels: Annotated[int, _option("Connections of gRPC and WebSocket, which carry many requests each.", _WHAT)] = 4,
+    rows: Annotated[int, _option("Rows of an inference request that is made up from the metadata.", _WHAT)] = 1,
     in_process: Annotated[
         list[str] | None,
         _option("Serve module:Class in this process; may be repeated.", "In process", metavar="TARGET"),
@@ -78,12 +85,13 @@ def bench(
     from rich.console import Console
 
     from weir.bench import LoadSettings, run_shown
-    from weir.bench.http import HttpOptions, HttpTarget
+    from weir.bench.targets import make_target
+    from weir.bench.targets.http import HttpOptions
     from weir.commands.files import check_results
 
     load = LoadSettings(arrivals, rate, duration, concurrency, warm_up, rounds, seed, max_lag_ms)
-    options = HttpOptions(_headers(header or []), timeout, max_connections, insecure)
-    made: list[Target] = [HttpTarget(url, data, options) for url in targets or []]
+    options = HttpOptions(_headers(header or []), timeout, max_connections, insecure, channels, rows)
+    made: list[Target] = [make_target(url, data, options) for url in targets or []]
     made += _in_process(in_process or [], policy or [], set_ or [], data, timeout)
     if not made:
         raise SettingsError("nothing to measure: name a URL, or a model with --in-process")
@@ -108,7 +116,7 @@ def _headers(lines: Sequence[str]) -> dict[str, str]:
 def _in_process(
     targets: Sequence[str], policies: Sequence[str], said: Sequence[str], data: str | None, timeout: float
 ) -> "list[Target]":
-    from weir.bench.inprocess import InProcessTarget
+    from weir.bench.targets.inprocess import InProcessTarget
 
     if (policies or said) and not targets:
         raise SettingsError("--policy and --set are for models in this process: name one with --in-process")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.bench.payloads import decode_items, read_payloads
+from weir.bench.targets.payloads import decode_items, read_payloads
 from weir.errors import SettingsError
 
 

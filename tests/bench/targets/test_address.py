@@ -1,6 +1,6 @@
 import pytest
 
-from weir.bench.address import Address, parse_address
+from weir.bench.targets.address import Address, parse_address
 from weir.errors import SettingsError
 
 

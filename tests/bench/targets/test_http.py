@@ -19,7 +19,7 @@ from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 
-TLS = Path(__file__).parents[1] / "protocols" / "tls"
+TLS = Path(__file__).parents[2] / "protocols" / "tls"
 
 
 async def put_load(url: str, settings: LoadSettings, options: HttpOptions | None = None) -> tuple[Outcome, Round]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from weir.bench.address import Address
-from weir.bench.answers import Answer
-from weir.bench.connection import Connection
-from weir.bench.dialling import Dialler, reason_of
+from weir.bench.targets.address import Address
+from weir.bench.targets.answers import Answer
+from weir.bench.targets.connection import Connection
+from weir.bench.targets.dialling import Dialler, reason_of
 from weir.errors import SettingsError
 
 USER_AGENT = "weir-bench"

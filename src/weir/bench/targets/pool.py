@@ -5,10 +5,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from weir.bench.answers import Answer, outcome_of
-from weir.bench.connection import NOBODY, Connection
-from weir.bench.dialling import Dialler, reason_of
 from weir.bench.ledger import TIMEOUT, UNSENT
+from weir.bench.targets.answers import Answer, outcome_of
+from weir.bench.targets.connection import NOBODY, Connection
+from weir.bench.targets.dialling import Dialler, reason_of
 
 
 class Books(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 
 from weir.bench.batches import TIMES, Counts
 from weir.bench.ledger import OK, Ledger
-from weir.bench.payloads import decode_items, read_payloads
+from weir.bench.targets.payloads import decode_items, read_payloads
 from weir.errors import SettingsError, WeirError
 from weir.manager.call import Call
 from weir.manager.making import make_service

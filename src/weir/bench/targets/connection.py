@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import Protocol, cast
 
-from weir.bench.answers import Answer, AnswerReader, Garbage
+from weir.bench.targets.answers import Answer, AnswerReader, Garbage
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
 NOBODY = -1

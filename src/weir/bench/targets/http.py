@@ -8,14 +8,15 @@ from typing import Any
 
 import msgspec
 
-from weir.bench.address import parse_address
-from weir.bench.answers import Answer, error_of, outcome_of
-from weir.bench.batches import Counts, read_counts
-from weir.bench.dialling import Dialler
-from weir.bench.fetching import fetch, fetch_json, request_bytes
+from weir.bench.batches import Counts
 from weir.bench.ledger import Ledger
-from weir.bench.payloads import read_payloads
-from weir.bench.pool import Pool
+from weir.bench.targets.address import parse_address
+from weir.bench.targets.answers import Answer, error_of, outcome_of
+from weir.bench.targets.asking import counted, example_of
+from weir.bench.targets.dialling import Dialler
+from weir.bench.targets.fetching import fetch, fetch_json, request_bytes
+from weir.bench.targets.payloads import read_payloads
+from weir.bench.targets.pool import Pool
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 
@@ -32,6 +33,8 @@ class HttpOptions:
     timeout: float = setting(10.0, "seconds until a request is given up", rule=POSITIVE)
     max_connections: int = setting(1000, "connections that may be open at once", rule=AT_LEAST_ONE)
     insecure: bool = setting(False, "take any certificate")
+    channels: int = setting(4, "connections of gRPC and WebSocket, which carry many requests each", rule=AT_LEAST_ONE)
+    rows: int = setting(1, "rows of an inference request that is made up", rule=AT_LEAST_ONE)
 
     def __post_init__(self) -> None:
         check(self)
@@ -72,10 +75,7 @@ class HttpTarget:
         """Find the server, see that it answers, and open the first connections."""
         _allow_files(self._options.max_connections)
         await self._dialler.find()
-        if self._bodies is None:
-            self._bodies = [await self._example()]
-        headers = self._options.headers
-        self._requests = [request_bytes("POST", self._address, headers, body) for body in self._bodies]
+        self._requests = await self._made()
         answer = await fetch(self._dialler, self._requests[0], self._options.timeout)
         if outcome_of(answer) != "ok" and answer.status not in _PASSING:
             raise SettingsError(f"{self._address.url}: {_said(answer)}")
@@ -99,9 +99,7 @@ class HttpTarget:
         """Return what the server's /metrics say of the model."""
         if self._model is None:
             return None
-        page = self._address.at("/metrics")
-        answer = await fetch(self._dialler, request_bytes("GET", page, {}), self._options.timeout)
-        return read_counts(answer.body.decode(), self._model) if answer.status == 200 else None
+        return await counted(self._dialler, self._model, self._options.timeout)
 
     async def close(self) -> None:
         """Drop the connections."""
@@ -117,19 +115,22 @@ class HttpTarget:
         """Note how it ended."""
         self._ledger.end(index, self._clock(), outcome)
 
+    async def _made(self) -> list[bytes]:
+        """Return the requests to send, one after the other and round again."""
+        bodies = self._bodies if self._bodies is not None else [await self._example()]
+        return [request_bytes("POST", self._address, self._options.headers, body) for body in bodies]
+
     async def _example(self) -> bytes:
         """Return the first example that the server describes for this path."""
         document = await fetch_json(self._dialler, "/openapi.json", self._options.timeout)
         path = self._address.path.partition("?")[0]
-        try:
-            body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-            example = next(iter(body["examples"].values()))["value"]
-        except (KeyError, TypeError, StopIteration, AttributeError):
+        example = example_of(document, path)
+        if example is None:
             known = _paths(document)
             wrong = "describes no example to send; say what with --data"
             if known and path not in known:
                 wrong = f"takes no requests at this path, but at {', '.join(known)}"
-            raise SettingsError(f"{self._address.url}: the server {wrong}") from None
+            raise SettingsError(f"{self._address.url}: the server {wrong}")
         return msgspec.json.encode(example)
 
     async def _served_model(self) -> str | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from errno import errorcode
 from typing import Any, TypeVar
 
-from weir.bench.address import Address, tls_context
+from weir.bench.targets.address import Address, tls_context
 from weir.errors import SettingsError
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)

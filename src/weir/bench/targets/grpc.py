@@ -1,0 +1,118 @@
+"""A model behind the Open Inference Protocol over gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from weir.bench.batches import Counts
+from weir.bench.ledger import OK, TIMEOUT, Ledger
+from weir.bench.targets.doors import Door
+from weir.bench.targets.http import HttpOptions
+from weir.bench.targets.tensors import Declared, declared_inputs, made_request, said_requests
+from weir.errors import SettingsError
+from weir.wire.kserve_grpc import write_request
+from weir.wire.protobuf import message
+
+_SERVICE = "/inference.GRPCInferenceService"
+_OPTIONS = [
+    ("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1),
+    ("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0),
+]  # fmt: skip
+
+
+class GrpcTarget:
+    """Sends ModelInfer, tensors raw, over `options.channels` connections in turn; `data` as for KserveTarget."""
+
+    held = 0
+
+    def __init__(
+        self, url: str, door: Door, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.name = url
+        self._door = door
+        self._options = options or HttpOptions()
+        if self._options.insecure and door.tls:
+            raise SettingsError(f"target {url!r}: gRPC takes no certificate that it cannot check (insecure)")
+        self._said = None if data is None else said_requests(data, door)
+        self._metadata = [(name.lower(), value) for name, value in self._options.headers.items()]
+        self._clock = clock
+        self._ledger = Ledger()
+        self._channels: list[Any] = []
+        self._messages: list[bytes] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return self._options.channels
+
+    async def open(self) -> None:
+        """Connect, and see that the model answers."""
+        self._channels = [self._connected() for _ in range(self._options.channels)]
+        try:
+            said = self._said or [made_request(self._door, await self._inputs(), self._options.rows)]
+            self._messages = [write_request(request) for request in said]
+            for channel in self._channels:
+                await self._infer(channel)(self._messages[0], timeout=self._options.timeout, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise SettingsError(f"{self.name}: {error.code().name}: {error.details()}") from error
+        self._next = cycle([self._infer(channel) for channel in self._channels])
+
+    async def start_round(self, ledger: Ledger) -> None:
+        """Report to `ledger` from now on."""
+        self._ledger = ledger
+
+    def send(self, index: int) -> None:
+        """Send a request."""
+        task = asyncio.ensure_future(self._ask(index))
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    async def _ask(self, index: int) -> None:
+        ledger, messages = self._ledger, self._messages
+        ledger.sent[index] = self._clock()
+        try:
+            await next(self._next)(
+                messages[index % len(messages)], timeout=self._options.timeout, metadata=self._metadata
+            )
+            outcome = OK
+        except grpc.aio.AioRpcError as error:
+            outcome = TIMEOUT if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else error.code().name
+        ledger.end(index, self._clock(), outcome)
+
+    def give_up(self) -> None:
+        """Do nothing: every call has its deadline."""
+
+    async def counts(self) -> Counts | None:
+        """Nobody counts batches at this door."""
+        return None
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        for channel in self._channels:
+            await channel.close()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        self._channels = []
+
+    def _connected(self) -> Any:
+        if self._door.tls:
+            return grpc.aio.secure_channel(self._door.place, grpc.ssl_channel_credentials(), _OPTIONS)
+        return grpc.aio.insecure_channel(self._door.place, _OPTIONS)
+
+    def _infer(self, channel: Any) -> Any:
+        return channel.unary_unary(f"{_SERVICE}/ModelInfer")
+
+    async def _inputs(self) -> list[Declared]:
+        asked = message("inference.ModelMetadataRequest")(name=self._door.model, version=self._door.version)
+        call = self._channels[0].unary_unary(f"{_SERVICE}/ModelMetadata")
+        body = await call(asked.SerializeToString(), timeout=self._options.timeout, metadata=self._metadata)
+        said = message("inference.ModelMetadataResponse").FromString(body)
+        inputs = [{"name": each.name, "datatype": each.datatype, "shape": each.shape} for each in said.inputs]
+        return declared_inputs(self._door.model, {"inputs": inputs})

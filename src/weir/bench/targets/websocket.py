@@ -1,0 +1,191 @@
+"""A model behind WebSocket: many requests on each connection, answered by id."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from itertools import cycle
+from typing import Any
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
+
+from weir.bench.batches import Counts
+from weir.bench.ledger import OK, TIMEOUT, Ledger
+from weir.bench.targets.address import parse_address, tls_context
+from weir.bench.targets.asking import counted, example_request, is_counted
+from weir.bench.targets.connection import CLOSED
+from weir.bench.targets.dialling import Dialler
+from weir.bench.targets.doors import Door
+from weir.bench.targets.http import HttpOptions
+from weir.bench.targets.tensors import said_requests
+from weir.errors import SettingsError
+from weir.wire.inference import InferenceRequest
+from weir.wire.websocket import Message, write_cancel, write_request
+
+PATH = "/v2/ws"
+_NO_ID = "weir-bench-0000000000"  # all ids are of its length: a message is written once, and its id put in
+_HEAD = 4  # bytes of a binary message that say how long its JSON is
+_PASSING = (408, 429, 503)  # codes of a server that is there, and has too much to do
+
+
+class Said(msgspec.Struct):
+    """What of an answer tells how it ended."""
+
+    id: str = ""
+    error: str | None = None
+    type: str = ""
+    status: int = 0
+
+
+_read = msgspec.json.Decoder(Said).decode
+
+
+class WebSocketTarget:
+    """Sends requests over `options.channels` connections in turn; `data` as for KserveTarget. A connection that is lost ends
+    what is under way on it, and is not made again."""
+
+    held = 0
+
+    def __init__(
+        self, url: str, door: Door, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.name = url
+        self._door = door
+        self._options = options or HttpOptions()
+        self._said = None if data is None else said_requests(data, door)
+        scheme = "https" if door.tls else "http"
+        self._dialler = Dialler(parse_address(f"{scheme}://{door.place}/"), insecure=self._options.insecure)
+        self._clock = clock
+        self._ledger = Ledger()
+        self._sockets: list[ClientConnection] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._under_way: dict[int, ClientConnection] = {}
+        self._writing: set[asyncio.Task[None]] = set()
+        self._messages: list[Message] = []
+        self._model: str | None = None
+
+    @property
+    def connections(self) -> int:
+        """How many were opened."""
+        return len(self._sockets)
+
+    async def open(self) -> None:
+        """Connect, and see that the model answers."""
+        door, options = self._door, self._options
+        await self._dialler.find()
+        said = self._said or [await example_request(self._dialler, door, options.rows, options.timeout)]
+        self._messages = [self._written(request) for request in said]
+        self._sockets = [await self._connected() for _ in range(options.channels)]
+        await self._try(self._sockets[0])
+        self._model = door.model if await is_counted(self._dialler, door.model, options.timeout) else None
+        self._readers = [asyncio.ensure_future(self._hear(socket)) for socket in self._sockets]
+        self._next = cycle(self._sockets)
+
+    async def start_round(self, ledger: Ledger) -> None:
+        """Report to `ledger` from now on."""
+        self._ledger = ledger
+
+    def send(self, index: int) -> None:
+        """Send a request."""
+        socket = next(self._next)
+        self._under_way[index] = socket
+        self._ledger.sent[index] = self._clock()
+        message = with_id(self._messages[index % len(self._messages)], index)
+        writing = asyncio.ensure_future(self._write(socket, index, message))
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+
+    def give_up(self) -> None:
+        """End what took too long, and tell the server."""
+        limit = self._clock() - self._options.timeout
+        for index in [each for each in self._under_way if self._ledger.sent[each] <= limit]:
+            socket = self._under_way[index]
+            self._ended(index, TIMEOUT)
+            writing = asyncio.ensure_future(self._write(socket, None, write_cancel(id_of(index))))
+            self._writing.add(writing)
+            writing.add_done_callback(self._writing.discard)
+
+    async def counts(self) -> Counts | None:
+        """Return what the server's /metrics say of the model."""
+        return None if self._model is None else await counted(self._dialler, self._model, self._options.timeout)
+
+    async def close(self) -> None:
+        """Drop the connections."""
+        for task in (*self._readers, *self._writing):
+            task.cancel()
+        await asyncio.gather(*self._readers, *self._writing, return_exceptions=True)
+        for socket in self._sockets:
+            await socket.close()
+        self._readers = []
+
+    async def _connected(self) -> ClientConnection:
+        door, options = self._door, self._options
+        url = f"{'wss' if door.tls else 'ws'}://{door.place}{PATH}"
+        tls = tls_context(options.insecure) if door.tls else None
+        try:
+            return await connect(
+                url, ssl=tls, max_size=None, compression=None, open_timeout=options.timeout, close_timeout=0.1,
+                additional_headers=dict(options.headers), proxy=None,
+            )  # fmt: skip
+        except (OSError, InvalidHandshake, TimeoutError) as error:
+            raise SettingsError(f"{self.name}: no WebSocket at {PATH}: {error}") from error
+
+    async def _try(self, socket: ClientConnection) -> None:
+        try:
+            async with asyncio.timeout(self._options.timeout):
+                await socket.send(with_id(self._messages[0], 0))
+                said = read_said(await socket.recv())
+        except (ConnectionClosed, TimeoutError) as error:
+            raise SettingsError(f"{self.name}: no answer: {str(error) or 'it took too long'}") from error
+        if said.error is not None and said.status not in _PASSING:
+            raise SettingsError(f"{self.name}: {said.status} {said.type}: {said.error}")
+
+    async def _write(self, socket: ClientConnection, index: int | None, message: Message) -> None:
+        try:
+            await socket.send(message)
+        except ConnectionClosed:
+            if index is not None:
+                self._ended(index, CLOSED)
+
+    async def _hear(self, socket: ClientConnection) -> None:
+        """Note the answers that come on one connection, and its end."""
+        try:
+            async for message in socket:
+                said = read_said(message)
+                index = int(said.id[len(_NO_ID) - 10 :])
+                self._ended(index, OK if said.error is None else f"{said.status} {said.type}")
+        except ConnectionClosed:
+            pass
+        for index in [each for each, on in self._under_way.items() if on is socket]:
+            self._ended(index, CLOSED)
+
+    def _ended(self, index: int, outcome: str) -> None:
+        if self._under_way.pop(index, None) is not None:
+            self._ledger.end(index, self._clock(), outcome)
+
+    def _written(self, request: InferenceRequest) -> Message:
+        request.id = _NO_ID
+        if self._door.binary:
+            request.parameters = {**request.parameters, "binary_data_output": True}
+        return write_request(request, binary=self._door.binary)
+
+
+def id_of(index: int) -> str:
+    """Return the id of a request."""
+    return f"{_NO_ID[:-10]}{index:010d}"
+
+
+def with_id(message: Message, index: int) -> Message:
+    """Return `message` with the id of the request `index`."""
+    if isinstance(message, str):
+        return message.replace(_NO_ID, id_of(index), 1)
+    return message.replace(_NO_ID.encode(), id_of(index).encode(), 1)
+
+
+def read_said(message: Message) -> Said:
+    """Return how the request ended."""
+    if isinstance(message, str):
+        return _read(message)
+    return _read(message[_HEAD : _HEAD + int.from_bytes(message[:_HEAD], "big")])

@@ -1,0 +1,98 @@
+"""The doors of the Open Inference Protocol under load: a real server, real sockets."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.served import MODELS, Served
+
+from weir.bench import HttpOptions, Report, bench, make_target
+from weir.errors import SettingsError
+
+# Whether nothing is left cannot be asked here: gRPC keeps threads and descriptors for as long as a process lives.
+
+SIMPLE = Path(__file__).parents[3] / "examples" / "repository" / "simple" / "1" / "model.py"
+DOORS = [
+    "{http}/v2/models/simple/infer", "{http}/v2/models/simple/infer#binary", "{ws}/simple", "{ws}/simple#binary",
+    "{grpc}/simple",
+]  # fmt: skip
+ANY_LAG = 1e9  # milliseconds: how late requests leave on a busy machine is not what is tested here
+
+
+class Running:
+    """A server, and where its doors are."""
+
+    def __init__(self, served: Served, address: str) -> None:
+        self.served = served
+        self.places = {"http": served.url, "ws": served.url.replace("http", "ws"), "grpc": f"grpc://{address}"}
+
+    def at(self, url: str) -> str:
+        return url.format(**self.places)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    with Served(f"{SIMPLE}:Simple", f"{MODELS}:Square", "--grpc-port", "0") as served:
+        address = served.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
+        yield Running(served.until_ready(), address)
+
+
+def put_load(running: Running, url: str, data: str | None = None, rows: int = 1) -> Report:
+    options = HttpOptions(channels=2, rows=rows)
+    target = make_target(running.at(url), data, options)
+    return bench(target, rate=200, duration=0.5, max_lag_ms=ANY_LAG)
+
+
+@pytest.mark.parametrize("url", DOORS)
+def test_a_model_is_asked_what_its_metadata_say(running: Running, url: str) -> None:
+    outcome = put_load(running, url, rows=3).outcome
+    assert outcome.target == running.at(url)
+    assert outcome.answered == outcome.requests > 50 and not outcome.errors
+    if outcome.batches is not None:  # gRPC has no page where batches are counted
+        rows = outcome.batches.count * outcome.batches.mean_rows
+        assert round(rows) % 3 == 0 and rows >= 3 * outcome.requests
+
+
+@pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square"])
+def test_an_item_model_is_asked_with_its_example(running: Running, url: str) -> None:
+    outcome = put_load(running, url).outcome
+    assert outcome.answered == outcome.requests > 50
+
+
+@pytest.mark.parametrize("url", ["{http}/v2/models/square/infer#binary", "{ws}/square", "{grpc}/square"])
+def test_what_is_said_is_sent_at_every_door(running: Running, url: str) -> None:
+    tensor = {"name": "input", "datatype": "BYTES", "shape": [1], "data": ["3"]}
+    outcome = put_load(running, url, json.dumps({"inputs": [tensor]})).outcome
+    assert outcome.answered == outcome.requests > 50
+
+
+@pytest.mark.parametrize("url", ["{http}/v2/models/square/infer", "{ws}/square", "{grpc}/square"])
+def test_what_the_model_refuses_is_said_before_anything_is_measured(running: Running, url: str) -> None:
+    tensor = {"name": "other", "datatype": "BYTES", "shape": [1], "data": ["3"]}
+    with pytest.raises(SettingsError, match="other"):
+        put_load(running, url, json.dumps({"inputs": [tensor]}))
+
+
+@pytest.mark.parametrize("url", ["{http}/v2/models/nobody/infer", "{ws}/nobody", "{grpc}/nobody"])
+def test_a_model_that_is_not_there_is_named(running: Running, url: str) -> None:
+    with pytest.raises(SettingsError, match="nobody"):
+        put_load(running, url)
+
+
+@pytest.mark.parametrize("url", ["ws://localhost:1/simple", "grpc://localhost:1/simple"])
+def test_no_server(url: str) -> None:
+    with pytest.raises(SettingsError, match="localhost:1"):
+        bench(make_target(url, options=HttpOptions(timeout=2.0)), rate=10)
+
+
+def test_grpc_takes_no_certificate_unseen() -> None:
+    with pytest.raises(SettingsError, match="gRPC takes no certificate that it cannot check"):
+        make_target("grpcs://localhost:1/simple", options=HttpOptions(insecure=True))
+
+
+def test_without_its_library_the_door_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "weir.bench.targets.grpc", None)
+    with pytest.raises(SettingsError, match=r"pip install weir-serving\[grpc\]"):
+        make_target("grpc://localhost:1/simple")
