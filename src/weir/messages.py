@@ -147,20 +147,20 @@ class Dispatch:
 
     `slices` is None when every request is in it whole; else, for each request, the half-open range of its rows
     (TENSORS) or items (ITEMS) that is in this batch, or None for the whole. `plain` says that every request is one
-    ITEM, so that the batch's entries are the requests. `oldest_age` and `waiting` (rows of the group) are as they were
+    ITEM, so that the batch's entries are the requests. `padding` is the part of `cost` that is padding. `oldest_age` and `waiting` (rows of the group) are as they were
     when the decision was made; `limit` is the number of rows that the policy waited for, if it had one. `seconds` is how long
     it has occupied its worker, once it is back.
     """
 
     __slots__ = (
-        "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "oldest_age", "plain", "reason", "requests",
-        "rows", "seconds", "slices", "waiting", "wakeup", "worker",
+        "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "oldest_age", "padding", "plain", "reason",
+        "requests", "rows", "seconds", "slices", "waiting", "wakeup", "worker",
     )  # fmt: skip
 
     def __init__(
         self, batch_id: int, worker: int, requests: list[Request], slices: list[tuple[int, int] | None] | None,
         rows: int, cost: float, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
-        at: float, attempt: int = 0, plain: bool = False,
+        at: float, attempt: int = 0, plain: bool = False, padding: float = 0.0,
     ) -> None:  # fmt: skip
         self.batch_id = batch_id
         self.worker = worker
@@ -176,6 +176,7 @@ class Dispatch:
         self.at = at
         self.attempt = attempt  # how many times a worker has died with these requests
         self.plain = plain
+        self.padding = padding
         self.seconds = 0.0
         self.entries: list[tuple[Request, int, int]] | None = None  # collate.py's memory of the batch's entries
         self.begun: set[int] | None = None  # entries that have received a part
@@ -186,6 +187,8 @@ class Dispatch:
             "batch_id": self.batch_id,
             "worker": self.worker,
             "rows": self.rows,
+            "cost": self.cost,
+            "padding": self.padding,
             "reason": self.reason.name.lower(),
             "waiting": self.waiting,
             "oldest_age": self.oldest_age,

@@ -5,8 +5,11 @@ from itertools import combinations
 from math import ceil, inf, log2
 from typing import Any
 
+import pytest
+
 from weir.batching.batcher import Batcher
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
+from weir.batching.lengths import length_of
 from weir.batching.pieces import rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
@@ -184,12 +187,23 @@ class Mill:
         entries = entries_of(dispatch)
         assert len(set(entries)) == len(entries) == len(to_batch(dispatch).payloads)
         assert dispatch.rows == ceil(sum(self._share(entry) * entry[0].rows for entry in entries) - 1e-9)
+        if settings.padded:
+            self._check_padding(dispatch)
         for entry in entries:
             first = self.first_sizes.setdefault((id(entry[0]), entry[1]), len(entries))
             assert dispatch.attempt <= ceil(log2(first)) + 1
         if dispatch.reason is Reason.RETRY:
             alone = [each for each in self.batcher.running.values() if each.worker == dispatch.worker]
             assert alone == [dispatch], "a suspect shares its worker"
+
+    def _check_padding(self, dispatch: Dispatch) -> None:
+        entries = entries_of(dispatch)
+        longest = max(length_of(request) for request, _, _ in entries)
+        tokens = sum(self._share(entry) * entry[0].cost for entry in entries)
+        assert dispatch.cost == pytest.approx(dispatch.rows * longest)
+        assert dispatch.padding == pytest.approx(dispatch.cost - tokens, abs=1e-9)
+        if dispatch.reason is not Reason.RETRY and self.settings.max_padding is not None:
+            assert dispatch.padding <= self.settings.max_padding + 1e-9
 
     def _share(self, entry: Entry) -> float:
         request, start, stop = entry
@@ -232,8 +246,9 @@ def lane(request: RequestBase) -> tuple[Any, ...]:
     return request.key, request.priority, request.large
 
 
-def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch]) -> None:
-    """Hold first dispatches against arrival: within a lane nobody goes before one that arrived earlier and was there."""
+def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: bool = False) -> None:
+    """Hold first dispatches against arrival: within a lane nobody goes before one that arrived earlier and was there. Where
+    batches are `padded`, this is so among those of equal length."""
     first: dict[int, tuple[int, int]] = {}
     for number, dispatch in enumerate(cuts):
         if dispatch.reason is not Reason.RETRY:
@@ -242,7 +257,8 @@ def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch]) -> None:
     lanes: dict[tuple[Any, ...], list[Asked]] = {}
     for request in accepted:
         if id(request) in first:
-            lanes.setdefault(lane(request), []).append(request)
+            length = length_of(request) if padded else None
+            lanes.setdefault((lane(request), length), []).append(request)
     for members in lanes.values():
         members.sort(key=lambda each: each.arrival)
         for earlier, later in combinations(members, 2):

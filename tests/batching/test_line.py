@@ -1,7 +1,10 @@
 """line.py: all groups together."""
 
+from math import inf
+
 from tests.batching.mill import Asked, listed
 
+from weir.batching.compose import Load
 from weir.batching.line import Line
 
 
@@ -65,14 +68,17 @@ def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
     ended, gone, alive = listed(4, key="a"), listed(4, key="a"), listed(4, key="a")
     for request in (ended, gone, alive):
         line.enter(request)
-        line.divide(request)
+    load = Load(1, inf, 0.0)
+    load.divided = [ended, gone, alive]
+    line.settle_up(line.groups["a"], load)
     ended.settled = True
     gone.taken = 4
     line.groups["a"].departed += 4
     line.depart(4)
     line.sweep()
     assert line.waiting == 4
-    line.forget(alive)
+    load.divided, load.late = [], [alive]
+    line.settle_up(line.groups["a"], load)
     alive.settled = True
     line.sweep()
     assert line.waiting == 4  # forgotten: somebody else has taken it out

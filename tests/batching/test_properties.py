@@ -52,6 +52,8 @@ class Batching(RuleBasedStateMachine):
         max_batch_cost=some.sampled_from([None, 4.0, 10.0]),
         small_request_size=some.integers(0, 4),
         max_overtakes=some.integers(0, 3),
+        padded=some.sampled_from([False, False, True]),
+        max_padding=some.sampled_from([None, 0.0, 2.0]),
     )
     def begin(self, policy: Policy, workers: int, places: int, **limits: Any) -> None:
         """Start with any settings."""
@@ -194,7 +196,7 @@ class Batching(RuleBasedStateMachine):
         assert mill.batcher.waiting_rows == 0
         for request in mill.accepted:
             check_answer(request)
-        check_order(mill.accepted, mill.cuts)
+        check_order(mill.accepted, mill.cuts, padded=mill.settings.padded)
         assert WorkerLost not in {type(end) for request in mill.accepted for end in request.ends}
 
 

@@ -18,10 +18,12 @@ from weir.batching.choice import bounded, greedily
 from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import Load, compose
 from weir.batching.estimate import ServiceTime
-from weir.batching.group import Group
+from weir.batching.group import Group, Lane
 from weir.batching.history import History
+from weir.batching.lengths import LengthLane
 from weir.batching.line import Line
 from weir.batching.outlook import UNKNOWN_WAIT, Outlook
+from weir.batching.padded import ByLength
 from weir.batching.places import Places
 from weir.batching.retry import Suspects, load_of
 from weir.batching.running import Running
@@ -42,7 +44,7 @@ class Batcher:
     """
 
     __slots__ = (
-        "_bound", "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places",
+        "_bound", "_compose", "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places",
         "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
@@ -52,7 +54,8 @@ class Batcher:
         self.service = ServiceTime()
         self.draining = False
         self.policy_error: Exception | None = None
-        self._line = Line(settings.max_queue_size)
+        self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane)
+        self._compose = ByLength(settings.max_padding) if settings.padded else compose
         self._places = Places()
         self._outlook = Outlook(settings, self.service, self._line, self._places)
         self._running = Running()
@@ -65,7 +68,8 @@ class Batcher:
         self._freed = False  # a place became free since the last poll
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
         self._small = settings.small_request_size or inf
-        self._tight = inf if self._max_cost < 1.0 else 0.0  # with less time than this left, a request is looked at
+        # With less time than this left, a request is looked at.
+        self._tight = inf if self._max_cost < 1.0 or settings.padded else 0.0
         self._next_id = 1
 
     # Requests come and go.
@@ -226,8 +230,11 @@ class Batcher:
         if not rows:
             line.turns.park(group, until)
             return None
-        load = compose(group, rows, self._max_cost, self._outlook.must_last(seen, rows), settings.max_overtakes)
-        self._settle_up(group, load, now)
+        load = self._compose(group, rows, self._max_cost, self._outlook.must_last(seen, rows), settings.max_overtakes)
+        line.settle_up(group, load)
+        if load.late:
+            self._late += load.late
+            self._late_at = now
         if not load.requests:
             return None
         return self._start(load, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline)
@@ -240,26 +247,13 @@ class Batcher:
             self.policy_error = error
         return self.room(rows)
 
-    def _settle_up(self, group: Group, load: Load, now: float) -> None:
-        """Bring the line's books up to date with what was taken."""
-        line = self._line
-        line.depart(load.departed)
-        if load.late:
-            self._late += load.late
-            self._late_at = now
-            for request in load.late:
-                line.forget(request)
-        for request in load.divided:
-            line.divide(request)
-        line.reconsider(group)
-
     def _retry(self, now: float, wakeup: Wakeup) -> Dispatch | None:
         """Cut a batch of suspects, for a worker that has nothing else."""
         worker = self._places.pick(empty=True)
         part = self._suspects.pop() if worker is not None else None
         if part is None:
             return None
-        load = load_of(part.entries)
+        load = load_of(part.entries, padded=self.settings.padded)
         oldest = min(request.arrival for request in load.requests)
         earliest = min(request.deadline for request in load.requests)
         dispatch = self._start(load, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt)
@@ -278,7 +272,7 @@ class Batcher:
         self._places.give(worker, batch_id, alone=alone)
         dispatch = Dispatch(
             batch_id, worker.index, load.requests, load.slices, load.rows, load.cost, reason, waiting, oldest_age, limit,
-            wakeup, now, attempt, load.plain,
+            wakeup, now, attempt, load.plain, load.padding,
         )  # fmt: skip
         self._running.add(dispatch, earliest_deadline)
         self._history.note(dispatch)

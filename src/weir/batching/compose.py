@@ -22,6 +22,7 @@ class Load:
         "max_cost",
         "max_rows",
         "must_last",
+        "padding",
         "plain",
         "requests",
         "rows",
@@ -36,6 +37,7 @@ class Load:
         self.slices: list[tuple[int, int] | None] | None = None
         self.rows = 0
         self.cost = 0.0
+        self.padding = 0.0  # of the cost; see padded.py
         self.departed = 0  # rows that left the line, late ones included
         self.late: list[Request] = []
         self.plain = True  # all are single items
@@ -52,7 +54,14 @@ class Load:
         count = min(total - start, room // unit_rows, self._affordable(unit_cost, total))
         if count <= 0:
             return False
-        stop = start + count
+        self.note(request, start, start + count, total)
+        self.rows += count * unit_rows
+        self.cost += count * unit_cost
+        self.departed += count * unit_rows
+        return start + count == total
+
+    def note(self, request: Request, start: int, stop: int, total: int) -> None:
+        """`request` is in it, from step `start` to `stop` of `total`."""
         whole = start == 0 and stop == total
         if not whole and self.slices is None:
             self.slices = [None] * len(self.requests)
@@ -60,11 +69,7 @@ class Load:
             self.slices.append(None if whole else (start, stop))
         self.requests.append(request)
         self.plain = self.plain and request.kind is Kind.ITEM
-        self.rows += count * unit_rows
-        self.cost += count * unit_cost
-        self.departed += count * unit_rows
         request.taken = request.rows if stop == total else stop
-        return stop == total
 
     def _affordable(self, unit_cost: float, total: int) -> int:
         if self.cost + total * unit_cost <= self.max_cost:
@@ -115,7 +120,7 @@ def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
     overtaken, has_led = None, False
     lanes = [small, large]
     while lanes and load.rows < load.max_rows:
-        lane = _next_lane(lanes, small, large, max_overtakes)
+        lane = next_lane(lanes, small, large, max_overtakes)
         request = lane.head
         if request is None:
             lanes.remove(lane)
@@ -128,7 +133,7 @@ def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
             has_led = has_led or (lane is large and small in lanes and small.head is not None)
             if not _take_head(load, lane, request):
                 lanes.remove(lane)
-    _count_overtaking(large.head, overtaken, has_led)
+    count_overtaking(large.head, overtaken, has_led)
 
 
 def _take_head(load: Load, lane: Lane, request: Request) -> bool:
@@ -142,7 +147,8 @@ def _take_head(load: Load, lane: Lane, request: Request) -> bool:
     return False
 
 
-def _next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) -> Lane:
+def next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) -> Lane:
+    """Return the lane whose head goes first; `lanes` are those that are left."""
     if len(lanes) == 1:
         return lanes[0]
     first, rival = small.head, large.head
@@ -152,7 +158,8 @@ def _next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) 
     return large if is_due else small
 
 
-def _count_overtaking(head: Request | None, overtaken: Request | None, large_has_led: bool) -> None:
+def count_overtaking(head: Request | None, overtaken: Request | None, large_has_led: bool) -> None:
+    """A batch was taken: keep the count of `head`, the large request that is next, if small ones have gone before it."""
     if head is not None and large_has_led:
         head.overtaken = 0
     elif head is not None and overtaken is head:

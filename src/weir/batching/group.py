@@ -106,10 +106,10 @@ class Level:
 
     __slots__ = ("large", "priority", "small")
 
-    def __init__(self, priority: int) -> None:
+    def __init__(self, priority: int, lane: type[Lane] = Lane) -> None:
         self.priority = priority
-        self.small = Lane()
-        self.large = Lane()
+        self.small = lane()
+        self.large = lane()
 
     def __bool__(self) -> bool:
         return bool(self.small.waiting or self.large.waiting)
@@ -119,17 +119,18 @@ class Group:
     """The requests that may share a batch: equal batch key and shape.
 
     `arrived` and `departed` count rows; their difference waits. `levels` are in order of falling priority; the one of
-    priority 0 always exists, `plain` is its lane of small requests, and `append` adds to that.
+    priority 0 always exists, `plain` is its lane of small requests, and `append` adds to that. `lane` is the kind of lanes.
     """
 
     __slots__ = (
-        "_by_priority", "_deadlines", "append", "arrived", "asleep", "departed", "key", "levels", "plain", "timeout",
+        "_by_priority", "_deadlines", "_lane", "append", "arrived", "asleep", "departed", "key", "levels", "plain", "timeout",
         "turn",
     )  # fmt: skip
 
-    def __init__(self, key: object) -> None:
+    def __init__(self, key: object, lane: type[Lane] = Lane) -> None:
         self.key = key
-        level = Level(0)
+        self._lane = lane
+        level = Level(0, lane)
         self._by_priority = {0: level}
         self.levels = [level]
         self.plain = level.small
@@ -152,13 +153,13 @@ class Group:
     def __iter__(self) -> Iterator[Request]:
         for level in self.levels:
             for lane in (level.small, level.large):
-                yield from (request for request in lane.waiting if not request.settled)
+                yield from (each for each in lane.waiting if not each.settled and each.taken < each.rows)
 
     def lane_of(self, request: Request) -> Lane:
         """Return the lane where `request` belongs."""
         level = self._by_priority.get(request.priority)
         if level is None:
-            level = self._by_priority[request.priority] = Level(request.priority)
+            level = self._by_priority[request.priority] = Level(request.priority, self._lane)
             self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
         return level.large if request.large else level.small
 
@@ -217,7 +218,7 @@ class Group:
         if self.timeout != self.timeout:
             return self._deadlines.passed(now)
         due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
-        return [request for request in due if not request.settled]
+        return [request for request in due if not request.settled and request.taken < request.rows]
 
     def tidy(self) -> None:
         """Forget what is no longer needed, after requests have left."""

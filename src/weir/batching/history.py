@@ -22,7 +22,7 @@ class History:
         self.counts[cut.reason] += 1
         self._recent.append((
             cut.batch_id, cut.worker, cut.rows, cut.cost, cut.reason, cut.waiting, cut.oldest_age, cut.limit, cut.wakeup,
-            cut.at, cut.attempt,
+            cut.at, cut.attempt, False, cut.padding,
         ))  # fmt: skip
 
     def recent(self) -> list[dict[str, Any]]:

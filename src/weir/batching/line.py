@@ -6,7 +6,8 @@ Rows are counted as two numbers that only grow, `arrivals` and `departed`, so th
 from collections.abc import Hashable
 from math import inf
 
-from weir.batching.group import Group
+from weir.batching.compose import Load
+from weir.batching.group import Group, Lane
 from weir.batching.turns import Turns
 from weir.messages import Request
 
@@ -14,9 +15,10 @@ from weir.messages import Request
 class Line:
     """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key."""
 
-    __slots__ = ("_divided", "arrivals", "ceiling", "departed", "groups", "last_arrival", "max_rows", "turns")
+    __slots__ = ("_divided", "_lane", "arrivals", "ceiling", "departed", "groups", "last_arrival", "max_rows", "turns")
 
-    def __init__(self, max_rows: int) -> None:
+    def __init__(self, max_rows: int, lane: type[Lane] = Lane) -> None:
+        self._lane = lane
         self.max_rows = max_rows  # that may wait; negative once closed
         self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
         self.groups: dict[Hashable, Group] = {}
@@ -49,7 +51,7 @@ class Line:
         """Add a request of any kind, and wake its group."""
         group = self.groups.get(request.key)
         if group is None:
-            group = self.groups[request.key] = Group(request.key)
+            group = self.groups[request.key] = Group(request.key, self._lane)
         group.add(request)
         self.arrivals += request.rows
         self.last_arrival = max(self.last_arrival, request.arrival)
@@ -70,13 +72,17 @@ class Line:
         if self.max_rows > 0:
             self.ceiling += rows
 
-    def divide(self, request: Request) -> None:
-        """A part of `request` was dispatched: should it have its end meanwhile, the rest is swept out."""
-        self._divided[id(request)] = request
+    def settle_up(self, group: Group, load: Load) -> None:
+        """Bring the books up to date with what was taken from `group`.
 
-    def forget(self, request: Request) -> None:
-        """Nothing of `request` waits any more."""
-        self._divided.pop(id(request), None)
+        Should a request of which a part was dispatched have its end meanwhile, the rest is swept out.
+        """
+        self.depart(load.departed)
+        for request in load.late:
+            self._divided.pop(id(request), None)
+        for request in load.divided:
+            self._divided[id(request)] = request
+        self.reconsider(group)
 
     def sweep(self) -> None:
         """Take the rest of requests out that had their end, by a part, while it waited."""

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from weir.batching.collate import Entry, Lost, entries_of, is_done
 from weir.batching.compose import Load
+from weir.batching.lengths import length_of
 from weir.messages import Dispatch, Kind, Request
 
 
@@ -88,8 +89,9 @@ class Suspects:
         self._last_tries.clear()
 
 
-def load_of(entries: list[Entry]) -> Load:
-    """Return a load that consists of `entries`; neighbouring ones of one request become one slice."""
+def load_of(entries: list[Entry], *, padded: bool = False) -> Load:
+    """Return a load that consists of `entries`; neighbouring ones of one request become one slice. If they are `padded`, it
+    costs its rows times its longest."""
     load = Load(0, inf, 0.0)
     load.slices = []
     rows = 0.0
@@ -105,6 +107,9 @@ def load_of(entries: list[Entry]) -> Load:
             load.requests.append(request)
             load.slices.append((start, stop))
     load.rows = ceil(rows - 1e-9)
+    if padded:
+        tokens, load.cost = load.cost, load.rows * max(map(length_of, load.requests))
+        load.padding = load.cost - tokens
     if load.plain:
         load.slices = None
     return load

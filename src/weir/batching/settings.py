@@ -19,6 +19,14 @@ class BatchingSettings:
     max_queue_delay: float = setting(0.1, "longest wait that any policy may impose, in seconds", rule=AT_LEAST_ZERO)
     max_queue_size: int = setting(1024, "rows that may wait; more are refused or wait outside", rule=AT_LEAST_ONE)
     max_batch_cost: float | None = setting(None, "largest sum of costs in a batch (see Model.measure)", rule=POSITIVE)
+    padded: bool = setting(
+        False, "the model pads a batch to its longest: costs are lengths, a batch costs its rows times its longest"
+    )
+    max_padding: float | None = setting(
+        None,
+        "where padded: most padding in a batch, in units of cost; best what a batch costs beyond them",
+        rule=AT_LEAST_ZERO,
+    )
     small_request_size: int = setting(
         16, "requests of at most this many rows go before larger ones; 0 keeps arrival order", rule=AT_LEAST_ZERO
     )

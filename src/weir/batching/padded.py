@@ -1,0 +1,151 @@
+"""Take the next batch for a model that pads all in it to the longest: whose turn it is, and those nearest to it in length.
+
+A batch costs its rows times its longest, and so much may it cost. The one whose turn it is (by priority, size class and
+arrival, as in compose.py) is always in it; so nobody waits for more batches than requests came before. The others are
+added in the order in which they cost the least padding, from the shorter ones and the longer ones around,
+until rows or cost are full or the padding would be more than `max_padding`. If that is what a batch costs beyond its tokens, no
+batch is made that would have been done sooner as two.
+"""
+
+from bisect import bisect_right
+from math import inf
+from typing import cast
+
+from weir.batching.compose import Load, count_overtaking, next_lane
+from weir.batching.group import Group, Level
+from weir.batching.lengths import LengthLane, is_gone, length_of
+from weir.batching.pieces import rows_left, steps
+from weir.messages import Request
+
+
+class PaddedLoad(Load):
+    """A load whose cost is its rows times `longest`; `tokens` is what it would be without padding."""
+
+    __slots__ = ("longest", "max_padding", "tokens")
+
+    def __init__(self, max_rows: int, max_cost: float, must_last: float, max_padding: float) -> None:
+        super().__init__(max_rows, max_cost, must_last)
+        self.max_padding = max_padding
+        self.longest = 0.0
+        self.tokens = 0.0
+
+    def take(self, request: Request) -> bool:
+        """Take as much of `request` as fits; tell whether that was all of it."""
+        total, start = steps(request), request.taken
+        unit_rows, length = request.rows // total, length_of(request)
+        room = self.max_rows - self.rows
+        least = 0 if self.requests else 1  # whose turn it is goes in any case, alone if need be
+        count = max(least, min(total - start, room // unit_rows))
+        while count > least and not self._fits(self.rows + count * unit_rows, length, count * unit_rows):
+            count -= 1
+        if not count:
+            return False
+        rows = count * unit_rows
+        self.note(request, start, start + count, total)
+        self.rows += rows
+        self.departed += rows
+        self.tokens += rows * length
+        self.longest = max(self.longest, length)
+        self.cost = self.rows * self.longest
+        self.padding = self.cost - self.tokens
+        if start + count < total:
+            self.divided.append(request)
+        return start + count == total
+
+    def _fits(self, rows: int, length: float, more: int) -> bool:
+        cost = rows * max(self.longest, length)
+        return cost <= self.max_cost and cost - self.tokens - more * length <= self.max_padding
+
+
+class ByLength:
+    """Composes batches as `compose` does, by length, with at most `max_padding` units of cost of padding in each (None: any)."""
+
+    def __init__(self, max_padding: float | None) -> None:
+        self._max_padding = inf if max_padding is None else max_padding
+
+    def __call__(self, group: Group, max_rows: int, max_cost: float, must_last: float, max_overtakes: int) -> Load:
+        """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
+        load = PaddedLoad(max_rows, max_cost, must_last, self._max_padding)
+        for level in group.levels:
+            _take_level(load, level, max_overtakes)
+            if load.rows >= max_rows:
+                break
+        group.departed += load.departed
+        group.tidy()
+        return load
+
+
+def _take_level(load: PaddedLoad, level: Level, max_overtakes: int) -> None:
+    small, large = level.small, level.large
+    first = next_lane([small, large], small, large, max_overtakes)
+    head, rival = small.head, large.head
+    led = not load.requests and first is large and head is not None
+    overtaken = None
+    if first is small and head is not None and rival is not None and rival.arrival <= head.arrival:
+        overtaken = rival
+    for lane in (first, small if first is large else large):
+        if load.rows < load.max_rows:
+            _fill(load, cast(LengthLane, lane))
+    count_overtaking(large.head, overtaken, led)
+
+
+def _fill(load: PaddedLoad, lane: LengthLane) -> None:
+    """Take from a lane what is nearest in length; from an empty load, first whose turn it is."""
+    gone: list[Request] = []
+    head = lane.head if load.requests else _lead(load, lane, gone)
+    if head is not None:
+        _spread(load, lane, gone)
+    for request in gone:
+        lane.leave(request)
+
+
+def _lead(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> Request | None:
+    """Take the first of the lane that can still make it."""
+    for request in lane.waiting:
+        if is_gone(request):
+            continue
+        if request.deadline <= load.must_last:
+            _leave_out(load, request)
+            gone.append(request)
+            continue
+        if load.take(request):
+            gone.append(request)
+        return request
+    return None
+
+
+def _spread(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> None:
+    """Take from the queues around `load.longest`, that which costs less padding first."""
+    lengths = lane.lengths
+    up = bisect_right(lengths, load.longest)
+    down = up - 1
+    while load.rows < load.max_rows:
+        below = load.longest - lengths[down] if down >= 0 else inf
+        above = load.rows * (lengths[up] - load.longest) if up < len(lengths) else inf
+        if below <= above:
+            if down < 0:
+                return
+            down = down - 1 if _take_queue(load, lane, lengths[down], gone) else -1
+        else:
+            up = up + 1 if _take_queue(load, lane, lengths[up], gone) else len(lengths)
+
+
+def _take_queue(load: PaddedLoad, lane: LengthLane, length: float, gone: list[Request]) -> bool:
+    """Take what fits of a queue; tell whether that was all of it."""
+    queue = lane.by_length[length]
+    while queue:
+        request = queue[0]
+        if not is_gone(request):
+            if request.deadline <= load.must_last:
+                _leave_out(load, request)
+            elif not load.take(request):
+                return False
+            gone.append(request)
+        queue.popleft()
+    return True
+
+
+def _leave_out(load: Load, request: Request) -> None:
+    load.departed += rows_left(request)
+    load.late.append(request)
+    request.settled = True

@@ -1,0 +1,61 @@
+"""lengths.py: a lane that finds its requests by arrival and by length."""
+
+from random import Random
+
+from tests.batching.mill import Asked, listed
+
+from weir.batching.lengths import LengthLane, is_gone, length_of
+
+
+def of(length: float, arrival: float = 0.0) -> Asked:
+    """Return a request of this length."""
+    return Asked(length, arrival, cost=length)
+
+
+def test_a_length_is_what_a_row_costs() -> None:
+    assert length_of(of(7.0)) == 7.0
+    assert length_of(listed(4, cost=12.0)) == 3.0
+
+
+def test_those_of_equal_length_are_in_order_of_arrival() -> None:
+    lane = LengthLane()
+    first, second, late, other = of(5.0, 1.0), of(5.0, 2.0), of(5.0, 1.5), of(3.0, 3.0)
+    for request in (first, second, other, late):
+        lane.add(request)
+    assert lane.lengths == [3.0, 5.0]
+    assert list(lane.by_length[5.0]) == [first, late, second]
+    assert list(lane.waiting) == [first, late, second, other]
+
+
+def test_the_front_of_every_queue_waits() -> None:
+    lane = LengthLane()
+    first, second, third = of(5.0), of(5.0), of(5.0)
+    for request in (first, second, third):
+        lane.add(request)
+    second.settled = True
+    lane.leave(second)
+    assert (len(lane), lane.lengths) == (2, [5.0])
+    first.taken = 1
+    lane.leave(first)
+    assert (len(lane), lane.head, list(lane.by_length[5.0])) == (1, third, [third])
+    third.settled = True
+    lane.leave(third)
+    assert (len(lane), lane.head, lane.lengths, lane.by_length) == (0, None, [], {})
+
+
+def test_who_has_gone_does_not_pile_up() -> None:
+    lane, random = LengthLane(), Random(1)
+    head = of(1.0)
+    lane.add(head)
+    for number in range(5000):
+        request = of(float(random.randrange(2, 40)), number)
+        lane.add(request)
+        if number % 10:
+            request.settled = True
+            lane.leave(request)
+    assert lane.head is head
+    assert len(lane) == 501
+    assert len(lane.waiting) < 1100
+    assert sum(map(len, lane.by_length.values())) < 1100
+    assert all(not is_gone(queue[0]) for queue in lane.by_length.values())
+    assert lane.lengths == sorted(lane.by_length)

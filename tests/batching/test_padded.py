@@ -1,0 +1,196 @@
+"""padded.py: whose turn it is, and those nearest in length, within a budget that counts padding."""
+
+from math import inf
+from random import Random
+
+import pytest
+from tests.batching.mill import Asked, Mill, listed
+
+from weir.batching.compose import Load
+from weir.batching.group import Group
+from weir.batching.lengths import LengthLane
+from weir.batching.padded import ByLength
+from weir.errors import InvalidRequest
+from weir.messages import Reason
+
+
+def of(length: float, arrival: float = 0.0, **rest: float) -> Asked:
+    """Return a request of this length."""
+    return Asked(length, arrival, cost=length, **rest)
+
+
+def filled(*requests: Asked) -> Group:
+    """Return a group with these in it."""
+    group = Group(None, LengthLane)
+    for request in requests:
+        group.add(request)
+    return group
+
+
+def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None = None, **rest: float) -> Load:
+    """Compose a batch."""
+    before = group.waiting
+    load = ByLength(padding)(group, rows, cost, rest.get("must_last", 0.0), int(rest.get("overtakes", 4)))
+    assert before - group.waiting == load.departed
+    return load
+
+
+def lengths(load: Load) -> list[float]:
+    """Return the lengths that were taken, in order."""
+    return [request.payload for request in load.requests]
+
+
+def test_the_oldest_goes_with_those_nearest_in_length() -> None:
+    group = filled(*map(of, (20.0, 5.0, 21.0, 90.0, 19.0, 20.0, 4.0)))
+    load = take(group, 4)
+    assert lengths(load) == [20.0, 20.0, 19.0, 21.0]
+    assert (load.rows, load.cost, load.padding, load.plain, load.slices) == (4, 84.0, 4.0, True, None)
+    assert lengths(take(group, 2)) == [5.0, 4.0]
+    assert lengths(take(group, 4)) == [90.0]
+    assert take(group).requests == []
+
+
+def test_the_budget_counts_padding() -> None:
+    requests = [of(10.0), *(of(8.0) for _ in range(9))]
+    load = take(filled(*requests), cost=50.0)
+    assert (load.rows, load.cost, load.padding) == (5, 50.0, 8.0)
+    load = take(filled(of(10.0), of(26.0), of(9.0)), cost=50.0)
+    assert lengths(load) == [10.0, 9.0]  # with the third it would cost 78
+
+
+def test_the_longer_ones_are_tried_when_the_shorter_ones_do_not_fit() -> None:
+    group = filled(*map(of, (10.0, 4.0, 11.0, 12.0, 30.0)))
+    assert lengths(take(group, padding=3.0)) == [10.0, 11.0, 12.0]  # one unit, then two more
+    assert lengths(take(group, padding=3.0)) == [4.0]
+
+
+def test_padding_is_bounded() -> None:
+    group = filled(*map(of, (10.0, 5.0, 40.0)))
+    load = take(group, padding=0.0)
+    assert (lengths(load), load.padding) == ([10.0], 0.0)
+    assert lengths(take(group, padding=35.0)) == [5.0, 40.0]
+
+
+def test_lists_are_divided_and_the_rest_waits() -> None:
+    request = listed(10, cost=30.0)
+    group = filled(request, listed(2, cost=6.0), of(2.0))
+    load = take(group, 4)
+    assert (load.requests, load.slices, load.divided, load.cost) == ([request], [(0, 4)], [request], 12.0)
+    load = take(group, 64, 24.0)
+    assert (load.slices, load.rows, load.cost) == ([(4, 10), None], 8, 24.0)
+    assert lengths(take(group)) == [2.0]
+
+
+def test_a_list_may_fill_up_a_batch() -> None:
+    request = listed(10, cost=20.0)
+    load = take(filled(of(3.0), request), 4)
+    assert (load.slices, load.divided, load.padding) == ([None, (0, 3)], [request], 3.0)
+
+
+def test_an_item_of_many_rows_goes_alone_rather_than_not_at_all() -> None:
+    group = filled(Asked("wide", rows=3, cost=9.0), of(3.0))
+    load = take(group, 2)
+    assert ([request.payload for request in load.requests], load.rows) == (["wide"], 3)
+
+
+def test_who_cannot_make_it_is_left_out() -> None:
+    requests = [of(10.0, timeout=timeout) for timeout in (1.0, 5.0, 2.0, 9.0)]
+    requests.append(of(11.0, timeout=1.0))
+    gone = of(10.0)
+    group = filled(requests[0], gone, *requests[1:])
+    gone.settled = True
+    group.remove(gone)
+    load = take(group, must_last=2.0)
+    assert load.requests == [requests[1], requests[3]]
+    assert load.late == [requests[0], requests[2], requests[4]]
+    assert all(request.settled for request in load.late)
+    assert group.waiting == 0
+    assert take(filled(of(1.0)), must_last=99.0).requests == []
+
+
+def test_who_has_left_is_not_taken() -> None:
+    requests = [of(10.0) for _ in range(5)]
+    group = filled(*requests)
+    for place in (0, 3):
+        requests[place].settled = True
+        group.remove(requests[place])
+    assert take(group, 2).requests == [requests[1], requests[2]]
+    assert take(group, 2).requests == [requests[4]]
+
+
+def test_an_anchor_may_have_its_rest_in_front_of_others_that_are_gone() -> None:
+    request = listed(4, cost=4.0)
+    other = of(1.0)
+    group = filled(request, other, of(1.0))
+    assert take(group, 2).slices == [(0, 2)]
+    other.settled = True
+    group.remove(other)
+    assert take(group, 64).rows == 3
+
+
+def test_higher_priority_leads_and_lower_fills_up() -> None:
+    low, high = of(10.0), of(20.0, priority=1)
+    near = of(19.0, 1.0)
+    group = filled(low, near, high)
+    assert take(group, 2).requests == [high, near]
+    assert take(group, 2).requests == [low]
+
+
+def test_small_ones_lead_and_large_ones_fill_up_but_not_for_ever() -> None:
+    large = [of(10.0, large=True), of(30.0, large=True)]
+    small = [of(30.0, 1.0) for _ in range(9)]
+    group = filled(*large, *small)
+    first = take(group, 2, overtakes=2)
+    assert first.requests == small[:2]
+    assert large[0].overtaken == 1
+    assert take(group, 2, overtakes=2).requests == small[2:4]
+    third = take(group, 2, overtakes=2, padding=0.0)
+    assert third.requests == [large[0]]  # it has been overtaken twice
+    assert large[1].overtaken == 0
+    assert take(group, 8, overtakes=2).requests == [*small[4:], large[1]]
+
+
+def test_whoever_is_first_is_in_the_next_batch() -> None:
+    mill, random = (
+        Mill(max_batch_size=8, max_batch_cost=512.0, padded=True, max_padding=20.0, max_queue_size=5000),
+        Random(7),
+    )
+    for number in range(2000):
+        mill.submit(of(float(random.choice((3, 500, random.randrange(3, 200)))), arrival=mill.now + number * 1e-6))
+    while mill.waiting:
+        oldest = mill.waiting[0]
+        (running,) = mill.batcher.running.values()
+        (cut,) = mill.finish(running)
+        assert oldest in cut.requests
+    assert all(cut.padding <= 20.0 for cut in mill.cuts)
+
+
+def test_padding_is_far_below_that_of_arrival_order() -> None:
+    random = Random(3)
+    sizes = [float(3 + int(random.lognormvariate(3.0, 0.8))) for _ in range(600)]
+    waste = {}
+    for padded in (True, False):
+        mill = Mill(max_batch_size=16, padded=padded, max_padding=40.0, max_queue_size=5000)
+        mill.submit(*(of(size) for size in sizes))
+        mill.run_all()
+        cost = sum(cut.rows * max(request.cost for request in cut.requests) for cut in mill.cuts)
+        waste[padded] = 1.0 - sum(sizes) / cost
+    assert waste[True] < 0.1 < 0.4 < waste[False]
+
+
+def test_a_batch_that_runs_again_says_what_it_costs() -> None:
+    mill = Mill(padded=True)
+    mill.submit(of(4.0), of(10.0), of(10.0))
+    (again,) = mill.lose(0)
+    assert (again.reason, again.cost, again.padding) == (Reason.RETRY, 20.0, 6.0)
+    mill.run_all()
+    assert mill.batcher.recent[0]["padding"] == 6.0
+
+
+def test_a_length_of_one_is_not_taken_for_an_ordinary_request() -> None:
+    mill = Mill(padded=True, max_batch_cost=4.0)
+    mill.submit(of(1.0), of(1.0), of(1.0), of(3.0))
+    mill.run_all()
+    assert [cut.cost for cut in mill.cuts] == [3.0, 3.0]
+    with pytest.raises(InvalidRequest, match="cost=5: an item costs from 0 to max_batch_cost=4"):
+        mill.submit(of(5.0))
