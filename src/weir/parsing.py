@@ -5,6 +5,7 @@ the elements are separated by spaces, or the text is JSON.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -13,6 +14,7 @@ import msgspec
 
 from weir.errors import SettingsError
 
+_NUMBERS = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?")
 _KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -84,13 +86,13 @@ def _name_of(hint: Any) -> str:
 
 
 def _numbers(text: str, source: str) -> list[int]:
-    """Read `0,1,4-7`: numbers of CPUs, sizes of batches."""
+    """Read `0,1,4-7` or `-2,-1`: numbers of CPUs, sizes of batches, layers from the end."""
     numbers: list[int] = []
     for part in text.split(","):
-        first, dash, last = part.partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+        found = _NUMBERS.fullmatch(part.strip())
+        if found is None:
             raise SettingsError(f"{source}={text!r}: must be whole numbers and ranges like 0,1,4-7")
-        numbers += range(int(first), int(last or first) + 1)
+        numbers += range(int(found[1]), int(found[2] or found[1]) + 1)
     return numbers
 
 

@@ -9,12 +9,12 @@ and one in `[models.NAME]` for that model.
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
@@ -67,6 +67,21 @@ SERVER_PARTS: dict[str, type[Any]] = {
 }
 
 
+class Kind(NamedTuple):
+    """What one command serves: which settings its models and its server have, and how its models are named.
+
+    `named` splits a TARGET into the name that it gives its model and the target itself; `key` is what a table of a model calls its
+    target, `form` what it must be. `fallback` returns the targets of a server that was given none, or raises SettingsError.
+    """
+
+    model_parts: Mapping[str, type[Any]]
+    server_parts: Mapping[str, type[Any]]
+    named: Callable[[str], tuple[str, str]]
+    key: str
+    form: str
+    fallback: Callable[[], Sequence[str]]
+
+
 class Declared(NamedTuple):
     """One setting as its part declares it. `of_model`: may differ between the models of one server."""
 
@@ -86,6 +101,11 @@ class Declared(NamedTuple):
         return "--" + name.replace("_", "-")
 
     @property
+    def is_switch(self) -> bool:
+        """Whether it is on or off, so that it has two flags."""
+        return self.hint is bool or bool in get_args(self.hint)
+
+    @property
     def variable(self) -> str:
         """The environment variable."""
         return PREFIX + self.name.upper()
@@ -102,6 +122,7 @@ class Settings(NamedTuple):
     control: ControlSettings
     repository: RepositorySettings
     telemetry: TelemetrySettings
+    more: Mapping[str, Any] = MappingProxyType({})  # what the server of this kind has beside those, by heading
     # What was said for every model: in the file, and louder than what a model's own file says.
     general: Mapping[str, Any] = MappingProxyType({})
     louder: Mapping[str, Any] = MappingProxyType({})
@@ -111,13 +132,32 @@ class Settings(NamedTuple):
         return _layered(_layered(dict(self.general), dict(own)), dict(self.louder))
 
 
-def declared_settings() -> dict[str, Declared]:
+def default_name(target: str) -> str:
+    """Return the name of a model that was given none: its class name in lower case."""
+    return target.rpartition(":")[2].rpartition(".")[2].lower()
+
+
+def _nothing() -> Sequence[str]:
+    raise SettingsError(
+        "nothing to serve: name a TARGET (module:Class or path/file.py:Class), a model in --config, or a "
+        "--model-repository"
+    )
+
+
+# What `weir serve` serves.
+MODELS = Kind(
+    MODEL_PARTS, SERVER_PARTS, lambda target: (default_name(target), target), "target",
+    "module:Class or path/file.py:Class", _nothing,
+)  # fmt: skip
+
+
+def declared_settings(kind: Kind = MODELS) -> dict[str, Declared]:
     """Return every setting there is, by name."""
     return {
         declared.name: declared
-        for parts, of_model in ((MODEL_PARTS, True), (SERVER_PARTS, False))
-        for part, kind in parts.items()
-        for declared in declared_by(kind, part, of_model)
+        for parts, of_model in ((kind.model_parts, True), (kind.server_parts, False))
+        for part, dataclass in parts.items()
+        for declared in declared_by(dataclass, part, of_model)
     }
 
 
@@ -139,23 +179,25 @@ def read_settings(
     flags: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     config: str | None = None,
+    kind: Kind = MODELS,
 ) -> Settings:
     """Return what is to be served, and how.
 
-    `targets` are `module:Class` or `path/file.py:Class`; `flags` has the texts given for each setting, by name;
+    `targets` are of the form that `kind` reads; `flags` has the texts given for each setting, by name;
     `config` is the path of a TOML file. Raises SettingsError naming where it was said, the value and the rule.
     """
-    catalog = declared_settings()
-    general, tables = _read_file(config or environment.get(CONFIG), catalog)
+    catalog = declared_settings(kind)
+    general, tables = _read_file(config or environment.get(CONFIG), catalog, kind.key)
     said = _layered(_from_environment(environment, catalog), _from_flags(flags, catalog))
     server = _layered(general, said)
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
-    models = [] if only_repository else _models(targets, general, tables, said, catalog)
-    parts = (
-        kind(**{name: value for name, value in server.items() if catalog[name].part == part})
-        for part, kind in SERVER_PARTS.items()
-    )
-    settings = Settings(models, *parts)
+    models = [] if only_repository else _models(targets, general, tables, said, catalog, kind)
+    parts = {
+        part: dataclass(**{name: value for name, value in server.items() if catalog[name].part == part})
+        for part, dataclass in {**SERVER_PARTS, **kind.server_parts}.items()
+    }
+    own = [parts.pop(part) for part in SERVER_PARTS]
+    settings = Settings(models, *own)._replace(more=parts)
     return settings._replace(general=_of_every_model(general, catalog), louder=_of_every_model(said, catalog))
 
 
@@ -173,11 +215,6 @@ def _of_every_model(values: dict[str, Any], catalog: dict[str, Declared]) -> dic
     }  # fmt: skip
 
 
-def default_name(target: str) -> str:
-    """Return the name of a model that was given none: its class name in lower case."""
-    return target.rpartition(":")[2].rpartition(".")[2].lower()
-
-
 def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
     """Return both, `high` winning; tables (params) are merged key by key."""
     merged = {**low, **high}
@@ -189,9 +226,9 @@ def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 def _models(
     targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]], said: dict[str, Any],
-    catalog: dict[str, Declared],
+    catalog: dict[str, Declared], kind: Kind,
 ) -> list[ModelToServe]:  # fmt: skip
-    named = _named_targets(targets, tables, said)
+    named = _named_targets(targets, tables, said, kind)
     for name in ("name", "route"):
         if said.get(name) and len(named) > 1:
             where = f"{catalog[name].flag} or {catalog[name].variable}"
@@ -204,26 +241,25 @@ def _models(
     return models
 
 
-def _named_targets(targets: Sequence[str], tables: dict[str, dict[str, Any]], said: dict[str, Any]) -> dict[str, str]:
+def _named_targets(
+    targets: Sequence[str], tables: dict[str, dict[str, Any]], said: dict[str, Any], kind: Kind
+) -> dict[str, str]:
     """Return the target of each model: those given first, then those of the file."""
     named: dict[str, str] = {}
-    for target in targets:
-        name = said["name"] if said.get("name") is not None else default_name(target)
+    key = kind.key
+    for given in targets or ([] if tables else kind.fallback()):
+        name, target = kind.named(given)
+        name = said["name"] if said.get("name") is not None else name
         if name in named:
             raise SettingsError(f"{target}: the name {name!r} is taken by {named[name]}; names must differ (--name)")
-        in_file = tables.get(name, {}).get("target", target)
+        in_file = tables.get(name, {}).get(key, target)
         if in_file != target:
-            raise SettingsError(f"{target}: [models.{name}] says target={in_file!r}; it must be said once")
+            raise SettingsError(f"{target}: [models.{name}] says {key}={in_file!r}; it must be said once")
         named[name] = target
     for name, table in tables.items():
-        if name not in named and "target" not in table:
-            raise SettingsError(f"[models.{name}]: no target; must be module:Class or path/file.py:Class")
-        named.setdefault(name, table.get("target", ""))
-    if not named:
-        raise SettingsError(
-            "nothing to serve: name a TARGET (module:Class or path/file.py:Class), a model in --config, or a "
-            "--model-repository"
-        )
+        if name not in named and key not in table:
+            raise SettingsError(f"[models.{name}]: no {key}; must be {kind.form}")
+        named.setdefault(name, table.get(key, ""))
     return named
 
 
@@ -256,8 +292,10 @@ def _is_of_kubernetes(variable: str, text: str) -> bool:
     return bool(_KUBERNETES.fullmatch(variable) or _KUBERNETES_PORT.fullmatch(f"{variable}={text}"))
 
 
-def _read_file(path: str | None, catalog: dict[str, Declared]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Return what the TOML file says for all, and for each model."""
+def _read_file(
+    path: str | None, catalog: dict[str, Declared], key: str
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Return what the TOML file says for all, and for each model, whose target it calls `key`."""
     if path is None:
         return {}, {}
     try:
@@ -273,8 +311,7 @@ def _read_file(path: str | None, catalog: dict[str, Declared]) -> tuple[dict[str
     of_model = [name for name, declared in catalog.items() if declared.of_model and name != "name"]
     general = _from_table(document, path, everywhere, catalog)
     return general, {
-        name: _from_table(table, f"{path}: models.{name}", [*of_model, "target"], catalog)
-        for name, table in tables.items()
+        name: _from_table(table, f"{path}: models.{name}", [*of_model, key], catalog) for name, table in tables.items()
     }
 
 
@@ -284,7 +321,7 @@ def _from_table(table: dict[str, Any], source: str, allowed: list[str], catalog:
         where = f"{source}: {name}"
         if name not in allowed:
             raise SettingsError(_misplaced(name, where, allowed, catalog))
-        if name == "target":
+        if name not in catalog:  # a model's target
             values[name] = from_toml(str, value, where)
         else:
             values[name] = _checked(catalog[name], from_toml(catalog[name].hint, value, where), where)

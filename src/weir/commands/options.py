@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from weir.errors import SettingsError
-from weir.settings import Declared, Settings, read_settings
+from weir.settings import MODELS, Declared, Kind, Settings, read_settings
 
 EPILOG = (
     "Each option is a TOML key and a variable too: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
@@ -22,14 +22,16 @@ def settings_parameters(declared: Iterable[Declared]) -> list[inspect.Parameter]
     return [
         parameter("config", list[str], typer.Option(None, "--config", metavar="PATH", help="TOML file of settings.")),
         # Every option may be given several times, so that settings.py can refuse it where that makes no sense.
-        *[parameter(each.name, list[bool] if each.hint is bool else list[str], option(each)) for each in declared],
+        *[parameter(each.name, list[bool] if each.is_switch else list[str], option(each)) for each in declared],
     ]
 
 
-def settings_of(targets: list[str] | None, config: list[str] | None, said: Mapping[str, list[Any] | None]) -> Settings:
+def settings_of(
+    targets: list[str] | None, config: list[str] | None, said: Mapping[str, list[Any] | None], kind: Kind = MODELS
+) -> Settings:
     """Return the settings that the command line, the file and the environment make. Raises SettingsError."""
     flags = {name: [text_of(value) for value in values] for name, values in said.items() if values}
-    return read_settings(targets or [], flags, os.environ, _only(config))
+    return read_settings(targets or [], flags, os.environ, _only(config), kind)
 
 
 def with_signature(command: Callable[..., Any], parameters: list[inspect.Parameter]) -> Callable[..., Any]:
@@ -48,7 +50,7 @@ def parameter(name: str, hint: Any, default: Any) -> inspect.Parameter:
 def option(declared: Declared) -> Any:
     """Return the option of one setting."""
     flag = declared.flag
-    names = f"{flag}/--no-{flag[2:]}" if declared.hint is bool else flag
+    names = f"{flag}/--no-{flag[2:]}" if declared.is_switch else flag
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
         None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else None), help=_help(declared),

@@ -30,25 +30,15 @@ _MAX_KEY_LENGTH = 256
 _MAX_REQUEST_ID_LENGTH = 256
 
 
-class Ask:
-    """What the head of an inference request says.
-
-    `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
-    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Otherwise, or with `coding`
-    (a compressed body), the body goes through `payloads.read_work`.
-    """
+class Wishes:
+    """What the headers of a request for work may wish for, whatever it asks for."""
 
     __slots__ = (
-        "accept", "accept_coding", "batch", "coding", "content_type", "explain", "key", "plain", "priority",
-        "request_id", "service", "stream", "timeout", "traceparent",
+        "accept_coding", "coding", "explain", "key", "priority", "request_id", "timeout", "traceparent",
     )  # fmt: skip
 
-    def __init__(self, service: Service, batch: bool) -> None:
-        self.service = service
-        self.batch = batch  # a list of items, answered one by one
-        self.content_type = JSON
-        self.accept = JSON
-        self.timeout: float = service.settings.timeout  # seconds
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout  # seconds
         self.priority = 0
         self.key: str | None = None
         self.explain = False
@@ -56,6 +46,30 @@ class Ask:
         self.traceparent: str | None = None
         self.coding = ""  # how the body is compressed: gzip, zstd or not
         self.accept_coding = ""  # how a large answer may be
+
+    def read(self, name: bytes, value: bytes) -> None:
+        """Read one header, if it is one of these; `name` is in lower case. Raises InvalidRequest or UnsupportedMediaType."""
+        reader = _READERS.get(name)
+        if reader is not None:
+            reader(self, value.decode("latin-1"))
+
+
+class Ask(Wishes):
+    """What the head of an inference request says.
+
+    `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
+    `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Otherwise, or with `coding`
+    (a compressed body), the body goes through `payloads.read_work`.
+    """
+
+    __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")
+
+    def __init__(self, service: Service, batch: bool) -> None:
+        super().__init__(service.settings.timeout)
+        self.service = service
+        self.batch = batch  # a list of items, answered one by one
+        self.content_type = JSON
+        self.accept = JSON
         self.stream = service.streaming  # answered by a stream of events
         self.plain = not (batch or service.needs_measure or is_tensor_model(service.model))
 
@@ -151,49 +165,49 @@ def too_large(what: str, max_body_size: int) -> TooLarge:
     return TooLarge(f"body {what}: must be at most {max_body_size} bytes (max_body_size)")
 
 
-def _read_timeout(ask: Ask, value: str) -> None:
+def _read_timeout(wishes: Wishes, value: str) -> None:
     text = value.strip()
     seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not 0 < seconds <= LONGEST_TIMEOUT:
         rule = f"must be a number of seconds greater than 0 and at most {LONGEST_TIMEOUT:g}"
         raise InvalidRequest(f"X-Request-Timeout {value!r}: {rule}")
-    ask.timeout = seconds
+    wishes.timeout = seconds
 
 
-def _read_priority(ask: Ask, value: str) -> None:
+def _read_priority(wishes: Wishes, value: str) -> None:
     if not _INTEGER.fullmatch(value.strip()):
         raise InvalidRequest(f"X-Request-Priority {value!r}: must be an integer of at most nine digits")
-    ask.priority = int(value)
+    wishes.priority = int(value)
 
 
-def _read_key(ask: Ask, value: str) -> None:
+def _read_key(wishes: Wishes, value: str) -> None:
     if not 0 < len(value) <= _MAX_KEY_LENGTH:
         raise InvalidRequest(f"X-Batch-Key {value[:80]!r}: must have 1 to {_MAX_KEY_LENGTH} characters")
-    ask.key = value
+    wishes.key = value
 
 
-def _read_explain(ask: Ask, value: str) -> None:
+def _read_explain(wishes: Wishes, value: str) -> None:
     if value not in ("0", "1"):
         raise InvalidRequest(f"X-Explain {value!r}: must be 0 or 1")
-    ask.explain = value == "1"
+    wishes.explain = value == "1"
 
 
-def _read_request_id(ask: Ask, value: str) -> None:
+def _read_request_id(wishes: Wishes, value: str) -> None:
     if len(value) > _MAX_REQUEST_ID_LENGTH:
         raise InvalidRequest(f"X-Request-Id {value[:80]!r}: must have at most {_MAX_REQUEST_ID_LENGTH} characters")
-    ask.request_id = value.encode("latin-1")
+    wishes.request_id = value.encode("latin-1")
 
 
-def _read_traceparent(ask: Ask, value: str) -> None:
-    ask.traceparent = value  # whoever traces reads it; what is malformed counts as none
+def _read_traceparent(wishes: Wishes, value: str) -> None:
+    wishes.traceparent = value  # whoever traces reads it; what is malformed counts as none
 
 
-def _read_coding(ask: Ask, value: str) -> None:
-    ask.coding = coding_of(value)
+def _read_coding(wishes: Wishes, value: str) -> None:
+    wishes.coding = coding_of(value)
 
 
-def _read_accept_coding(ask: Ask, value: str) -> None:
-    ask.accept_coding = accepted_coding(value)
+def _read_accept_coding(wishes: Wishes, value: str) -> None:
+    wishes.accept_coding = accepted_coding(value)
 
 
 _READERS = {

@@ -38,8 +38,9 @@ class WorkerSettings:
         metavar="NAME=VALUE",
     )
     cpu_affinity: list[list[int]] = setting(
-        [], "CPU numbers of each worker: one list for all, or one per worker", metavar="NUMBERS"
-    )
+        [], "CPU numbers of each worker: one list for all, or one per worker", metavar="NUMBERS",
+        rule=(lambda value: all(number >= 0 for numbers in value for number in numbers), "must be numbers from 0 on"),
+    )  # fmt: skip
     threads: int | None = setting(
         None, "threads of numeric libraries in each worker (OMP_NUM_THREADS and others)", rule=AT_LEAST_ONE
     )

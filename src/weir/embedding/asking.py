@@ -1,0 +1,131 @@
+"""What the body of POST /encode says, as JSON, as msgpack or as a form."""
+
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+
+from weir.embedding.calling import Site, check_text
+from weir.embedding.texts import Text
+from weir.errors import InvalidRequest, UnsupportedMediaType
+
+_FORM = "application/x-www-form-urlencoded"
+_MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+_JSON = ("", "*/*", "application/json", "text/json")
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Asked(msgspec.Struct):
+    """What was asked. `id` comes back with the answer."""
+
+    id: Any
+    texts: list[Text]
+    model: str = ""
+    dimensions: int | None = None
+    truncate: bool | None = None
+    show_tokens: bool = False
+
+
+def read_body(body: bytes, content_type: str, site: Site) -> Asked:
+    """Read a body. Raises InvalidRequest naming the field, or the place of the text, and the rule; UnsupportedMediaType."""
+    media = content_type.partition(";")[0].strip().lower()
+    if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
+        said = _read_form(body, site)
+    elif media in _MSGPACK:
+        said = _decoded(msgspec.msgpack.decode, body, "msgpack")
+    elif media in _JSON or media == _FORM or media.endswith("+json"):
+        said = _decoded(msgspec.json.decode, body, "JSON")
+    else:
+        raise UnsupportedMediaType(
+            f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
+        )
+    if not isinstance(said, dict):
+        raise InvalidRequest("body: must be an object with id and texts")
+    for name in said:
+        if name not in _FIELDS:
+            raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
+    return Asked(
+        said.get("id"),
+        _texts(said, site),
+        *(_read(said, name, kind, default) for name, (kind, default) in _MORE.items()),
+    )
+
+
+# What may be said beside, with its type and what holds where it is not said.
+_MORE: dict[str, tuple[type[Any], Any]] = {
+    "model": (str, ""), "dimensions": (int, None), "truncate": (bool, None), "show_tokens": (bool, False),
+}  # fmt: skip
+_FIELDS = ("id", "texts", "is_tokenized", "pairs", *_MORE)
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
+
+
+def _decoded(decode: Any, body: bytes, what: str) -> Any:
+    try:
+        return decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"body: is not {what} ({error})") from error
+
+
+def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    value = said.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise InvalidRequest(f"{name}={value!r:.80}: must be {_WORDS[kind]}")
+    return value
+
+
+def _texts(said: dict[str, Any], site: Site) -> list[Text]:
+    texts = said.get("texts")
+    if not isinstance(texts, list):
+        raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
+    site.check_count(len(texts), "texts")
+    tokenized = _read(said, "is_tokenized", bool, None)
+    if _read(said, "pairs", bool, False):
+        return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
+    return [_text(text, f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+
+
+def _text(text: Any, where: str, tokenized: bool | None) -> Text:
+    """Read one: a list is of words or of token ids, whether `tokenized` is said or not, but then all must be."""
+    if not isinstance(text, list):
+        if tokenized:
+            raise InvalidRequest(f"{where}: must be a list of words (is_tokenized), is {text!r:.80}")
+        return check_text(text, where)
+    if not text:
+        raise InvalidRequest(f"{where}: must not be empty")
+    kind = type(text[0])
+    if kind not in (str, int) or (kind is int and tokenized) or any(type(each) is not kind for each in text):
+        raise InvalidRequest(f"{where}: must be a text, a list of words, or a list of token ids, is {text!r:.80}")
+    return text
+
+
+def _pair(text: Any, where: str) -> Text:
+    if isinstance(text, list) and len(text) == 2:
+        return check_text(text[0], f"{where}[0]"), check_text(text[1], f"{where}[1]")
+    raise InvalidRequest(f"{where}: must be two texts (pairs), is {text!r:.80}")
+
+
+def _read_form(body: bytes, site: Site) -> dict[str, Any]:
+    """Read a form: `texts` comes once for each text; words of one text have a space between."""
+    try:
+        fields = parse_qs(
+            body.decode(), keep_blank_values=True, strict_parsing=True, max_num_fields=site.max_texts + 16
+        )
+    except (UnicodeDecodeError, ValueError) as error:
+        raise InvalidRequest(f"body: is not a form ({error})") from error
+    said: dict[str, Any] = {name: values[-1] for name, values in fields.items()}
+    for name in ("is_tokenized", "pairs", "truncate", "show_tokens"):
+        if name in said:
+            said[name] = _truth(said[name], name)
+    if "dimensions" in said and said["dimensions"].isdecimal() and len(said["dimensions"]) < 10:
+        said["dimensions"] = int(said["dimensions"])
+    if "texts" in fields:
+        said["texts"] = [text.split() for text in fields["texts"]] if said.get("is_tokenized") else fields["texts"]
+    return said
+
+
+def _truth(text: str, name: str) -> bool:
+    if text.lower() not in _TRUTH:
+        raise InvalidRequest(f"{name}={text[:80]!r}: must be true or false")
+    return _TRUTH[text.lower()]

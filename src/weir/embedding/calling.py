@@ -1,0 +1,123 @@
+"""One HTTP call for vectors: who asks, until when, how the answer may be written; and what becomes of it."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from weir.embedding.counts import Counts
+from weir.embedding.texts import Encoded, Encodes, Text
+from weir.errors import Cancelled, InvalidRequest, ModelNotFound
+from weir.protocols.answers import Answer, compressed
+from weir.protocols.bodies import disconnected
+from weir.protocols.endpoint import Call
+from weir.protocols.native import Wishes
+from weir.protocols.settings import HttpSettings
+
+CLIENT_ID = b"x-client-id"
+TRUNCATED = b"x-weir-truncated"
+_LONGEST_CLIENT_ID = 128
+_LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
+_LONG_BODY = 262_144  # bytes whose compression would
+
+
+class Models:
+    """The models of a server by name; where none is named, the first is meant."""
+
+    def __init__(self, encoders: Mapping[str, Encodes]) -> None:
+        self.encoders = encoders
+
+    def get(self, name: str = "") -> Encodes:
+        """Return the model called `name`. Raises ModelNotFound naming those there are."""
+        name = name or next(iter(self.encoders), "")
+        if name not in self.encoders:
+            there_are = ", ".join(self.encoders) or "no models of texts"
+            raise ModelNotFound(f"model {name!r}: there is none of this name; there are {there_are}")
+        return self.encoders[name]
+
+
+class TextCall:
+    """What the head of a call says. `whose` identifies the caller for fairness: X-Client-Id, else the address."""
+
+    def __init__(self, call: Call, door: str) -> None:
+        self.call = call
+        self.door = door
+        self.whose = call.peer or "local"
+        self._wishes = Wishes(0.0)  # 0: the server's own timeout
+        for name, value in call.headers:
+            if name == CLIENT_ID:
+                self.whose = _client_id(value.decode("latin-1"))
+            else:
+                self._wishes.read(name, value)
+
+    async def encoded(
+        self, encoder: Encodes, texts: Sequence[Text], *, whose: str = "", dimensions: int | None = None,
+        truncate: bool | None = None, want_tokens: bool = False,
+    ) -> Encoded:  # fmt: skip
+        """Return what `encoder` makes of `texts`. Raises its errors, and Cancelled when the caller has left: nothing of it goes on
+        then."""
+        work = asyncio.ensure_future(
+            encoder.encode(
+                texts, door=self.door, client=whose or self.whose, priority=self._wishes.priority,
+                timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
+            )
+        )  # fmt: skip
+        leaving = asyncio.ensure_future(disconnected(self.call.receive))
+        try:
+            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                raise Cancelled("the caller left")
+            return work.result()
+        finally:
+            leaving.cancel()
+            work.cancel()
+
+    async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer], http: HttpSettings) -> Answer:
+        """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread."""
+        make = partial(self._written, encoded, write, http.compress_above)
+        return await asyncio.to_thread(make) if encoded.vectors.size > _LONG_WORK else make()
+
+    def _written(self, encoded: Encoded, write: Callable[[Encoded], Answer], compress_above: int) -> Answer:
+        answer = write(encoded)
+        if cut := sum(encoded.truncated):
+            answer.headers.append((TRUNCATED, b"%d" % cut))
+        if self._wishes.request_id is not None:
+            answer.headers.append((b"x-request-id", self._wishes.request_id))
+        if self._wishes.accept_coding and len(answer.body) > compress_above:
+            answer = compressed(answer, self._wishes.accept_coding)
+        return answer
+
+
+class Site:
+    """What the HTTP doors share: the models, settings, and who counts."""
+
+    def __init__(self, models: Models, http: HttpSettings, max_texts: int, counts: Counts) -> None:
+        self.models = models
+        self.http = http
+        self.max_texts = max_texts
+        self.counts = counts
+
+    def check_count(self, count: int, field: str) -> None:
+        """Raise InvalidRequest for a list of texts that may not have so many."""
+        if not 1 <= count <= self.max_texts:
+            raise InvalidRequest(f"{field}: has {count} texts, must have 1 to {self.max_texts} (max_texts)")
+
+
+def check_text(text: Any, where: str) -> str:
+    """Return `text` if it can be encoded. Raises InvalidRequest naming `where` it stands and the rule."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{where}: must be a text, is {text!r:.80}")
+    if not text:
+        raise InvalidRequest(f"{where}: must not be empty")
+    return text
+
+
+def truncated_places(encoded: Encoded) -> list[int]:
+    """Return which texts were cut."""
+    return [place for place, cut in enumerate(encoded.truncated) if cut]
+
+
+def _client_id(text: str) -> str:
+    if not 0 < len(text) <= _LONGEST_CLIENT_ID:
+        raise InvalidRequest(f"X-Client-Id {text[:40]!r}: must have 1 to {_LONGEST_CLIENT_ID} characters")
+    return text

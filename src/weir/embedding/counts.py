@@ -1,0 +1,43 @@
+"""What the HTTP doors of texts have done, for /metrics: a call may be many requests to the line, or one of many texts."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class Counts(Collector):
+    """Counts calls by model, door and status, and the texts of those that were answered."""
+
+    def __init__(self) -> None:
+        self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
+        self._texts: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._truncated: defaultdict[tuple[str, str], int] = defaultdict(int)
+
+    def answered(self, model: str, door: str, texts: int, truncated: int) -> None:
+        """Count a call with its vectors."""
+        self._calls[model, door, "200"] += 1
+        self._texts[model, door] += texts
+        self._truncated[model, door] += truncated
+
+    def refused(self, model: str, door: str, status: int) -> None:
+        """Count a call that got an error. `model` is "" where the caller named one that there is not."""
+        self._calls[model, door, str(status)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        calls = CounterMetricFamily(
+            "weir_text_calls", "Calls for the vectors of texts over HTTP.", labels=["model", "door", "code"]
+        )
+        for labels, count in list(self._calls.items()):
+            calls.add_metric(labels, count)
+        yield calls
+        for name, text, counted in (
+            ("weir_texts", "Texts whose vectors were answered over HTTP.", self._texts),
+            ("weir_texts_truncated", "Those of them that were cut.", self._truncated),
+        ):
+            family = CounterMetricFamily(name, text, labels=["model", "door"])
+            for place, count in list(counted.items()):
+                family.add_metric(place, count)
+            yield family

@@ -1,0 +1,132 @@
+"""The door that speaks as bert-as-service does over HTTP: POST /encode, GET /status/server and /status/client.
+
+A text that is longer than the model reads is cut, unless the server was told not to; the answer says which were, in
+`truncated` and in the header X-Weir-Truncated.
+"""
+
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+from starlette.routing import Route
+
+from weir.embedding.asking import Asked, read_body
+from weir.embedding.calling import Site, TextCall, truncated_places
+from weir.embedding.texts import Encoded, Encodes
+from weir.errors import Cancelled, InvalidRequest, WeirError
+from weir.messages import JSON, MSGPACK
+from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
+from weir.protocols.endpoint import Call, Endpoint
+from weir.protocols.media import accept_of
+from weir.protocols.status import http_code
+
+NAME = "encode"
+
+
+class Statistics(Protocol):
+    """Knows what the pages of the state show."""
+
+    def server_status(self) -> dict[str, Any]:
+        """Return the configuration, the versions, and what has been asked."""
+
+    def client_status(self) -> dict[str, Any]:
+        """Return what has been asked by whom; bounded."""
+
+
+class Encode:
+    """Answers the calls. `show_tokens`: callers may have the tokens of their texts."""
+
+    def __init__(self, site: Site, statistics: Statistics, *, show_tokens: bool) -> None:
+        self._site = site
+        self._statistics = statistics
+        self._show_tokens = show_tokens
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(self._refuse, "", None))
+        return [
+            Route("/encode", endpoint(self.encode), methods=["POST"]),
+            Route("/status/server", endpoint(self.server_status), methods=["GET"]),
+            Route("/status/client", endpoint(self.client_status), methods=["GET"]),
+        ]
+
+    async def encode(self, call: Call) -> Answer | None:
+        """Encode `texts`."""
+        model, identity = "", None
+        try:
+            headers = dict(call.headers)
+            asked = read_body(call.body, headers.get(b"content-type", b"").decode("latin-1"), self._site)
+            identity = asked.id
+            accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
+            encoder = self._site.models.get(asked.model)
+            model = encoder.name
+            return await self._encoded(TextCall(call, NAME), encoder, asked, accept)
+        except Cancelled:
+            return None
+        except WeirError as error:
+            return self._refuse(model, identity, error)
+
+    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked, accept: str) -> Answer:
+        if asked.show_tokens and not self._show_tokens:
+            raise InvalidRequest("show_tokens: this server tells no tokens (start it with --show-tokens)")
+        if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
+            raise InvalidRequest(
+                f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+            )
+        encoded = await call.encoded(
+            encoder, asked.texts, dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens
+        )
+        answer = await call.answer(encoded, partial(_WRITERS[accept], asked.id), self._site.http)
+        self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
+        return answer
+
+    async def server_status(self, call: Call) -> Answer:
+        """Show the server's configuration and what it has been asked."""
+        return _document(self._statistics.server_status())
+
+    async def client_status(self, call: Call) -> Answer:
+        """Show what the clients have asked."""
+        return _document(self._statistics.client_status())
+
+    def _refuse(self, model: str, identity: Any, error: BaseException) -> Answer:
+        answer = error_answer(error, identity, development=self._site.http.development)
+        self._site.counts.refused(model, NAME, answer.status)
+        return answer
+
+
+def error_answer(error: BaseException, identity: Any = None, *, development: bool = False) -> Answer:
+    """Return the answer for `error`: `type` and `description` as bert-as-service says it, with the code, and the `id`."""
+    value = error_value(error, development=development)
+    status = http_code(error)
+    document = {"id": identity, "type": value["type"], "description": value["message"], "status": status}
+    if value["details"] is not None:
+        document["details"] = value["details"]
+    return Answer(status, error_headers(error), encode_safely(document))
+
+
+def _as_json(identity: Any, encoded: Encoded) -> Answer:
+    document = _said(identity, encoded) | {"result": encoded.vectors.tolist()}
+    return Answer(200, [(b"content-type", JSON.encode())], msgspec.json.encode(document))
+
+
+def _as_msgpack(identity: Any, encoded: Encoded) -> Answer:
+    """The vectors as the bytes of an array, for clients that can read them so."""
+    vectors = encoded.vectors.astype("<f4", order="C", copy=False)
+    document = _said(identity, encoded) | {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
+    return Answer(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
+
+
+def _said(identity: Any, encoded: Encoded) -> dict[str, Any]:
+    document: dict[str, Any] = {"id": identity, "status": 200}
+    if cut := truncated_places(encoded):
+        document["truncated"] = cut
+    if encoded.tokens is not None:
+        document["tokens"] = encoded.tokens
+    return document
+
+
+_WRITERS = {JSON: _as_json, MSGPACK: _as_msgpack}
+
+
+def _document(value: dict[str, Any]) -> Answer:
+    return Answer(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))

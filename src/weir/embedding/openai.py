@@ -1,0 +1,248 @@
+"""The door that speaks as OpenAI does: POST /v1/embeddings, GET /v1/models.
+
+A text that is longer than the model reads is cut, unless the server was told not to; the answer says so in `truncated` and
+in the header X-Weir-Truncated. OpenAI's own refuses it.
+"""
+
+import time
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+from starlette.routing import Route
+
+from weir.embedding.calling import Site, TextCall, check_text, truncated_places
+from weir.embedding.texts import Encoded, Encodes, Text
+from weir.errors import (
+    Cancelled,
+    CapacityError,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    WeirError,
+)  # fmt: skip
+from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
+from weir.protocols.endpoint import Call, Endpoint
+from weir.protocols.status import http_code
+
+NAME = "openai"
+FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate")
+FORMATS = ("float", "base64")
+
+_JSON = (b"content-type", b"application/json")
+_MOST_TOKENS = 1 << 31  # the first number that is no token id
+
+
+class Asked(msgspec.Struct):
+    """What the body of a call says."""
+
+    texts: list[Text]
+    model: str = ""
+    encoding_format: str = "float"
+    dimensions: int | None = None
+    user: str = ""
+    truncate: bool | None = None
+
+
+class OpenAI:
+    """Answers the calls."""
+
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._since = int(time.time())
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        refuse = partial(self._refuse, "")
+        endpoint = partial(Endpoint, settings=self._site.http, refuse=refuse)
+        return [
+            Route("/v1/embeddings", endpoint(self.embeddings), methods=["POST"]),
+            Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
+            Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
+        ]
+
+    async def embeddings(self, call: Call) -> Answer | None:
+        """Encode what `input` has."""
+        model = ""
+        try:
+            asked = read_body(call.body, self._site)
+            encoder = self._site.models.get(asked.model)
+            model = encoder.name
+            return await self._encoded(TextCall(call, NAME), encoder, asked)
+        except Cancelled:
+            return None
+        except WeirError as error:
+            return self._refuse(model, error)
+
+    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked) -> Answer:
+        if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
+            rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+            raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
+        encoded = await call.encoded(
+            encoder, asked.texts, whose=asked.user, dimensions=asked.dimensions, truncate=asked.truncate
+        )
+        if encoded.vectors.ndim != 2:
+            raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
+        write = partial(self._written, encoder.name, asked.encoding_format)
+        answer = await call.answer(encoded, write, self._site.http)
+        self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
+        return answer
+
+    def _written(self, model: str, encoding_format: str, encoded: Encoded) -> Answer:
+        vectors: Sequence[Any]
+        if encoding_format == "base64":
+            vectors = [b64encode(vector).decode() for vector in encoded.vectors.astype("<f4", order="C", copy=False)]
+        else:
+            vectors = encoded.vectors.tolist()
+        tokens = sum(encoded.counts)
+        document: dict[str, Any] = {
+            "object": "list",
+            "data": [
+                {"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(vectors)
+            ],
+            "model": model,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+        if cut := truncated_places(encoded):
+            document["truncated"] = cut
+        return Answer(200, [_JSON], msgspec.json.encode(document))
+
+    async def list_models(self, call: Call) -> Answer:
+        """List the models."""
+        lines = [self._line(encoder) for encoder in self._site.models.encoders.values()]
+        return Answer(200, [_JSON], encode_safely({"object": "list", "data": lines}))
+
+    async def show_model(self, call: Call) -> Answer:
+        """Describe one model."""
+        return Answer(200, [_JSON], encode_safely(self._line(self._site.models.get(call.path["model"]))))
+
+    def _line(self, encoder: Encodes) -> dict[str, Any]:
+        return {
+            "id": encoder.name, "object": "model", "created": self._since, "owned_by": "weir",
+            "dimensions": encoder.dimensions, "max_length": encoder.max_length,
+        }  # fmt: skip
+
+    def _refuse(self, model: str, error: BaseException) -> Answer:
+        answer = error_answer(error, development=self._site.http.development)
+        self._site.counts.refused(model, NAME, answer.status)
+        return answer
+
+
+def read_body(body: bytes, site: Site) -> Asked:
+    """Read the body of POST /v1/embeddings. Raises InvalidRequest whose details name the field (`param`)."""
+    try:
+        said = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise wrong(f"body: is not JSON ({error})") from error
+    if not isinstance(said, dict):
+        raise wrong("body: must be an object as JSON")
+    for name in said:
+        if name not in FIELDS:
+            raise wrong(f"{name[:80]!r}: there is no such field; there are {', '.join(FIELDS)}", name[:80])
+    if "input" not in said:
+        raise wrong(
+            "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
+        )
+    return Asked(
+        _read_input(said["input"], site),
+        _read(said, "model", str, "") or "",
+        _read_format(said),
+        _read_dimensions(said),
+        _read(said, "user", str, "") or "",
+        _read(said, "truncate", bool, None),
+    )
+
+
+def _read_input(value: Any, site: Site) -> list[Text]:
+    try:
+        if isinstance(value, str):
+            return [check_text(value, "input")]
+        if not isinstance(value, list):
+            raise InvalidRequest(f"input={value!r:.80}: must be a text or a list")
+        if value and type(value[0]) is int:
+            return [_token_ids(value, "input")]
+        site.check_count(len(value), "input")
+        return [
+            _token_ids(each, f"input[{place}]") if isinstance(each, list) else check_text(each, f"input[{place}]")
+            for place, each in enumerate(value)
+        ]
+    except InvalidRequest as error:
+        raise wrong(error.message, "input") from None
+
+
+def _token_ids(value: list[Any], where: str) -> list[int]:
+    if not value:
+        raise InvalidRequest(f"{where}: must not be empty")
+    for place, token in enumerate(value):
+        if type(token) is not int or not 0 <= token < _MOST_TOKENS:
+            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {token!r:.40}")
+    return value
+
+
+def _read_format(said: dict[str, Any]) -> str:
+    value = _read(said, "encoding_format", str, FORMATS[0]) or FORMATS[0]
+    if value not in FORMATS:
+        raise wrong(f"encoding_format={value!r:.80}: must be one of {', '.join(FORMATS)}", "encoding_format")
+    return str(value)
+
+
+def _read_dimensions(said: dict[str, Any]) -> int | None:
+    value = _read(said, "dimensions", int, None)
+    if value is not None and value < 1:
+        raise wrong(f"dimensions={value}: must be 1 or more", "dimensions")
+    return None if value is None else int(value)
+
+
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
+
+
+def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    value = said.get(name, default)
+    if value is not None and type(value) is not kind:
+        raise wrong(f"{name}={value!r:.80}: must be {_WORDS[kind]}", name)
+    return value
+
+
+def wrong(message: str, param: str | None = None) -> InvalidRequest:
+    """Return the error about the field `param`."""
+    return InvalidRequest(message, details={"param": param})
+
+
+def error_answer(error: BaseException, *, development: bool = False) -> Answer:
+    """Return the answer for `error` in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`."""
+    details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
+    value = error_value(error, development=development)
+    document = {
+        "message": value["message"], "type": _type_of(error), "param": details.get("param"), "code": _code_of(error),
+    }  # fmt: skip
+    if isinstance(error, ModelNotFound):
+        document["param"] = "model"
+    return Answer(http_code(error), error_headers(error), encode_safely({"error": document}))
+
+
+def _type_of(error: BaseException) -> str:
+    if isinstance(error, Overloaded):
+        return "requests"
+    return "invalid_request_error" if isinstance(error, RequestError) else "server_error"
+
+
+def _code_of(error: BaseException) -> str | None:
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+
+
+# OpenAI's own words where it has any; the others say what our error is called.
+_CODES: dict[type[BaseException], str] = {
+    ModelNotFound: "model_not_found",
+    Overloaded: "rate_limit_exceeded",
+    Unauthorized: "invalid_api_key",
+    TooLarge: "request_too_large",
+    Unsupported: "unsupported",
+    CapacityError: "service_unavailable",
+    TimeoutError: "timeout",
+}

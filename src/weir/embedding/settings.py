@@ -1,0 +1,137 @@
+"""The settings of `weir embed serve`: what is computed of a text, on what, and what callers may ask for."""
+
+from dataclasses import dataclass
+
+from weir.embedding.recipe import OLD_NAMES, Pooling, Precision, Recipe, pooling_named
+from weir.errors import SettingsError
+from weir.fields import AT_LEAST_ONE, POSITIVE, Rule, check, one_of, setting
+from weir.protocols.settings import PORT
+
+RUNTIMES = ("onnx", "torch")
+SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
+
+_NAMES = ", ".join(pooling.value for pooling in Pooling)
+_POOLING: Rule = (
+    lambda value: value in OLD_NAMES or value.lower().replace("_", "-") in {pooling.value for pooling in Pooling},
+    f"must be one of {_NAMES}, or a name that bert-as-service has for it",
+)
+_LAYERS: Rule = (
+    lambda value: all(layer < 0 for layer in value) and len(set(value)) == len(value),
+    "must be counted from the end, -1 is the last, each once",
+)
+_LENGTH: Rule = (lambda value: value >= SHORTEST, f"must be {SHORTEST} or more")
+_FRACTION: Rule = (lambda value: 0 < value <= 1, "must be greater than 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What is computed of a text. What is not said is read from the model's files."""
+
+    pooling: str | None = setting(
+        None, f"how the vectors of the tokens become one: {_NAMES} (default: the model's own, else mean)",
+        rule=_POOLING, metavar="NAME",
+    )  # fmt: skip
+    layers: list[int] = setting(
+        [], "layers that are pooled, from the end; several are put one after the other: -4,-3,-2,-1 (default: -1 where "
+        "the model says how it is pooled, else -2)",
+        rule=_LAYERS, metavar="NUMBERS",
+    )  # fmt: skip
+    mask_special: bool = setting(False, "leave the first token and the last out of the pooling")
+    special_tokens: bool = setting(True, "put the model's special tokens around a text")
+    positions: bool = setting(True, "tell the model where in the text a token stands")
+    normalize: bool | None = setting(None, "bring vectors to length 1 (default: as the model says)")
+    dimensions: int | None = setting(None, "keep only the first numbers of each vector", rule=AT_LEAST_ONE)
+    max_length: int | None = setting(
+        None, "tokens of a text that are read, special ones included (default: as many as the model can)", rule=_LENGTH
+    )
+    truncate: bool = setting(True, "cut texts that are longer than that; otherwise they are refused")
+    fixed_length: bool = setting(
+        False, "pad all texts, and the vectors of their tokens, to --max-length rather than to the longest of a batch"
+    )
+    cased: bool | None = setting(
+        None, "tell capital letters from small ones, where the files do not say; of a vocab.txt alone"
+    )
+    pair_separator: str | None = setting(
+        None,
+        "what stands between the two texts of a pair, such as ' ||| ' (default: texts are no pairs)",
+        metavar="TEXT",
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def pooling_or(self, default: Pooling) -> Pooling:
+        """Return the pooling that was asked for, else `default`."""
+        return default if self.pooling is None else pooling_named(self.pooling)
+
+
+@dataclass(frozen=True)
+class ComputingSettings:
+    """On what, and in which numbers, vectors are computed."""
+
+    runtime: str = setting("onnx", "what computes: onnx or torch", rule=one_of(*RUNTIMES))
+    precision: str = setting(
+        Precision.FP32.value, "in which numbers: fp32, fp16, bf16 (torch alone) or int8 (onnx alone)",
+        rule=one_of(*(precision.value for precision in Precision)),
+    )  # fmt: skip
+    device_map: list[str] = setting(
+        [], "device of each worker, going round: cpu, a GPU's number, or auto for the GPU with most memory free "
+        "(default: auto, and the CPU where there is no GPU)",
+        metavar="DEVICE",
+    )  # fmt: skip
+    gpu_memory_fraction: float | None = setting(
+        None, "largest part of a GPU's memory that a worker takes", rule=_FRACTION
+    )
+    compile: bool = setting(False, "compile the model (torch alone)")
+    run_tokens: int | None = setting(
+        None, "tokens, padding included, that are computed at once (default: what was found best for the device)",
+        rule=POSITIVE,
+    )  # fmt: skip
+    cache: str | None = setting(
+        None, "folder of the graphs that were made (default: in the user's cache folder)", metavar="DIR"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.precision == "bf16" and self.runtime != "torch":
+            raise SettingsError(f"precision='bf16', runtime={self.runtime!r}: only torch computes in bf16")
+        if self.precision == "int8" and self.runtime != "onnx":
+            raise SettingsError(f"precision='int8', runtime={self.runtime!r}: only onnx computes in int8")
+        if self.compile and self.runtime != "torch":
+            raise SettingsError(f"compile=True, runtime={self.runtime!r}: only torch compiles")
+
+
+@dataclass(frozen=True)
+class CallerSettings:
+    """What callers may ask for, and where the ZeroMQ door is. Sizes are in texts."""
+
+    max_texts: int = setting(100_000, "texts that one request may have", rule=AT_LEAST_ONE)
+    show_tokens: bool = setting(False, "tell clients the tokens of their texts when they ask for them")
+    zmq_port: int | None = setting(
+        None, "port of the ZeroMQ door, which clients of bert-as-service send to; without it there is none", rule=PORT
+    )
+    zmq_result_port: int | None = setting(
+        None, "port of the ZeroMQ door that answers come from (default: the one after --zmq-port)", rule=PORT
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.zmq_result_port is not None and self.zmq_port is None:
+            raise SettingsError(f"zmq_result_port={self.zmq_result_port}: needs zmq_port too")
+
+
+MODEL_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}
+SERVER_PARTS = {"Callers": CallerSettings}
+
+
+def recipe_of(text: TextSettings, computing: ComputingSettings, own: Recipe) -> Recipe:
+    """Return what is computed: what was said, and for the rest `own`, what the model's files say."""
+    return Recipe(
+        text.pooling_or(own.pooling),
+        tuple(text.layers) or own.layers,
+        text.mask_special,
+        text.positions,
+        own.normalize if text.normalize is None else text.normalize,
+        text.dimensions if text.dimensions is not None else own.dimensions,
+        Precision(computing.precision),
+    )

@@ -1,0 +1,67 @@
+"""The HTTP doors of texts over encoders without a model, behind a real HTTP server."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from starlette.routing import BaseRoute
+
+from weir.embedding.calling import Models, Site
+from weir.embedding.counts import Counts
+from weir.embedding.encode import Encode
+from weir.embedding.openai import OpenAI
+from weir.embedding.openapi import text_paths
+from weir.embedding.texts import Encodes
+from weir.manager.registry import Registry
+from weir.protocols.rest import Added, make_app
+from weir.protocols.server import HttpServer
+from weir.protocols.settings import HttpSettings
+
+MAX_TEXTS = 50
+
+
+class NoStatistics:
+    """Pages of the state that say something."""
+
+    def server_status(self) -> dict[str, Any]:
+        return {"num_total_seq": 3}
+
+    def client_status(self) -> dict[str, Any]:
+        return {"clients": {}}
+
+
+class Served:
+    """A running server: its address, a client of it, and what was counted."""
+
+    def __init__(self, url: str, client: httpx.AsyncClient, counts: Counts) -> None:
+        self.url = url
+        self.client = client
+        self.counts = counts
+
+    def counted(self) -> dict[tuple[str, ...], float]:
+        """Return every sample by its name and labels."""
+        samples = [sample for family in self.counts.collect() for sample in family.samples]
+        return {(sample.name, *sample.labels.values()): sample.value for sample in samples}
+
+
+@asynccontextmanager
+async def served(*encoders: Encodes, show_tokens: bool = False, **http: Any) -> AsyncIterator[Served]:
+    """Serve until the block ends."""
+    settings, counts = HttpSettings(port=0, **http), Counts()
+    models = Models({encoder.name: encoder for encoder in encoders})
+    routes = routes_of(models, settings, counts, show_tokens=show_tokens)
+    registry = Registry([])
+    server = HttpServer(registry, make_app(registry, settings, added=Added(routes, text_paths())), settings)
+    await server.start()
+    try:
+        async with httpx.AsyncClient(base_url=server.address) as client:
+            yield Served(server.address, client, counts)
+    finally:
+        await server.stop()
+
+
+def routes_of(models: Models, http: HttpSettings, counts: Counts, *, show_tokens: bool) -> list[BaseRoute]:
+    """Return the routes of both doors."""
+    site = Site(models, http, MAX_TEXTS, counts)
+    return [*OpenAI(site).routes(), *Encode(site, NoStatistics(), show_tokens=show_tokens).routes()]

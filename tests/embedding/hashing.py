@@ -1,0 +1,87 @@
+"""An encoder without a model, for tests of doors: the vector of a text follows from its hash; a word is a token."""
+
+import asyncio
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.embedding.texts import Encoded, Text
+from weir.errors import InvalidRequest, WeirError
+
+DIMENSIONS = 8
+
+
+class Heard(NamedTuple):
+    """What was asked of it."""
+
+    texts: Sequence[Text]
+    said: dict[str, Any]
+
+
+class HashingEncoder:
+    """Encodes at once, or when `gate` is opened. `error` is raised instead if there is one."""
+
+    dimensions = DIMENSIONS
+
+    def __init__(self, name: str = "hashing", *, max_length: int = 6, per_token: bool = False) -> None:
+        self.name = name
+        self.max_length = max_length
+        self.heard: list[Heard] = []
+        self.error: WeirError | None = None
+        self.gate: asyncio.Event | None = None
+        self.entered: asyncio.Event | None = None
+        self.left: asyncio.Event | None = None  # set when a call is cancelled
+        self._per_token = per_token
+
+    async def encode(
+        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+    ) -> Encoded:  # fmt: skip
+        """Return vectors."""
+        said = {
+            "door": door, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
+            "truncate": truncate, "want_tokens": want_tokens,
+        }  # fmt: skip
+        self.heard.append(Heard(texts, said))
+        if self.entered is not None:
+            self.entered.set()
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            if self.left is not None:
+                self.left.set()
+            raise
+        if self.error is not None:
+            raise self.error
+        words = [words_of(text) for text in texts]
+        for place, each in enumerate(words):
+            if truncate is False and len(each) > self.max_length:
+                raise InvalidRequest(
+                    f"texts[{place}]: has {len(each)} tokens, must have at most {self.max_length}",
+                    details={"text": place},
+                )
+        kept = [each[: self.max_length] for each in words]
+        vectors = np.stack([vector_of(" ".join(each))[: dimensions or DIMENSIONS] for each in kept])
+        if self._per_token:
+            vectors = np.repeat(vectors[:, None, :], max(map(len, kept)), axis=1)
+        truncated = [len(each) > self.max_length for each in words]
+        return Encoded(vectors, list(map(len, kept)), truncated, kept if want_tokens else None)
+
+
+def words_of(text: Text) -> list[str]:
+    """Return the tokens of a text."""
+    if isinstance(text, str):
+        return text.split()
+    if isinstance(text, tuple):
+        return [*text[0].split(), "|||", *text[1].split()]
+    return [str(word) for word in text]
+
+
+def vector_of(text: str) -> NDArray[np.float32]:
+    """Return the vector of a text that is not cut."""
+    digest = blake2b(text.encode(), digest_size=DIMENSIONS).digest()
+    return np.frombuffer(digest, np.uint8).astype(np.float32) / np.float32(256)

@@ -1,0 +1,162 @@
+"""The door of bert-as-service over HTTP: JSON, msgpack and forms."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import pytest
+from tests.embedding.doors import Served, served
+from tests.embedding.hashing import HashingEncoder, vector_of, words_of
+
+from weir.errors import Overloaded
+
+TEXTS = ["first do it", "then do it right"]
+EXPECTED = [vector_of(text).tolist() for text in TEXTS]
+FORM = "application/x-www-form-urlencoded"
+
+
+def asked(
+    encoder: HashingEncoder, ask: Callable[[httpx.AsyncClient], Awaitable[httpx.Response]], **said: Any
+) -> httpx.Response:
+    async def main() -> httpx.Response:
+        async with served(encoder, **said) as server:
+            return await ask(server.client)
+
+    return asyncio.run(main())
+
+
+def post(encoder: HashingEncoder, *, show_tokens: bool = False, **sent: Any) -> httpx.Response:
+    return asked(encoder, lambda client: client.post("/encode", **sent), show_tokens=show_tokens)
+
+
+@pytest.mark.parametrize("identity", [123, "abc", None])
+def test_json_is_answered_with_id_result_and_status(identity: Any) -> None:
+    answer = post(HashingEncoder(), json={"id": identity, "texts": TEXTS, "is_tokenized": False})
+    assert answer.json() == {"id": identity, "result": EXPECTED, "status": 200}
+
+
+def test_a_form_has_each_text_once() -> None:
+    answer = post(HashingEncoder(), data={"id": "7", "texts": TEXTS})
+    assert answer.json() == {"id": "7", "result": EXPECTED, "status": 200}
+
+
+def test_a_form_of_words_has_spaces_between_them() -> None:
+    encoder = HashingEncoder()
+    assert post(encoder, data={"id": "7", "texts": TEXTS, "is_tokenized": "true"}).json()["result"] == EXPECTED
+    assert encoder.heard[0].texts == [text.split() for text in TEXTS]
+
+
+def test_what_curl_sends_is_json() -> None:
+    answer = post(HashingEncoder(), content=b'{"id": 1, "texts": ["first do it"]}', headers={"content-type": FORM})
+    assert answer.json()["result"] == EXPECTED[:1]
+
+
+@pytest.mark.parametrize(("said", "texts"), [
+    ({"texts": [["do", "it"], ["now"]], "is_tokenized": True}, [["do", "it"], ["now"]]),
+    ({"texts": [["do", "it"]]}, [["do", "it"]]),  # the server sees by itself that they are words
+    ({"texts": [[101, 7, 102]]}, [[101, 7, 102]]),
+    ({"texts": [["do it", "now"]], "pairs": True}, [("do it", "now")]),
+])  # fmt: skip
+def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any) -> None:
+    encoder = HashingEncoder()
+    answer = post(encoder, json={"id": 1, **said})
+    assert encoder.heard[0].texts == texts
+    assert answer.json()["result"] == [vector_of(" ".join(words_of(text))).tolist() for text in texts]
+
+
+def test_msgpack_carries_the_bytes_of_the_array() -> None:
+    body = msgspec.msgpack.encode({"id": 1, "texts": TEXTS, "dimensions": 4, "show_tokens": True})
+    headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}
+    answer = post(HashingEncoder(), content=body, headers=headers, show_tokens=True)
+    said = msgspec.msgpack.decode(answer.content)
+    assert (said["id"], said["status"], said["shape"]) == (1, 200, [2, 4])
+    assert said["tokens"] == [text.split() for text in TEXTS]
+    np.testing.assert_array_equal(np.frombuffer(said["result"], "<f4").reshape(2, 4), np.array(EXPECTED)[:, :4])
+
+
+def test_each_token_may_have_its_vector() -> None:
+    answer = post(HashingEncoder(per_token=True), json={"id": 1, "texts": TEXTS})
+    assert np.array(answer.json()["result"]).shape == (2, 4, 8)
+
+
+def test_a_text_that_was_cut_is_named() -> None:
+    answer = post(HashingEncoder(), json={"id": 1, "texts": ["short", "one two three four five six seven"]})
+    assert answer.json()["truncated"] == [1] and answer.headers["x-weir-truncated"] == "1"
+
+
+@pytest.mark.parametrize(("said", "rule"), [
+    ({"id": 1}, "texts: is missing"),
+    ({"texts": "one"}, "texts: must be a list"),
+    ({"texts": []}, "texts: has 0 texts"),
+    ({"texts": ["a"] * 51}, "texts: has 51 texts, must have 1 to 50 (max_texts)"),
+    ({"texts": ["a", ""]}, "texts[1]: must not be empty"),
+    ({"texts": ["a", None]}, "texts[1]: must be a text, is None"),
+    ({"texts": ["a", ["b", 3]]}, "texts[1]: must be a text, a list of words, or a list of token ids"),
+    ({"texts": [["b"], []]}, "texts[1]: must not be empty"),
+    ({"texts": ["a b"], "is_tokenized": True}, "texts[0]: must be a list of words (is_tokenized)"),
+    ({"texts": [[1]], "is_tokenized": True}, "texts[0]: must be"),
+    ({"texts": [["a", "b", "c"]], "pairs": True}, "texts[0]: must be two texts (pairs)"),
+    ({"texts": ["a"], "dimensions": 9}, "dimensions=9: must be 1 to 8"),
+    ({"texts": ["a"], "dimensions": "3"}, "dimensions='3': must be a whole number"),
+    ({"texts": ["a"], "show_tokens": True}, "show_tokens: this server tells no tokens"),
+    ({"texts": ["a"], "colour": 3}, "'colour': there is no such field"),
+    ([1], "body: must be an object"),
+])  # fmt: skip
+def test_what_is_wrong_is_named(said: Any, rule: str) -> None:
+    answer = post(HashingEncoder(), json=said)
+    document = answer.json()
+    assert (answer.status_code, document["status"], document["type"]) == (400, 400, "InvalidRequest")
+    assert rule in document["description"]
+
+
+@pytest.mark.parametrize(("sent", "status", "rule"), [
+    ({"content": b"{"}, 400, "body: is not JSON"),
+    ({"content": b"\xff", "headers": {"content-type": "application/msgpack"}}, 400, "body:"),
+    ({"content": b"a;b", "headers": {"content-type": FORM}}, 400, "body: is not a form"),
+    ({"data": {"texts": "a", "is_tokenized": "perhaps"}}, 400, "is_tokenized='perhaps': must be true or false"),
+    ({"content": b"a", "headers": {"content-type": "text/csv"}}, 415, "Content-Type 'text/csv'"),
+    ({"json": {"texts": ["a"]}, "headers": {"accept": "text/csv"}}, 415, "Accept 'text/csv'"),
+    ({"json": {"texts": ["a"], "model": "other"}}, 404, "there are hashing"),
+])  # fmt: skip
+def test_what_cannot_be_read_is_refused(sent: Any, status: int, rule: str) -> None:
+    answer = post(HashingEncoder(), **sent)
+    assert answer.status_code == answer.json()["status"] == status
+    assert rule in answer.json()["description"]
+
+
+def test_an_error_of_the_line_keeps_the_id() -> None:
+    encoder = HashingEncoder()
+    encoder.error = Overloaded("the line is full", retry_after=0.25)
+    answer = post(encoder, json={"id": 5, "texts": TEXTS})
+    assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
+    assert answer.json() == {
+        "id": 5, "type": "Overloaded", "description": "the line is full", "status": 429, "details": {"retry_after": 0.25},
+    }  # fmt: skip
+
+
+def test_a_lone_surrogate_in_the_id_is_no_accident() -> None:
+    answer = post(HashingEncoder(), content=b'{"id": "\\ud800", "texts": ["a"]}')
+    assert answer.status_code in (200, 400) and answer.json()["status"] == answer.status_code
+
+
+def test_pages_of_other_origins_may_ask() -> None:
+    async def main() -> httpx.Response:
+        async with served(HashingEncoder(), cors_origins=["*"]) as server:
+            headers = {"origin": "http://elsewhere"}
+            return await server.client.post("/encode", json={"id": 1, "texts": ["a"]}, headers=headers)
+
+    assert asyncio.run(main()).headers["access-control-allow-origin"] == "*"
+
+
+def test_the_state_is_shown() -> None:
+    async def main(server: Served) -> tuple[Any, Any]:
+        return (await server.client.get("/status/server")).json(), (await server.client.get("/status/client")).json()
+
+    async def run() -> tuple[Any, Any]:
+        async with served(HashingEncoder()) as server:
+            return await main(server)
+
+    assert asyncio.run(run()) == ({"num_total_seq": 3}, {"clients": {}})

@@ -1,0 +1,225 @@
+"""OpenAI's door, asked by the stock client and by hand."""
+
+import asyncio
+import base64
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tests.embedding.doors import MAX_TEXTS, Served, served
+from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
+
+from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
+
+TEXTS = ["first do it", "then do it right", "then do it better"]
+EXPECTED = np.stack([vector_of(text) for text in TEXTS])
+
+
+def asking(*encoders: HashingEncoder, **http: Any) -> Callable[[Callable[[Served], Awaitable[Any]]], Any]:
+    """Return what runs a coroutine function on a server and returns what it returns."""
+
+    def run(ask: Callable[[Served], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            async with served(*encoders, **http) as server:
+                return await ask(server)
+
+        return asyncio.run(main())
+
+    return run
+
+
+def post(encoder: HashingEncoder, document: Any = None, **said: Any) -> httpx.Response:
+    """Return the answer to one call."""
+    sent = {"json": document} if document is not None else said
+
+    async def ask(server: Served) -> httpx.Response:
+        return await server.client.post("/v1/embeddings", **sent)
+
+    answer: httpx.Response = asking(encoder)(ask)
+    return answer
+
+
+async def of_stock_client(server: Served, **said: Any) -> Any:
+    async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+        return await client.embeddings.create(model="hashing", **said)
+
+
+@pytest.mark.parametrize("encoding_format", [openai.NOT_GIVEN, "float", "base64"])
+def test_the_stock_client_gets_the_vectors(encoding_format: Any) -> None:
+    encoder = HashingEncoder()
+    answer = asking(encoder)(lambda server: of_stock_client(server, input=TEXTS, encoding_format=encoding_format))
+    found = [each.embedding for each in answer.data]
+    if encoding_format == "base64":
+        found = [np.frombuffer(base64.b64decode(each), "<f4") for each in found]
+    np.testing.assert_array_equal(np.array(found, np.float32), EXPECTED)
+    assert [each.index for each in answer.data] == [0, 1, 2]
+    assert (answer.model, answer.usage.prompt_tokens, answer.usage.total_tokens) == ("hashing", 11, 11)
+
+
+def test_the_stock_client_that_blocks_gets_them_too() -> None:
+    def block(url: str) -> Any:
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="any") as client:
+            names = [model.id for model in client.models.list()]
+            return names, client.models.retrieve("second").id, client.embeddings.create(model="second", input=TEXTS[0])
+
+    run = asking(HashingEncoder("first"), HashingEncoder("second"))
+    names, name, answer = run(lambda server: asyncio.to_thread(block, server.url))
+    assert names == ["first", "second"] and name == "second"
+    np.testing.assert_array_equal(answer.data[0].embedding, EXPECTED[0])
+
+
+@pytest.mark.parametrize(("given", "texts"), [
+    ("one", ["one"]), (["one", "two"], ["one", "two"]), ([5, 6, 7], [[5, 6, 7]]), ([[5, 6], [7]], [[5, 6], [7]]),
+])  # fmt: skip
+def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
+    encoder = HashingEncoder()
+    answer = asking(encoder)(lambda server: of_stock_client(server, input=given, user="me", dimensions=3))
+    assert encoder.heard[0].texts == texts
+    assert {len(each.embedding) for each in answer.data} == {3}
+    assert encoder.heard[0].said == {
+        "door": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
+        "want_tokens": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "kind", "code"), [
+    (Overloaded("full", retry_after=2.0), openai.RateLimitError, "rate_limit_exceeded"),
+    (Draining("ending"), openai.InternalServerError, "service_unavailable"),
+    (ModelError("no"), openai.InternalServerError, None),
+    (DeadlineExceeded("late"), openai.APIStatusError, "timeout"),
+])  # fmt: skip
+def test_what_fails_is_an_error_of_the_stock_client(error: Any, kind: type[openai.APIStatusError], code: Any) -> None:
+    encoder = HashingEncoder()
+    encoder.error = error
+    with pytest.raises(kind) as caught:
+        asking(encoder)(lambda server: of_stock_client(server, input="text"))
+    assert caught.value.code == code and str(error) in caught.value.message
+    if isinstance(error, Overloaded):
+        assert caught.value.response.headers["retry-after"] == "2"
+
+
+@pytest.mark.parametrize(("document", "param", "rule"), [
+    ({}, "input", "is missing"),
+    ({"input": []}, "input", "has 0 texts, must have 1 to 50"),
+    ({"input": ["a"] * (MAX_TEXTS + 1)}, "input", "has 51 texts"),
+    ({"input": ["a", ""]}, "input", r"input\[1\]: must not be empty"),
+    ({"input": ""}, "input", "must not be empty"),
+    ({"input": ["a", 3]}, "input", r"input\[1\]: must be a text, is 3"),
+    ({"input": [3, "a"]}, "input", r"input\[1\]: must be a token id, is 'a'"),
+    ({"input": [[3, -1]]}, "input", r"input\[0\]\[1\]: must be a token id"),
+    ({"input": [[3], []]}, "input", r"input\[1\]: must not be empty"),
+    ({"input": {"a": 1}}, "input", "must be a text or a list"),
+    ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
+    ({"input": "a", "dimensions": 0}, "dimensions", "must be 1 or more"),
+    ({"input": "a", "dimensions": 9}, "dimensions", "must be at most 8"),
+    ({"input": "a", "dimensions": True}, "dimensions", "must be a whole number"),
+    ({"input": "a", "model": 3}, "model", "must be a text"),
+    ({"input": "a", "best": 3}, "best", "there is no such field"),
+    ([1], None, "must be an object"),
+])  # fmt: skip
+def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str) -> None:
+    answer = post(HashingEncoder(), document)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert re.search(rule, error["message"]), error
+
+
+def test_what_is_no_json_is_refused() -> None:
+    for body in (b"", b"{", b'{"input": "\xff"}'):
+        assert post(HashingEncoder(), content=body).json()["error"]["message"].startswith("body: is not JSON")
+
+
+def test_an_unknown_model_is_not_found_as_openai_says_it() -> None:
+    async def ask(server: Served) -> None:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+            with pytest.raises(openai.NotFoundError) as caught:
+                await client.embeddings.create(model="other", input="a")
+            assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+            with pytest.raises(openai.NotFoundError):
+                await client.models.retrieve("other")
+        assert server.counted()["weir_text_calls_total", "", "openai", "404"] == 2
+
+    asking(HashingEncoder())(ask)
+
+
+def test_a_text_that_was_cut_is_named() -> None:
+    long = "one two three four five six seven"
+    answer = post(HashingEncoder(), {"input": ["short", long, long]})
+    assert answer.json()["truncated"] == [1, 2] and answer.headers["x-weir-truncated"] == "2"
+    refused = post(HashingEncoder(), {"input": ["short", long], "truncate": False})
+    assert refused.status_code == 400 and "texts[1]: has 7 tokens" in refused.json()["error"]["message"]
+    assert "truncated" not in post(HashingEncoder(), {"input": "short"}).json()
+
+
+def test_vectors_of_tokens_have_no_place_in_its_shape() -> None:
+    answer = post(HashingEncoder(per_token=True), {"input": "a b"})
+    assert answer.status_code == 501 and "POST /encode" in answer.json()["error"]["message"]
+
+
+def test_headers_say_who_asks_and_until_when() -> None:
+    encoder = HashingEncoder()
+    headers = {"X-Request-Timeout": "2.5", "X-Request-Priority": "3", "X-Client-Id": "me", "X-Request-Id": "r1"}
+    answer = post(encoder, json={"input": "a"}, headers=headers)
+    assert answer.headers["x-request-id"] == "r1"
+    said = encoder.heard[0].said
+    assert (said["timeout"], said["priority"], said["client"]) == (2.5, 3, "me")
+    wrong = post(encoder, json={"input": "a"}, headers={"X-Request-Timeout": "soon"})
+    assert wrong.status_code == 400 and "X-Request-Timeout" in wrong.json()["error"]["message"]
+
+
+def test_calls_and_texts_are_counted() -> None:
+    async def ask(server: Served) -> Any:
+        await server.client.post("/v1/embeddings", json={"input": TEXTS})
+        await server.client.post("/v1/embeddings", json={"input": []})
+        await server.client.post("/encode", json={"id": 1, "texts": ["one two three four five six seven"]})
+        return server.counted()
+
+    assert asking(HashingEncoder())(ask) == {
+        ("weir_text_calls_total", "hashing", "openai", "200"): 1,
+        ("weir_text_calls_total", "", "openai", "400"): 1,
+        ("weir_text_calls_total", "hashing", "encode", "200"): 1,
+        ("weir_texts_total", "hashing", "openai"): 3,
+        ("weir_texts_total", "hashing", "encode"): 1,
+        ("weir_texts_truncated_total", "hashing", "openai"): 0,
+        ("weir_texts_truncated_total", "hashing", "encode"): 1,
+    }
+
+
+def test_a_caller_who_leaves_takes_his_texts_along() -> None:
+    encoder = HashingEncoder()
+
+    async def ask(server: Served) -> None:
+        encoder.gate = asyncio.Event()
+        encoder.entered = asyncio.Event()
+        encoder.left = asyncio.Event()
+        call = asyncio.ensure_future(server.client.post("/v1/embeddings", json={"input": "a"}))
+        await encoder.entered.wait()
+        call.cancel()
+        await asyncio.wait((call,))
+        await server.client.aclose()
+        await encoder.left.wait()
+        assert not server.counted()
+
+    asking(encoder)(ask)
+
+
+def test_a_large_answer_is_made_in_a_thread_and_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.embedding.calling._LONG_WORK", 100)
+    encoder = HashingEncoder()
+    texts = [f"text {number}" for number in range(MAX_TEXTS)]
+    answer = post(encoder, json={"input": texts}, headers={"accept-encoding": "gzip"})
+    assert answer.headers["content-encoding"] == "gzip"
+    assert [len(each["embedding"]) for each in answer.json()["data"]] == [DIMENSIONS] * MAX_TEXTS
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+    async def ask(server: Served) -> httpx.Response:
+        return await server.client.post("/v1/embeddings", json={"input": "a" * 500})
+
+    answer = asking(HashingEncoder(), max_body_size=200)(ask)
+    assert answer.status_code == 413 and answer.json()["error"]["code"] == "request_too_large"

@@ -1,0 +1,20 @@
+"""The description of the doors of texts."""
+
+from openapi_spec_validator import validate
+from tests.embedding.doors import routes_of
+
+from weir.embedding.calling import Models
+from weir.embedding.counts import Counts
+from weir.embedding.openapi import text_paths
+from weir.manager.registry import Registry
+from weir.protocols.openapi import openapi
+from weir.protocols.settings import HttpSettings
+
+
+def test_every_route_is_described_and_no_other() -> None:
+    routes = routes_of(Models({}), HttpSettings(), Counts(), show_tokens=False)
+    assert {getattr(route, "path", "").replace(":path", "") for route in routes} == set(text_paths())
+
+
+def test_the_description_is_valid() -> None:
+    validate(openapi(Registry([]), {}, more=text_paths()))
