@@ -17,6 +17,8 @@ SLEEP_ERROR = 0.0005  # seconds that a sleep may last too long
 class Square(weir.Model):
     """The smallest model: what is measured is the server."""
 
+    examples = (3,)
+
     def predict(self, batch: list[Any]) -> list[Any]:
         return [x * x for x in batch]
 
@@ -45,6 +47,7 @@ class Simple(weir.Model):
 
     inputs = (weir.Tensor("INPUT0", "INT32", [-1, 16]), weir.Tensor("INPUT1", "INT32", [-1, 16]))
     outputs = (weir.Tensor("OUTPUT0", "INT32", [-1, 16]), weir.Tensor("OUTPUT1", "INT32", [-1, 16]))
+    examples = ({"INPUT0": [[1] * 16], "INPUT1": [[1] * 16]},)
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         first, second = batch["INPUT0"], batch["INPUT1"]

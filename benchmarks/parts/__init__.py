@@ -4,6 +4,7 @@ from benchmarks.parts import (
     bodies,
     calls,
     decisions,
+    doors,
     embedding,
     grpc_calls,
     kserve,
@@ -31,5 +32,6 @@ MODULES = (
     embedding,
     kserve,
     grpc_calls,
+    doors,
 )
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}
