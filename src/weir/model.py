@@ -79,7 +79,7 @@ class Last(NamedTuple):
 class Model:
     """Subclass this, implement `predict`, serve it.
 
-    In a worker process the order is: the constructor with the parameters given, `load`, warm-up on `examples`; then
+    In a worker process the order is: the constructor with the parameters given, `load_shared`, `load`, warm-up on `examples`; then
     for each batch `decode` (only for `content_types`), validation against `Input`, `preprocess` of each item (or
     `preprocess_batch`), `predict`, `postprocess` of each item (or `postprocess_batch`), validation against `Output`,
     `encode`; at the end `unload`.
@@ -131,6 +131,14 @@ class Model:
     worker_index: int = 0
     # Set by the worker too, for `output`: returns an array of this shape and dtype.
     _allocate: Callable[[tuple[int, ...], Any], Any] | None = None
+
+    def load_shared(self) -> None:
+        """Load what is the same in all workers, weights say, and is not written to again.
+
+        With this method, the worker processes of a model are forked from one in which the constructor and it have been called: what it has loaded is in memory
+        once. No thread may be left running when it returns, and nothing that a forked process cannot use: no session on a GPU, no
+        connection. Without worker processes it is called in each worker, before `load`.
+        """
 
     def load(self) -> None:
         """Load weights. Called once, in the worker, before anything else; raise to fail the start."""

@@ -180,3 +180,46 @@ class SlowAndPicky(Model):
         if "bad" in batch:
             raise ValueError("bad")
         return batch
+
+
+class Forked(Model):
+    """Shares what it has loaded, and tells of it."""
+
+    def __init__(self, slow: str = "") -> None:
+        self.slow = slow
+
+    def load_shared(self) -> None:
+        if self.slow:
+            Path(self.slow).write_text("begun")
+            threading.Event().wait()
+        self.loaded_by = os.getpid()
+        self.weights = bytearray(100)
+
+    def load(self) -> None:
+        self.own = os.getpid()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [getattr(self, item)() for item in batch]
+
+    def tell(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(), "index": self.worker_index, "own": self.own, "loaded_by": self.loaded_by,
+            "address": id(self.weights), "cpus": sorted(os.sched_getaffinity(0)),
+        }  # fmt: skip
+
+    def exit(self) -> None:
+        os._exit(7)
+
+
+class SharesNothing(Forked):
+    """Cannot load before it is a worker."""
+
+    def load_shared(self) -> None:
+        if any(word.endswith("forking") for word in sys.orig_argv):
+            raise RuntimeError("not here")
+        super().load_shared()
+
+
+def forked_from(pid: int) -> int:
+    """Return the number of the parent of this process."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -5,7 +5,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 from typing import Protocol
 
 from weir.wire.frames import Frame, FrameParser, Free, Start, encode_control
@@ -13,6 +12,7 @@ from weir.workers.arena import Results, create_memory
 from weir.workers.channel import Channel
 from weir.workers.launch import Launch
 from weir.workers.places import ResultFetch
+from weir.workers.template import Process
 
 # A process whose channel has ended but that lives on is of no use; one that is just dying needs a moment to be gone.
 END_GRACE = 1.0
@@ -40,7 +40,7 @@ class Child:
         self._end_timer: asyncio.TimerHandle | None = None
         self._results: Results | None = None
         self._pidfd = -1
-        self._popen: subprocess.Popen[bytes]
+        self._popen: Process
         self._channel: Channel[Frame]
 
     @property
@@ -93,7 +93,7 @@ class Child:
         self._reap()
         self._free()
 
-    def _start(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+    def _start(self, theirs: socket.socket) -> Process:
         if not self._launch.result_bytes:
             return self._launch.start(theirs.fileno(), -1, self._niceness)
         result_fd = create_memory(f"weir-results-{self._launch.name}-{self._launch.index}", self._launch.result_bytes)

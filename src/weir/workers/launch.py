@@ -11,6 +11,7 @@ from typing import Any
 
 import weir
 from weir.workers.settings import WorkerSettings, for_worker
+from weir.workers.template import Process, Template
 
 # What numeric libraries read, once, when they are first imported.
 THREAD_VARIABLES = (
@@ -29,7 +30,7 @@ class Launch:
     """Everything that one worker's processes have in common.
 
     `source` is the model (source.py), `request_fd` the descriptor of the request arena, -1 without one. `lends`: its
-    results are arrays, which may be read where they lie.
+    results are arrays, which may be read where they lie. `template`: what its processes are forked from, if they are.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Launch:
     request_bytes: int = 0
     result_bytes: int = 0
     lends: bool = False
+    template: Template | None = None
     path: Sequence[str] = field(default_factory=lambda: list(sys.path))
 
     def options(self) -> dict[str, Any]:
@@ -65,13 +67,22 @@ class Launch:
         environment.update(for_worker(self.settings.env, self.index) or {})
         return environment
 
-    def start(self, end: int, result_fd: int, niceness: int = 0) -> "subprocess.Popen[bytes]":
+    def start(self, end: int, result_fd: int, niceness: int = 0) -> Process:
         """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1). While it
         loads it runs at a priority lower by `niceness`.
 
         Called on the thread that is to outlive the process: the kernel ends the process with that thread.
         """
-        cpus = ",".join(map(str, for_worker(self.settings.cpu_affinity, self.index) or ()))
+        own_cpus = for_worker(self.settings.cpu_affinity, self.index) or []
+        if self.template is not None:
+            told = {
+                "niceness": niceness, "cpus": own_cpus, "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
+                "result_bytes": self.result_bytes if result_fd >= 0 else 0,
+            }  # fmt: skip
+            forked = self.template.fork(told, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0])
+            if forked is not None:
+                return forked
+        cpus = ",".join(map(str, own_cpus))
         numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
         described = (f"{self.name}/{self.index}", os.getpid(), cpus, niceness, *numbers)
         return subprocess.Popen(

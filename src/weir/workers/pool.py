@@ -1,18 +1,22 @@
 """Worker processes as an Executor."""
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
-from weir.model import Model, is_tensor_model
+from weir.model import Model, is_tensor_model, overrides
+from weir.wire.frames import Start
 from weir.workers.arena import Arena, ArenaBlock, create_memory
 from weir.workers.executor import Listener
 from weir.workers.launch import Launch
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
 from weir.workers.supervision import Worker
+from weir.workers.template import Template
 
 STOP_GRACE = 5.0
 
@@ -35,6 +39,7 @@ class ProcessPool:
         self._max_batch_size = max_batch_size
         self._stop_grace = stop_grace
         self._arena: Arena | None = None
+        self._template: Template | None = None
         self._workers: list[Worker] = []
         self._listener: Listener
         self._source = b""
@@ -50,6 +55,7 @@ class ProcessPool:
         try:
             self._source = self._pack()
             self._arena = self._make_arena()
+            await self._load_template()
             self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
             await asyncio.gather(*[self._begin(worker) for worker in self._workers])
         except BaseException:
@@ -153,6 +159,21 @@ class ProcessPool:
                 f"({type(error).__name__}: {error})"
             ) from error
 
+    async def _load_template(self) -> None:
+        """Have a process load what the workers share, if the model has such. Where it cannot, each loads it for itself, and says why it cannot either."""
+        environments = {tuple(sorted(each.items())) for each in self._settings.env}
+        if not (isinstance(self._model, type) and overrides(self._model, "load_shared")) or len(environments) > 1:
+            return
+        launch = Launch(self._name, 0, self._source, self._settings, self._max_batch_size)
+        start = Start(self._source, {}, launch.options())
+        self._template = Template()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(self._settings.start_timeout):
+                if await self._template.start(start, launch.environment(os.environ), self._settings.load_niceness or 0):
+                    return
+        self._template.close()
+        self._template = None
+
     def _make_arena(self) -> Arena | None:
         size_bytes = self._settings.arena_bytes
         if not size_bytes:
@@ -167,7 +188,7 @@ class ProcessPool:
             self._name, index, self._source, self._settings, self._max_batch_size,
             request_fd=-1 if self._arena is None else self._arena.fd,
             request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
-            lends=isinstance(self._model, type) and is_tensor_model(self._model),
+            lends=isinstance(self._model, type) and is_tensor_model(self._model), template=self._template,
         )  # fmt: skip
         return Worker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 
@@ -177,5 +198,7 @@ class ProcessPool:
         for worker in self._workers:
             worker.abort()
         self._awaited.clear()
+        if self._template is not None:
+            self._template.close()
         if self._arena is not None:
             self._arena.close()

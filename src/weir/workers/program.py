@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from weir.errors import SettingsError, WeirError
+from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, encode_control
 from weir.workers.arena import Arena, Mapping
 from weir.workers.child_channel import ChildChannel
@@ -21,12 +22,12 @@ from weir.workers.source import unpack_source
 
 def run(
     end: int, request_fd: int, request_bytes: int, result_fd: int, result_bytes: int, *, refusal: SettingsError | None,
-    loaded: Callable[[], None] = lambda: None,
+    loaded: Callable[[], None] = lambda: None, shared: Model | None = None,
 ) -> int:  # fmt: skip
     """Serve on the socket `end` until the server says stop or leaves; return the exit code.
 
     The arenas' descriptors are -1 where there are none. `refusal`: why this process cannot start at all.
-    `loaded` is called when the model is.
+    `loaded` is called when the model is. `shared` is the model where it has been made already, and shares what it has loaded with other workers.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what a model printed is not lost when it is killed
@@ -37,7 +38,7 @@ def run(
     try:
         if refusal is not None:
             raise refusal
-        runner = build(start, places)
+        runner = build(start, places, shared)
     except BaseException as error:  # whatever the model raised, SystemExit too, is told to the server
         what = f"starting worker {start.options['index']} of {start.options['name']!r}"
         channel.send(encode_control(StartFailed(error if isinstance(error, WeirError) else model_error(what, error))))
@@ -69,17 +70,17 @@ def connect(
     return ChildChannel(socket.socket(fileno=end), FrameParser(fetch), places), places, fetch
 
 
-def build(start: Start, places: ResultPlaces | None) -> Runner:
+def build(start: Start, places: ResultPlaces | None, shared: Model | None = None) -> Runner:
     """Return the model's runner, loaded and warmed up. Raises what the model raises."""
     options = start.options
     sys.path[:] = options["path"]
     configure_logging(options["name"], options["index"])
     assert isinstance(start.target, bytes)
-    model, params = unpack_source(start.target)
+    model, params = unpack_source(start.target) if shared is None else (type(shared), {})
     runner = Runner(
         model, params, worker_index=options["index"], max_batch_size=options["max_batch_size"],
         retry_in_halves=options["retry_in_halves"], label=options["name"],
-        open_place=None if places is None else places.open,
+        open_place=None if places is None else places.open, shared=shared,
     )  # fmt: skip
     runner.start()
     if places is not None:
@@ -89,9 +90,9 @@ def build(start: Start, places: ResultPlaces | None) -> Runner:
     return runner
 
 
-def configure_logging(name: str, index: int) -> None:
+def configure_logging(name: str, index: int | None) -> None:
     """Have what the model logs appear on stderr, with the worker it comes from, unless the model decides otherwise."""
-    worker = f"{name}/{index}".replace("%", "%%")
+    worker = (name if index is None else f"{name}/{index}").replace("%", "%%")
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format=f"%(asctime)s %(levelname)-7s {worker} %(name)s: %(message)s"
     )

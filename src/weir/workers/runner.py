@@ -36,13 +36,14 @@ class Runner:
 
     `fatal` are the exceptions that are passed on, as they end the place that the runner is in; every other that the
     model raises is some entry's error. `label` is what the model is served as (Service.label). `open_place` returns shared
-    memory for a result, of so many bytes, if there is room.
+    memory for a result, of so many bytes, if there is room. `shared` is the model if it has been made already, and has loaded what
+    its workers share.
     """
 
     def __init__(
         self, model_class: type[Model], params: dict[str, Any], *, worker_index: int, max_batch_size: int,
         retry_in_halves: bool, fatal: tuple[type[BaseException], ...] = ENDS_THE_PROCESS, label: str = "",
-        open_place: Callable[[int], memoryview | None] | None = None,
+        open_place: Callable[[int], memoryview | None] | None = None, shared: Model | None = None,
     ) -> None:  # fmt: skip
         self._class = model_class
         self._params = params
@@ -52,6 +53,7 @@ class Runner:
         self._fatal = fatal
         self._label = label
         self._open_place = open_place
+        self._shared = shared
         self._model: Model
         self._reader: Reader
         self._prediction: Prediction
@@ -62,12 +64,14 @@ class Runner:
     def start(self) -> None:
         """Construct the model, `load` it and warm it up. Raises whatever the model raises; in the warm-up, the WeirError
         that an example got for an answer."""
-        model = self._class(**self._params)
+        model = self._class(**self._params) if self._shared is None else self._shared
         model.worker_index = self._worker_index
         if self._open_place is not None and is_tensor_model(self._class):
             from weir.workers.buffers import allocator
 
             model._allocate = allocator(self._open_place)
+        if self._shared is None:
+            model.load_shared()
         model.load()
         self._model = model
         self._reader = Reader(model, self._fatal)

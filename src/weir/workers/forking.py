@@ -1,0 +1,116 @@
+"""The process that workers are forked from: `python -m weir.workers.forking`, run by template.py with its end of a socket."""
+
+import gc
+import json
+import logging
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from weir.model import Model
+from weir.wire.frames import Frame, FrameParser, Start
+from weir.workers.priority import give_way
+from weir.workers.process import die_with, ignore_terminal_signals, set_affinity
+
+RECEIVE_BYTES = 256 << 10
+
+
+def main(arguments: list[str]) -> int:
+    """Load what is shared; then fork a worker, or reap one, each time that the server asks. Returns the exit code, in a worker too."""
+    name, parent, niceness, descriptor = arguments
+    die_with(int(parent))
+    ignore_terminal_signals()
+    take_back = give_way(int(niceness))
+    server = socket.socket(fileno=int(descriptor))
+    os.set_inheritable(server.fileno(), False)
+    start = _started(server)
+    try:
+        shared = _load(start)
+    except BaseException:
+        traceback.print_exc()
+        print(f"weir: {name}: nothing is shared by its workers, each loads by itself", file=sys.stderr)  # noqa: T201 - there is no logging yet
+        return 1
+    take_back()
+    server.sendall(b"1")
+    return _obey(server, shared)
+
+
+def _obey(server: socket.socket, shared: Model) -> int:
+    own = os.getpid()
+    while True:
+        text, descriptors, _, _ = socket.recv_fds(server, RECEIVE_BYTES, 3)
+        if not text:
+            return 0  # the server has left
+        asked = json.loads(text)
+        if "reap" in asked:
+            answer = os.waitstatus_to_exitcode(os.waitpid(asked["reap"], 0)[1])
+        else:
+            answer = os.fork()
+            if answer == 0:
+                server.close()
+                return _be_worker(asked["fork"], descriptors, shared, own)
+            for each in descriptors:
+                os.close(each)
+            with suppress(OSError):  # here too: whoever is told its number may kill the group at once
+                os.setpgid(answer, answer)
+        server.sendall(str(answer).encode())
+
+
+def _started(server: socket.socket) -> Start:
+    parser = FrameParser()
+    frames: list[Frame] = []
+    while not frames:
+        data = server.recv(RECEIVE_BYTES)
+        if not data:
+            sys.exit(0)  # the server has left
+        frames = parser.feed(data)
+    (start,) = frames
+    assert isinstance(start, Start)
+    return start
+
+
+def _load(start: Start) -> Model:
+    """Return the model, with what it shares."""
+    from weir.workers.program import configure_logging
+    from weir.workers.source import unpack_source
+
+    sys.path[:] = start.options["path"]
+    known = list(logging.getLogger().handlers)
+    configure_logging(start.options["name"], None)
+    mine = [handler for handler in logging.getLogger().handlers if handler not in known]
+    assert isinstance(start.target, bytes)
+    model_class, params = unpack_source(start.target)
+    model = model_class(**params)
+    model.load_shared()
+    for handler in mine:
+        logging.getLogger().removeHandler(handler)  # a worker's has its number
+    gc.collect()
+    gc.freeze()  # the collector writes to what it looks at, and so would make each worker a copy of it
+    return model
+
+
+def _be_worker(asked: dict[str, Any], descriptors: Sequence[int], model: Model, template: int) -> int:
+    """Be a worker to its end, as `weir.workers.process` is."""
+    from weir.workers.program import run
+
+    os.setpgid(0, 0)
+    die_with(template)
+    ignore_terminal_signals()
+    take_back = give_way(asked["niceness"])
+    refusal = set_affinity(asked["cpus"]) if asked["cpus"] else None
+    given = iter(descriptors)
+    end = next(given)
+    request_fd = next(given) if asked["request_bytes"] else -1
+    result_fd = next(given) if asked["result_bytes"] else -1
+    return run(
+        end, request_fd, asked["request_bytes"], result_fd, asked["result_bytes"], refusal=refusal, loaded=take_back,
+        shared=model,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

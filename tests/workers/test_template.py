@@ -1,0 +1,113 @@
+"""Workers that are forked from one process, which has loaded what they share."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from tests.workers.models import Forked, SharesNothing, forked_from
+from tests.workers.pools import Recorder, make_pool, started
+
+from weir.messages import OBJECT, Batch
+from weir.workers.local import make_runner
+from weir.workers.settings import WorkerSettings
+
+
+def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=3, pipeline_depth=2) as pool:
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+            pids = [state.pid for state in pool.pool.states()]
+            assert [each["pid"] for each in told] == pids
+            assert [each["index"] for each in told] == [0, 1, 2]
+            assert {each["loaded_by"] for each in told} == {forked_from(told[0]["pid"])}
+            assert len({each["address"] for each in told}) == 1
+            assert all(each["own"] == each["pid"] for each in told)
+            assert [os.getpgid(pid) for pid in pids if pid] == pids
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_dies_is_forked_again() -> None:
+    async def main() -> None:
+        async with started(Forked) as pool:
+            before = (await pool.ask("tell"))[0]
+            os.kill(before["pid"], signal.SIGKILL)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 2)
+            after = (await pool.ask("tell"))[0]
+            assert after["pid"] != before["pid"]
+            assert after["loaded_by"] == before["loaded_by"]
+            assert "signal 9" in pool.heard.lost[0][1]
+
+    asyncio.run(main())
+
+
+def test_the_code_that_a_forked_worker_exits_with_is_told() -> None:
+    async def main() -> None:
+        async with started(Forked) as pool:
+            pool.send("exit")
+            await pool.heard.until(lambda: len(pool.heard.ready) == 2)
+            assert pool.heard.lost == [(0, "it exited with code 7")]
+
+    asyncio.run(main())
+
+
+def test_workers_end_with_what_they_are_forked_from_and_load_by_themselves_then() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            template = (await pool.ask("tell"))[0]["loaded_by"]
+            os.kill(template, signal.SIGKILL)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 4)
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_where_nothing_can_be_shared_each_worker_loads_by_itself() -> None:
+    async def main() -> None:
+        async with started(SharesNothing, workers=2) as pool:
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_workers_of_different_environments_share_nothing() -> None:
+    async def main() -> None:
+        async with started(Forked, workers=2, env=[{"A": "1"}, {"A": "2"}]) as pool:
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        os.mkfifo(tmp_path / "begun")
+        pool = make_pool(Forked, {"slow": str(tmp_path / "begun")})
+        starting = asyncio.ensure_future(pool.start(Recorder()))
+        assert await asyncio.to_thread((tmp_path / "begun").read_text) == "begun"
+        starting.cancel()
+        await asyncio.wait([starting])
+        assert starting.cancelled()
+        await pool.stop()
+
+    asyncio.run(main())
+
+
+def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
+    cpu = min(os.sched_getaffinity(0))
+
+    async def main() -> None:
+        async with started(Forked, cpu_affinity=[[cpu]], load_niceness=5) as pool:
+            assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
+
+    asyncio.run(main())
+
+
+def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
+    runner = make_runner(Forked, {}, WorkerSettings(executor="thread"), 0, 4, fatal=(), label="forked")
+    runner.start()
+    told = runner.compute(runner.prepare(Batch(0, ["tell"], OBJECT, OBJECT))).outputs[0]
+    assert told["loaded_by"] == told["own"] == os.getpid()
