@@ -181,7 +181,8 @@ class Mill:
         requests, settings = dispatch.requests, self.settings
         assert requests
         assert dispatch.rows <= settings.max_batch_size
-        assert dispatch.cost <= (settings.max_batch_cost or inf) + 1e-9
+        is_alone = settings.padded and len(entries_of(dispatch)) == 1
+        assert is_alone or dispatch.cost <= (settings.max_batch_cost or inf) + 1e-9
         assert len({request.key for request in requests}) == 1 or dispatch.reason is Reason.RETRY
         assert not any(request.settled or request.deadline <= self.now for request in requests)
         entries = entries_of(dispatch)

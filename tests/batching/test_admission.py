@@ -1,13 +1,16 @@
 """admission.py: what can never be in a batch is refused, and the message says why."""
 
-from math import inf, nan
+from math import nan
 
 import pytest
 from tests.batching.mill import Asked, listed
 
 from weir.batching.admission import check_size
+from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest
 from weir.messages import Kind
+
+LIMITS = BatchingSettings(max_batch_size=8, max_batch_cost=5.0)
 
 
 @pytest.mark.parametrize(
@@ -25,10 +28,11 @@ from weir.messages import Kind
 )
 def test_refused(request_: Asked, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        check_size(request_, 8, 5.0)
+        check_size(request_, LIMITS)
 
 
 def test_accepted() -> None:
-    check_size(listed(1000, cost=1000.0), 8, 5.0)
-    check_size(Asked(0, rows=8, cost=5.0), 8, 5.0)
-    check_size(Asked(0, cost=1e9), 8, inf)
+    check_size(listed(1000, cost=1000.0), LIMITS)
+    check_size(Asked(0, rows=8, cost=5.0), LIMITS)
+    check_size(Asked(0, cost=1e9), BatchingSettings(max_batch_size=8))
+    check_size(Asked(0, cost=1e9), BatchingSettings(max_batch_cost=5.0, padded=True))

@@ -1,6 +1,6 @@
 """padded.py: whose turn it is, and those nearest in length, within a budget that counts padding."""
 
-from math import inf
+from math import inf, nan
 from random import Random
 
 import pytest
@@ -192,5 +192,12 @@ def test_a_length_of_one_is_not_taken_for_an_ordinary_request() -> None:
     mill.submit(of(1.0), of(1.0), of(1.0), of(3.0))
     mill.run_all()
     assert [cut.cost for cut in mill.cuts] == [3.0, 3.0]
-    with pytest.raises(InvalidRequest, match="cost=5: an item costs from 0 to max_batch_cost=4"):
-        mill.submit(of(5.0))
+
+
+def test_what_is_longer_than_the_budget_goes_alone() -> None:
+    mill = Mill(padded=True, max_batch_cost=4.0)
+    mill.submit(of(9.0), of(1.0), of(9.0))
+    mill.run_all()
+    assert [cut.cost for cut in mill.cuts] == [9.0, 1.0, 9.0]
+    with pytest.raises(InvalidRequest, match="cost=nan: an item costs from 0 to max_batch_cost=inf"):
+        mill.submit(of(nan))

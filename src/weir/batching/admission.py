@@ -1,12 +1,18 @@
 """What is refused at the door of the line, whatever waits in it."""
 
+from math import inf
+
 from weir.batching.pieces import steps
+from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest
 from weir.messages import Request
 
 
-def check_size(request: Request, max_rows: int, max_cost: float) -> None:
-    """Raise InvalidRequest if `request`, or a single piece of it, can never be in a batch."""
+def check_size(request: Request, settings: BatchingSettings) -> None:
+    """Raise InvalidRequest if `request`, or a single piece of it, can never be in a batch. Where batches are padded, a single one
+    that is too long for `max_batch_cost` goes alone."""
+    max_rows = settings.max_batch_size
+    max_cost = inf if settings.padded or settings.max_batch_cost is None else settings.max_batch_cost
     if request.rows < 1:
         raise InvalidRequest(f"rows={request.rows}: a request has at least 1 row")
     pieces = steps(request)

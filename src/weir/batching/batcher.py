@@ -108,7 +108,7 @@ class Batcher:
     def _submit_other(self, request: Request, now: float) -> None:
         if self.draining:
             raise Draining("draining: no new requests are accepted", retry_after=UNKNOWN_WAIT)
-        check_size(request, self.settings.max_batch_size, self._max_cost)
+        check_size(request, self.settings)
         if request.deadline <= now:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
         if not self.room(request.rows) and not self._lengthened(request.rows, now):

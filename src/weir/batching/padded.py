@@ -1,6 +1,6 @@
 """Take the next batch for a model that pads all in it to the longest: whose turn it is, and those nearest to it in length.
 
-A batch costs its rows times its longest, and so much may it cost. The one whose turn it is (by priority, size class and
+A batch costs its rows times its longest, and may cost `max_cost`; one that is longer alone goes alone. The one whose turn it is (by priority, size class and
 arrival, as in compose.py) is always in it; so nobody waits for more batches than requests came before. The others are
 added in the order in which they cost the least padding, from the shorter ones and the longer ones around,
 until rows or cost are full or the padding would be more than `max_padding`. If that is what a batch costs beyond its tokens, no
