@@ -75,7 +75,7 @@ class App:
         triton = settings.telemetry.triton_metrics
         exposition = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton)
         site = Site(self.registry, settings.http, self.control, settings=settings.kserve, manager=self.manager)
-        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager)
+        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end)
         websockets = WebSockets(self.registry, settings.http)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,

@@ -28,8 +28,8 @@ def asked(
     return asyncio.run(main())
 
 
-def post(encoder: HashingEncoder, *, show_tokens: bool = False, **sent: Any) -> httpx.Response:
-    return asked(encoder, lambda client: client.post("/encode", **sent), show_tokens=show_tokens)
+def post(encoder: HashingEncoder, **sent: Any) -> httpx.Response:
+    return asked(encoder, lambda client: client.post("/encode", **sent))
 
 
 @pytest.mark.parametrize("identity", [123, "abc", None])
@@ -70,7 +70,7 @@ def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any) -> None:
 def test_msgpack_carries_the_bytes_of_the_array() -> None:
     body = msgspec.msgpack.encode({"id": 1, "texts": TEXTS, "dimensions": 4, "show_tokens": True})
     headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}
-    answer = post(HashingEncoder(), content=body, headers=headers, show_tokens=True)
+    answer = post(HashingEncoder(), content=body, headers=headers)
     said = msgspec.msgpack.decode(answer.content)
     assert (said["id"], said["status"], said["shape"]) == (1, 200, [2, 4])
     assert said["tokens"] == [text.split() for text in TEXTS]
@@ -101,7 +101,6 @@ def test_a_text_that_was_cut_is_named() -> None:
     ({"texts": [["a", "b", "c"]], "pairs": True}, "texts[0]: must be two texts (pairs)"),
     ({"texts": ["a"], "dimensions": 9}, "dimensions=9: must be 1 to 8"),
     ({"texts": ["a"], "dimensions": "3"}, "dimensions='3': must be a whole number"),
-    ({"texts": ["a"], "show_tokens": True}, "show_tokens: this server tells no tokens"),
     ({"texts": ["a"], "colour": 3}, "'colour': there is no such field"),
     ([1], "body: must be an object"),
 ])  # fmt: skip
@@ -160,3 +159,14 @@ def test_the_state_is_shown() -> None:
             return await main(server)
 
     assert asyncio.run(run()) == ({"num_total_seq": 3}, {"clients": {}})
+
+
+def test_who_may_control_the_server_may_end_it() -> None:
+    async def run() -> None:
+        async with served(HashingEncoder()) as server:
+            from_elsewhere = await server.client.post("/terminate", headers={"x-forwarded-for": "10.0.0.1"})
+            assert from_elsewhere.status_code == 403 and not server.ended.is_set()
+            assert (await server.client.post("/terminate")).json()["status"] == 200
+            await server.ended.wait()
+
+    asyncio.run(run())

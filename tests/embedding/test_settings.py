@@ -32,7 +32,6 @@ def test_what_is_said_wins() -> None:
     (ComputingSettings, {"precision": "int8", "runtime": "torch"}, "only onnx computes in int8"),
     (ComputingSettings, {"compile": True}, "only torch compiles"),
     (ComputingSettings, {"gpu_memory_fraction": 1.5}, "must be greater than 0 and at most 1"),
-    (CallerSettings, {"zmq_result_port": 5556}, "zmq_result_port=5556: needs zmq_port too"),
     (CallerSettings, {"max_texts": 0}, "max_texts=0: must be 1 or more"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused(kind: Any, said: dict[str, Any], rule: str) -> None:

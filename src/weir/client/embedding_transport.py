@@ -84,7 +84,9 @@ class OpenTransport(Protocol):
 
 
 # The modules of the schemes: each loads a library that need not be installed.
-_SCHEMES = {"tcp": "weir.client.embedding_zeromq"}
+_SCHEMES = {
+    "http": "weir.client.embedding_http", "https": "weir.client.embedding_http", "tcp": "weir.client.embedding_zeromq",
+}  # fmt: skip
 
 
 def open_transport(

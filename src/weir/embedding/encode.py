@@ -1,9 +1,11 @@
-"""The door that speaks as bert-as-service does over HTTP: POST /encode, GET /status/server and /status/client.
+"""The door that speaks as bert-as-service does over HTTP: POST /encode, GET /status/server and /status/client, POST /terminate.
 
 A text that is longer than the model reads is cut, unless the server was told not to; the answer says which were, in
 `truncated` and in the header X-Weir-Truncated.
 """
 
+import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ from weir.embedding.texts import Encoded, Encodes
 from weir.errors import Cancelled, InvalidRequest, WeirError
 from weir.messages import JSON, MSGPACK
 from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
+from weir.protocols.control import Control
 from weir.protocols.endpoint import Call, Endpoint
 from weir.protocols.media import accept_of
 from weir.protocols.status import http_code
@@ -34,12 +37,13 @@ class Statistics(Protocol):
 
 
 class Encode:
-    """Answers the calls. `show_tokens`: callers may have the tokens of their texts."""
+    """Answers the calls. `end` has the server end, for those whom `control` lets."""
 
-    def __init__(self, site: Site, statistics: Statistics, *, show_tokens: bool) -> None:
+    def __init__(self, site: Site, statistics: Statistics, *, control: Control, end: Callable[[], None]) -> None:
         self._site = site
         self._statistics = statistics
-        self._show_tokens = show_tokens
+        self._control = control
+        self._end = end
 
     def routes(self) -> list[Route]:
         """Return the routes."""
@@ -48,6 +52,7 @@ class Encode:
             Route("/encode", endpoint(self.encode), methods=["POST"]),
             Route("/status/server", endpoint(self.server_status), methods=["GET"]),
             Route("/status/client", endpoint(self.client_status), methods=["GET"]),
+            Route("/terminate", endpoint(self.terminate), methods=["POST"]),
         ]
 
     async def encode(self, call: Call) -> Answer | None:
@@ -67,8 +72,6 @@ class Encode:
             return self._refuse(model, identity, error)
 
     async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked, accept: str) -> Answer:
-        if asked.show_tokens and not self._show_tokens:
-            raise InvalidRequest("show_tokens: this server tells no tokens (start it with --show-tokens)")
         if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
             raise InvalidRequest(
                 f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
@@ -87,6 +90,12 @@ class Encode:
     async def client_status(self, call: Call) -> Answer:
         """Show what the clients have asked."""
         return _document(self._statistics.client_status())
+
+    async def terminate(self, call: Call) -> Answer:
+        """Have the server finish what it has accepted, and end: for who may control it."""
+        self._control.require_http(call.peer, call.headers)
+        asyncio.get_running_loop().call_soon(self._end)
+        return _document({"status": 200, "description": "the server finishes what it has accepted, and ends"})
 
     def _refuse(self, model: str, identity: Any, error: BaseException) -> Answer:
         answer = error_answer(error, identity, development=self._site.http.development)

@@ -140,6 +140,9 @@ def text_paths() -> Mapping[str, Any]:
         "/status/client": {
             "get": _page("get_status_client", "Show what clients have asked", {"type": "object"}, _ENCODE_ERROR)
         },
+        "/terminate": {
+            "post": _page("post_terminate", "Finish what was accepted, and end", {"type": "object"}, _ENCODE_ERROR)
+        },
     }
 
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from weir.embedding.recipe import OLD_NAMES, Pooling, Precision, Recipe, pooling_named
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, Rule, check, one_of, setting
-from weir.protocols.settings import PORT
 
 RUNTIMES = ("onnx", "torch")
 SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
@@ -103,21 +102,12 @@ class ComputingSettings:
 
 @dataclass(frozen=True)
 class CallerSettings:
-    """What callers may ask for, and where the ZeroMQ door is. Sizes are in texts."""
+    """What callers may ask for. Sizes are in texts."""
 
     max_texts: int = setting(100_000, "texts that one request may have", rule=AT_LEAST_ONE)
-    show_tokens: bool = setting(False, "tell clients the tokens of their texts when they ask for them")
-    zmq_port: int | None = setting(
-        None, "port of the ZeroMQ door, which clients of bert-as-service send to; without it there is none", rule=PORT
-    )
-    zmq_result_port: int | None = setting(
-        None, "port of the ZeroMQ door that answers come from (default: the one after --zmq-port)", rule=PORT
-    )
 
     def __post_init__(self) -> None:
         check(self)
-        if self.zmq_result_port is not None and self.zmq_port is None:
-            raise SettingsError(f"zmq_result_port={self.zmq_result_port}: needs zmq_port too")
 
 
 MODEL_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}

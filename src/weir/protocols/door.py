@@ -3,7 +3,7 @@
 HTTP and gRPC are doors. A package adds another by an entry point of the group `weir.doors`; `--door NAME=OPTIONS` opens it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -56,9 +56,13 @@ class DoorSettings(Protocol):
         """Of the HTTP door: address, limits, certificate."""
 
 
+def nothing() -> None:
+    """Where there is no server that could end."""
+
+
 class DoorContext(NamedTuple):
     """What a door is made from: the models, the server's settings, those who want to hear, who may control the server, what
-    loads and unloads models for them, and the door's own options."""
+    loads and unloads models for them, what has the server drain and end, and the door's own options."""
 
     registry: "Registry"
     settings: DoorSettings
@@ -66,6 +70,7 @@ class DoorContext(NamedTuple):
     control: Control = Control()
     site: "Site | None" = None  # what the doors of the Open Inference Protocol share
     manager: "Manager | None" = None  # there always is one in a server
+    end: Callable[[], None] = nothing  # as the first signal does; called on the loop
     options: Any = None  # what was said for it: JSON, or else plain text
 
 
