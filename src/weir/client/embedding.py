@@ -15,8 +15,11 @@ import numpy
 
 from weir._version import __version__
 from weir.client.embedding_transport import Asked, EmbeddingTransport, Heard, Text, Vectors, open_transport
+from weir.client.retrying import Retry
 from weir.errors import Conflict, InvalidRequest, Overloaded, SettingsError, Unsupported
 
+# By default what a full line refuses is sent again for as long as there is time.
+PATIENT = Retry(times=1_000_000, first_wait=0.05, longest_wait=1.0)
 AHEAD = 64  # batches that encode_async has under way
 _SHOWN = 10  # places of cut texts that a warning names
 
@@ -33,7 +36,7 @@ class EmbeddingClient:
     """Asks a server for the vectors of texts: `http://localhost:8000`, or `tcp://localhost:5555` for ZeroMQ.
 
     `timeout` is in seconds, for each call that names none. `model` is the one asked for, "" the server's first. `token` is the control
-    token, for `terminate`. `output` is "ndarray" or "list". Over ZeroMQ `identity` names this client (all clients of one
+    token, for `terminate`. `retry` says what is sent again that the server refused for now. `output` is "ndarray" or "list". Over ZeroMQ `identity` names this client (all clients of one
     identity can hear each other's answers: `listen`), and `port_out` is the port of the answers, by default the one after the other.
     Unless `ignore_all_checks`, the server is asked for its configuration at once: `check_version` raises Conflict if its version
     does not fit this client's; with `check_length` a warning names the texts that were cut.
@@ -45,7 +48,7 @@ class EmbeddingClient:
 
     def __init__(
         self, url: str = "http://localhost:8000", *, timeout: float = 60.0, model: str = "", identity: str | None = None,
-        token: str | None = None, output: str = "ndarray", port_out: int | None = None, check_version: bool = True,
+        token: str | None = None, output: str = "ndarray", retry: Retry | None = None, port_out: int | None = None, check_version: bool = True,
         check_length: bool = True, ignore_all_checks: bool = False, transport: EmbeddingTransport | None = None,
     ) -> None:  # fmt: skip
         if output not in ("ndarray", "list"):
@@ -63,7 +66,7 @@ class EmbeddingClient:
         self._pending: dict[int, Future[Vectors]] = {}
         self._ended: SimpleQueue[int] = SimpleQueue()
         self._transport = transport or open_transport(
-            url, identity=self._identity, token=token, timeout=timeout, port_out=port_out
+            url, identity=self._identity, token=token, retry=retry or PATIENT, port_out=port_out
         )
         if check_version and not ignore_all_checks:
             self._require_version()
@@ -165,14 +168,14 @@ class EmbeddingClient:
             warnings.warn(
                 f"{len(answer.truncated)} texts are longer than the model reads and were cut: {shown} "
                 "(truncate=False refuses them, check_length=False says nothing)",
-                stacklevel=4,
+                stacklevel=3,
             )
         return answer.vectors.tolist() if self._as_lists else answer.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Heard]:
         """Yield what the other clients of this identity are answered, over ZeroMQ; ends after `timeout` seconds without an answer."""
-        for heard in self._transport.listen(timeout):
-            yield heard._replace(embedding=heard.embedding.tolist()) if self._as_lists else heard
+        heard = self._transport.listen(timeout)  # from now on, not from the first answer that is read
+        return (each._replace(embedding=each.embedding.tolist()) for each in heard) if self._as_lists else heard
 
     # The server.
 

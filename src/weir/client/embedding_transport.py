@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from weir.client.retrying import Retry
 from weir.errors import SettingsError
 
 # One text; two that belong together; words already cut; token ids with all special tokens.
@@ -48,7 +49,8 @@ class EmbeddingTransport(Protocol):
     """Sends what is asked, and brings what comes of it. May be used by many threads at a time.
 
     All raise, or set as the exception of the Future, the WeirError that a caller in process would get; Unreachable where nobody
-    listens; DeadlineExceeded if there is no answer within `timeout` seconds. A Future always ends.
+    listens; DeadlineExceeded if there is no answer within `timeout` seconds. What the server refuses for now is sent again as the
+    `retry` says that it was opened with. A Future always ends; cancelling it takes the request back.
     """
 
     def encode(self, asked: Asked, timeout: float) -> Vectors:
@@ -78,7 +80,7 @@ class OpenTransport(Protocol):
     """What each module of a scheme has, called `open_transport`."""
 
     def __call__(
-        self, url: str, *, identity: str, token: str | None, timeout: float, port_out: int | None
+        self, url: str, *, identity: str, token: str | None, retry: Retry, port_out: int | None
     ) -> EmbeddingTransport:
         """Return the way to `url`. Raises SettingsError for an address that cannot be, or a library that is missing."""
 
@@ -90,7 +92,7 @@ _SCHEMES = {
 
 
 def open_transport(
-    url: str, *, identity: str, token: str | None, timeout: float, port_out: int | None
+    url: str, *, identity: str, token: str | None, retry: Retry, port_out: int | None
 ) -> EmbeddingTransport:
     """Return the way to `url`, by its scheme. Raises SettingsError for a scheme that there is none for."""
     scheme = url.partition("://")[0].lower()
@@ -98,4 +100,4 @@ def open_transport(
         known = ", ".join(f"{name}://" for name in _SCHEMES)
         raise SettingsError(f"url={url!r}: must begin with one of {known}")
     opened: OpenTransport = import_module(_SCHEMES[scheme]).open_transport
-    return opened(url, identity=identity, token=token, timeout=timeout, port_out=port_out)
+    return opened(url, identity=identity, token=token, retry=retry, port_out=port_out)

@@ -1,0 +1,215 @@
+"""What comes of each request that is read: vectors, facts or an error, in the dialect it was asked in."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from structlog.stdlib import BoundLogger
+
+from weir.embedding.clients import Clients
+from weir.embedding.status import Status
+from weir.embedding.texts import Encoded, Encodes
+from weir.embedding.zeromq.drops import Drops
+from weir.embedding.zeromq.publisher import Publisher
+from weir.errors import (
+    CapacityError,
+    DeadlineExceeded,
+    Draining,
+    Forbidden,
+    InvalidRequest,
+    ModelError,
+    ModelNotFound,
+    Unauthorized,
+    WeirError,
+)
+from weir.protocols.control import Control
+from weir.protocols.status import http_code
+from weir.wire import zeromq
+from weir.wire.zeromq import Ask, Said, Wishes
+
+DOOR = "zeromq"
+CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full line again
+
+
+class Means(NamedTuple):
+    """What answering needs. `terminate` has the server drain and end; `small` is the most texts of a request that overtakes."""
+
+    served: Mapping[str, Encodes]
+    publisher: Publisher
+    clients: Clients
+    status: Status
+    control: Control
+    terminate: Callable[[], None]
+    drops: Drops
+    logger: BoundLogger
+    small: int
+    show_tokens: bool
+
+
+class Answering:
+    """Answers requests. `in_flight` are the bytes of those under way; `changed` is called when it has become less."""
+
+    def __init__(self, means: Means, changed: Callable[[], None]) -> None:
+        self._means = means
+        self._changed = changed
+        self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}
+        self._own: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
+        self.in_flight = 0
+        self.draining = False
+
+    def received(self, frames: list[bytes], peer: str) -> None:
+        """Take what came from the address `peer`."""
+        try:
+            ask = zeromq.read_ask(frames)
+        except InvalidRequest as error:
+            self._means.drops("message", error, peer)
+            return
+        try:
+            wishes = Wishes() if ask.wishes is None else zeromq.read_wishes(ask.wishes)
+            if ask.payload in zeromq.COMMANDS:
+                self._command(ask, wishes, peer)
+            elif self.draining:
+                raise Draining("the server is about to stop")
+            elif ask.wishes is None or (ask.topic, ask.id) not in self._own:  # sent again: its answer is on the way
+                self._start(ask, wishes)
+        except WeirError as error:
+            self._fail(ask, error, peer)
+
+    # Vectors.
+
+    def _start(self, ask: Ask, wishes: Wishes) -> None:
+        self._means.clients.asked(_name(ask), ask.size, door=DOOR)
+        size = len(ask.payload)
+        task = asyncio.get_running_loop().create_task(self._answer(ask, wishes))
+        self.in_flight += size
+        self._tasks.setdefault(ask.topic, set()).add(task)
+        if ask.wishes is not None:
+            self._own[ask.topic, ask.id] = task
+        task.add_done_callback(lambda ended: self._ended(ask, ended))
+
+    def _ended(self, ask: Ask, task: asyncio.Task[None]) -> None:
+        self.in_flight -= len(ask.payload)
+        self._own.pop((ask.topic, ask.id), None)
+        tasks = self._tasks[ask.topic]
+        tasks.discard(task)
+        if not tasks:
+            del self._tasks[ask.topic]
+        self._changed()
+
+    async def _answer(self, ask: Ask, wishes: Wishes) -> None:
+        try:
+            encoded = await self._encode(ask, wishes)
+            cut = [place for place, truncated in enumerate(encoded.truncated) if truncated]
+            self._means.publisher.publish(zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens))
+        except WeirError as error:
+            self._fail(ask, error)
+        except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
+            self._means.logger.exception("request failed", door=DOOR, client=_name(ask))
+            self._fail(ask, ModelError(f"{type(error).__name__} in the server"))
+
+    async def _encode(self, ask: Ask, wishes: Wishes) -> Encoded:
+        means = self._means
+        texts = zeromq.read_texts(ask)
+        encodes = _find(means.served, wishes.model)
+        stock = ask.wishes is None
+        priority = wishes.priority if wishes.priority is not None else int(len(texts) <= means.small)
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                return await encodes.encode(
+                    texts, door=DOOR, client=_name(ask), priority=priority, timeout=wishes.timeout,
+                    dimensions=wishes.dimensions, truncate=wishes.truncate,
+                    want_tokens=means.show_tokens if stock else wishes.tokens,
+                )  # fmt: skip
+            except (CapacityError, DeadlineExceeded) as error:
+                # There is no word for "later" in the stock dialect: the client would wait for ever.
+                if not stock or isinstance(error, Draining) or self.draining:
+                    raise
+                again = getattr(error, "retry_after", None) or 0.0
+            await asyncio.sleep(max(wait, again))
+            wait = min(2.0 * wait, _LONGEST_WAIT)
+
+    def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
+        if ask.wishes is None:  # there is no word for it in the stock dialect
+            self._means.drops("request", f"{type(error).__name__}: {error.message}", peer)
+        else:
+            failed = zeromq.failed(error, http_code(error))
+            self._means.publisher.publish(zeromq.write_said(ask, Said(error=failed)))
+
+    # Commands.
+
+    def _command(self, ask: Ask, wishes: Wishes, peer: str) -> None:
+        if ask.payload == zeromq.CANCEL:
+            for number in wishes.ids:
+                if task := self._own.get((ask.topic, b"%d" % number)):
+                    task.cancel()
+        elif ask.payload == zeromq.PENDING:
+            kept = self._means.publisher.kept(ask.topic)
+            known = {number for topic, number in self._own if topic == ask.topic} | kept
+            unknown = [number for number in wishes.ids if b"%d" % number not in known]
+            self._means.publisher.publish(zeromq.write_said(ask, Said(unknown=unknown)))
+        else:
+            self._means.clients.asked_about(_name(ask), door=DOOR)
+            if ask.payload == zeromq.TERMINATION:
+                self._terminate(ask, wishes, peer)
+            else:
+                self._tell(ask)
+
+    def _tell(self, ask: Ask) -> None:
+        status = self._means.status
+        ask_for = status.config if ask.payload == zeromq.SHOW_CONFIG else status.status
+        facts = {**ask_for(_name(ask)), "show_tokens_to_client": self._means.show_tokens}
+        answer = zeromq.write_facts(ask, facts)
+        if ask.wishes is None and ask.payload == zeromq.SHOW_CONFIG:
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._means.publisher.publish, answer)
+        else:
+            self._means.publisher.publish(answer)
+
+    def _terminate(self, ask: Ask, wishes: Wishes, peer: str) -> None:
+        try:
+            self._means.control.require(peer, wishes.token)
+        except (Unauthorized, Forbidden) as error:
+            self._means.logger.warning("refused to end", door=DOOR, peer=peer, reason=error.message)
+            if ask.wishes is not None:
+                self._fail(ask, error)
+            return
+        self._means.logger.info("asked to end", door=DOOR, peer=peer)
+        if ask.wishes is not None:
+            self._means.publisher.publish(zeromq.write_facts(ask, {}))
+        self._means.terminate()
+
+    # Their ends.
+
+    @property
+    def topics(self) -> list[bytes]:
+        """Those who have requests under way."""
+        return list(self._tasks)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are requests under way."""
+        return bool(self._tasks)
+
+    def cancel(self, topic: bytes) -> None:
+        """Take everything that was asked for `topic` out of the line."""
+        for task in self._tasks.get(topic, set()).copy():
+            task.cancel()
+
+    async def stop(self) -> None:
+        """Cancel everything."""
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _find(served: Mapping[str, Encodes], model: str) -> Encodes:
+    name = model or next(iter(served))
+    if name not in served:
+        raise ModelNotFound(f"model {name!r}: there is none of that name; there are {', '.join(served)}")
+    return served[name]
+
+
+def _name(ask: Ask) -> str:
+    return ask.identity.decode("utf-8", "backslashreplace")

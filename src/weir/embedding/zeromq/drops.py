@@ -1,0 +1,31 @@
+"""What is thrown away is counted and logged, however much of it there is."""
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from structlog.stdlib import BoundLogger
+
+INTERVAL = 1.0  # seconds between two lines about the same
+
+
+class Drops:
+    """Counts what was dropped, by kind, and logs each kind once a second at most."""
+
+    def __init__(self, logger: BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
+        self.counts: Counter[str] = Counter()
+        self._logger = logger
+        self._clock = clock
+        self._logged: dict[str, tuple[float, int]] = {}  # when, and how many there were
+
+    def __call__(self, kind: str, reason: object, peer: str = "") -> None:
+        """Something of this `kind`, one of a few, was dropped."""
+        self.counts[kind] += 1
+        now = self._clock()
+        when, before = self._logged.get(kind, (None, 0))
+        if when is not None and now < when + INTERVAL:
+            return
+        self._logged[kind] = (now, self.counts[kind])
+        self._logger.warning(
+            f"dropped a {kind}", door="zeromq", peer=peer, reason=str(reason), dropped=self.counts[kind] - before
+        )

@@ -1,0 +1,208 @@
+"""One of the two listening sockets of the door: accepts connections, speaks ZMTP with them, and keeps them within limits."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, cast
+
+from weir.embedding.zeromq.drops import Drops
+from weir.errors import SettingsError, TooLarge, WeirError
+from weir.wire.zmtp import GREETING, Event, Parser, Reply, ready
+
+_BACKLOG = 1024
+_CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
+
+
+class Limits(NamedTuple):
+    """What peers may take. Sizes are in bytes, durations in seconds; `held` is of all messages that have not come whole."""
+
+    max_message: int
+    max_frames: int
+    connections: int
+    held: int
+    handshake: float
+    message: float  # for a message to come whole
+
+
+class Port:
+    """Listens as a socket of type `own`. `heard` gets what peers send, `lost` those that went.
+
+    While `paused`, nothing is read; what has been read already is still heard.
+    """
+
+    def __init__(
+        self, own: str, limits: Limits, drops: Drops, heard: "Callable[[Peer, Event], None]",
+        lost: "Callable[[Peer], None]" = lambda peer: None,
+    ) -> None:  # fmt: skip
+        self.own = own
+        self.limits = limits
+        self.drops = drops
+        self.heard = heard
+        self.lost = lost
+        self.peers: set[Peer] = set()
+        self.held = 0
+        self.paused = False
+        self._server: asyncio.Server | None = None
+        self._emptied = asyncio.Event()
+
+    async def start(self, host: str, port: int, key: str) -> None:
+        """Listen. Raises SettingsError naming `key` if the address is taken or unusable."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(lambda: Peer(self), host, port, backlog=_BACKLOG)
+        except socket.gaierror as error:
+            raise SettingsError(f"host={host!r}, {key}={port}: cannot listen there: {error.strerror}") from error
+        except OSError as error:
+            text = os.strerror(error.errno) if error.errno else error
+            raise SettingsError(f"host={host!r}, {key}={port}: cannot listen there: {text}") from error
+
+    @property
+    def number(self) -> int:
+        """The TCP port; 0 before the start and after the stop."""
+        return 0 if self._server is None or not self._server.sockets else int(self._server.sockets[0].getsockname()[1])
+
+    def pause(self) -> None:
+        """Read nothing more, from nobody."""
+        self.paused = True
+        for peer in self.peers:
+            if not peer.transport.is_closing():
+                peer.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read again."""
+        self.paused = False
+        for peer in self.peers:
+            if not peer.transport.is_closing():
+                peer.transport.resume_reading()
+
+    def sweep(self, now: float) -> None:
+        """End the connections whose message has been under way for too long."""
+        for peer in [peer for peer in self.peers if peer.since is not None]:
+            if not self.paused and peer.since is not None and now > peer.since + self.limits.message:
+                peer.end(f"a message that has not come whole within {self.limits.message:g} s")
+
+    def close(self) -> None:
+        """Accept nothing more."""
+        if self._server is not None:
+            self._server.close()
+
+    async def stop(self) -> None:
+        """Close everything. What has been written gets a moment to leave. Idempotent."""
+        self.close()
+        self._server = None
+        for end in ("close", "abort"):
+            for peer in list(self.peers):
+                getattr(peer.transport, end)()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    while self.peers:
+                        self._emptied.clear()
+                        await self._emptied.wait()
+
+    def gone(self, peer: "Peer") -> None:
+        """A connection has ended."""
+        self.peers.discard(peer)
+        self._emptied.set()
+
+
+class Peer(asyncio.Protocol):
+    """A connection."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._parser = Parser(port.own, port.limits.max_message, port.limits.max_frames)
+        self._held = 0
+        self._handshake: asyncio.TimerHandle | None = None
+        self.address = ""
+        self.since: float | None = None  # when the message under way began to come
+        self.topics: set[bytes] = set()  # what it listens to, at the port that publishes
+        self.clogged = False  # it reads more slowly than it is written to
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, or refuse a connection too many."""
+        self.transport = cast(asyncio.Transport, transport)
+        name = transport.get_extra_info("peername")
+        self.address = str(name[0]) if name else ""
+        port = self._port
+        if len(port.peers) >= port.limits.connections:
+            port.drops("connection", f"{port.limits.connections} are open (max_connections)", self.address)
+            self.transport.abort()
+            return
+        port.peers.add(self)
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._handshake = asyncio.get_running_loop().call_later(
+            port.limits.handshake, self.end, f"no handshake within {port.limits.handshake:g} s"
+        )
+        self.transport.write(GREETING + ready(port.own))
+
+    def data_received(self, data: bytes) -> None:
+        """Read what came; end the connection if it is nothing that may come here."""
+        try:
+            for event in self._parser.feed(data):
+                if isinstance(event, Reply):
+                    self._reply(event.data)
+                else:
+                    self.since = None
+                    self._port.heard(self, event)
+            self._count_held()
+        except WeirError as error:
+            self.end(error.message)
+            return
+        if self._handshake is not None and self._parser.ready:
+            self._handshake.cancel()
+            self._handshake = None
+            if self._port.paused:
+                self.transport.pause_reading()
+
+    def _reply(self, data: bytes) -> None:
+        if not self.clogged:  # who sends without reading gets no replies: they would pile up
+            self.transport.write(data)
+
+    def _count_held(self) -> None:
+        self._port.held += self._parser.held - self._held
+        self._held = self._parser.held
+        if not self._held:
+            self.since = None
+        elif self.since is None:
+            self.since = time.monotonic()
+        if self._port.held > self._port.limits.held:
+            raise TooLarge(f"{self._port.held} bytes of unfinished messages; {self._port.limits.held} are allowed")
+
+    def write(self, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send `buffers`, one after the other."""
+        self.transport.writelines(buffers)
+
+    @property
+    def unread(self) -> int:
+        """Bytes that have been written and have not left."""
+        return self.transport.get_write_buffer_size()
+
+    def pause_writing(self) -> None:
+        """It reads slowly."""
+        self.clogged = True
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.clogged = False
+
+    def end(self, reason: str) -> None:
+        """End the connection, and say why."""
+        self._port.drops("connection", reason, self.address)
+        self.transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """Forget it."""
+        if self._handshake is not None:
+            self._handshake.cancel()
+        self._port.held -= self._held
+        self._held = 0
+        if self in self._port.peers:
+            self._port.gone(self)
+            self._port.lost(self)

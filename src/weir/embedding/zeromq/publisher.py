@@ -1,0 +1,146 @@
+"""Brings answers to those who listen for them.
+
+A message goes to every peer that has subscribed to the beginning of its first frame. libzmq throws away what nobody listens
+to yet, or for a moment; here it is kept for as long as a client may take to come, or to come back.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from weir.embedding.zeromq.drops import Drops
+from weir.embedding.zeromq.port import Peer
+from weir.errors import TooLarge
+from weir.wire.zmtp import Subscribed, pack
+
+MAX_TOPICS = 256  # that one peer listens to
+_TOGETHER = 4  # times what one client may leave unread: what all may
+
+Frames = Sequence[bytes | memoryview]
+
+
+class Publisher:
+    """Publishes. A peer may leave `max_unread` bytes unread, and what nobody listens to may be as large; more is dropped.
+
+    What nobody listens to is given up after `grace` seconds.
+    """
+
+    def __init__(self, max_unread: int, grace: float, drops: Drops) -> None:
+        self._max_unread = max_unread
+        self._grace = grace
+        self._drops = drops
+        self._peers: dict[bytes, set[Peer]] = {}
+        self._lengths: Counter[int] = Counter()  # of the topics
+        self._clogged: set[Peer] = set()
+        self._kept: dict[bytes, list[Frames]] = defaultdict(list)
+        self._kept_bytes = 0
+        self._missed: dict[bytes, float] = {}  # topics that nobody listens to, and since when
+
+    # Who listens.
+
+    def subscribe(self, peer: Peer, said: Subscribed) -> None:
+        """`peer` listens, or listens no longer. Raises TooLarge for a peer that listens to too much."""
+        if not said.wanted:
+            self._remove(peer, said.topic)
+        elif said.topic not in peer.topics:
+            if len(peer.topics) >= MAX_TOPICS:
+                raise TooLarge(f"subscriptions: more than {MAX_TOPICS}")
+            peer.topics.add(said.topic)
+            if said.topic not in self._peers:
+                self._peers[said.topic] = set()
+                self._lengths[len(said.topic)] += 1
+            self._peers[said.topic].add(peer)
+            self._send_kept(said.topic)
+
+    def forget(self, peer: Peer) -> None:
+        """`peer` has gone."""
+        self._clogged.discard(peer)
+        for topic in list(peer.topics):
+            self._remove(peer, topic)
+
+    def _remove(self, peer: Peer, topic: bytes) -> None:
+        if topic not in peer.topics:
+            return
+        peer.topics.discard(topic)
+        self._peers[topic].discard(peer)
+        if not self._peers[topic]:
+            del self._peers[topic]
+            self._lengths[len(topic)] -= 1
+            if not self._lengths[len(topic)]:
+                del self._lengths[len(topic)]
+
+    def _listeners(self, topic: bytes) -> set[Peer]:
+        found: set[Peer] = set()
+        for length in self._lengths:
+            if length <= len(topic):
+                found |= self._peers.get(topic[:length], set())
+        return found
+
+    # Answers.
+
+    def publish(self, frames: Frames) -> None:
+        """Send a message to all who listen to its first frame; keep it if nobody does."""
+        topic = bytes(frames[0])
+        listeners = self._listeners(topic)
+        for peer in listeners:
+            self._write(peer, frames)
+        if not listeners:
+            self._keep(topic, frames)
+
+    def _write(self, peer: Peer, frames: Frames) -> None:
+        unread = peer.unread
+        if unread and (unread + size_of(frames) > self._max_unread or self.unread > _TOGETHER * self._max_unread):
+            self._drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
+            return
+        peer.write(pack(frames))
+        if peer.unread:
+            self._clogged.add(peer)
+
+    def _keep(self, topic: bytes, frames: Frames) -> None:
+        size = size_of(frames)
+        if self._kept_bytes + size > self._max_unread:
+            self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
+            return
+        self._kept[topic].append(frames)
+        self._kept_bytes += size
+
+    def _send_kept(self, subscription: bytes) -> None:
+        for topic in [topic for topic in self._kept if topic.startswith(subscription)]:
+            for frames in self._take(topic):
+                self.publish(frames)
+
+    def _take(self, topic: bytes) -> list[Frames]:
+        kept = self._kept.pop(topic, [])
+        self._kept_bytes -= sum(map(size_of, kept))
+        return kept
+
+    def kept(self, topic: bytes) -> set[bytes]:
+        """Return the last frames (the requests' numbers) of what is kept for `topic`."""
+        return {bytes(frames[-1]) for frames in self._kept.get(topic, ())}
+
+    @property
+    def unread(self) -> int:
+        """Bytes of answers that were sent and have not left."""
+        self._clogged = {peer for peer in self._clogged if peer.unread}
+        return sum(peer.unread for peer in self._clogged)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are answers that have not left."""
+        return bool(self._kept) or self.unread > 0
+
+    # Time.
+
+    def sweep(self, topics: Iterable[bytes], now: float) -> list[bytes]:
+        """Return those of `topics` that nobody has listened to for the grace; what was kept for such is dropped."""
+        silent = {topic for topic in {*topics, *self._kept} if not self._listeners(topic)}
+        self._missed = {topic: self._missed.get(topic, now) for topic in silent}
+        given_up = [topic for topic, since in self._missed.items() if now >= since + self._grace]
+        for topic in given_up:
+            for _ in self._take(topic):
+                self._drops("answer", f"nobody has listened for {self._grace:g} s")
+        return given_up
+
+
+def size_of(frames: Frames) -> int:
+    """Return how many bytes there are in `frames`."""
+    return sum(map(len, frames))

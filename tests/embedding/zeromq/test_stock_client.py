@@ -1,0 +1,166 @@
+"""The client of bert-as-service, as PyPI has it, against the door."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import numpy
+import pytest
+import zmq
+from bert_serving.client import BertClient, ConcurrentBertClient
+from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, vector_of
+from tests.embedding.zeromq.opened import Opened
+
+from weir.errors import ModelNotReady, Overloaded
+
+TEXTS = ["First do it", "then do it right", "then do it better"]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Opened]:
+    with Opened(zmq_show_tokens=True) as opened:
+        yield opened
+
+
+Connect = Callable[..., Any]
+
+
+@pytest.fixture
+def connect(opened: Opened) -> Iterator[Connect]:
+    """Returns a stock client of the door; all are closed at the end."""
+    with ExitStack() as stack:
+
+        def made(to: Opened = opened, kind: Any = BertClient, **said: Any) -> Any:
+            said = {"port": to.port, "port_out": to.port_out, "timeout": 20_000, **said}
+            return stack.enter_context(kind(ip="127.0.0.1", **said))
+
+        yield made
+
+
+def expected(texts: list[Any]) -> Any:
+    return numpy.stack([vector_of(text) for text in texts])
+
+
+def test_texts_become_vectors(connect: Connect) -> None:
+    vectors = connect().encode(TEXTS)
+    assert vectors.shape == (3, DIMENSIONS)
+    assert vectors.dtype == numpy.float32
+    assert (vectors == expected(TEXTS)).all()
+    assert connect(output_fmt="list").encode(TEXTS) == expected(TEXTS).tolist()
+
+
+def test_texts_may_be_words_already(connect: Connect, opened: Opened) -> None:
+    words = [text.split() for text in TEXTS]
+    assert (connect().encode(words, is_tokenized=True) == expected(TEXTS)).all()
+    assert opened.encoder.asked[-1]["texts"] == words
+
+
+def test_tokens_are_shown(connect: Connect) -> None:
+    vectors, tokens = connect().encode(TEXTS, show_tokens=True)
+    assert (vectors == expected(TEXTS)).all()
+    assert tokens == [text.split() for text in TEXTS]
+
+
+def test_a_pair_of_texts_is_one(connect: Connect, opened: Opened) -> None:
+    connect().encode(["who ||| me", " ||| none"])
+    assert opened.encoder.asked[-1]["texts"] == [("who", "me"), " ||| none"]
+
+
+def test_answers_are_fetched_later(connect: Connect) -> None:
+    client = connect()
+    for text in TEXTS:
+        client.encode([text], blocking=False)
+    assert (client.fetch_all(sort=True, concat=True) == expected(TEXTS)).all()
+    for text in TEXTS:
+        client.encode([text], blocking=False)
+    assert {answer.id for answer in client.fetch()} == {5, 6, 7}  # number 1 asked for the configuration
+
+
+def test_batches_of_a_generator_are_encoded(connect: Connect) -> None:
+    answers = list(connect().encode_async(([text] for text in TEXTS), max_num_batch=2))
+    assert sorted(answer.id for answer in answers) == [2, 3]
+
+
+def test_the_server_tells_about_itself(connect: Connect) -> None:
+    client = connect(show_server_config=True, identity=b"asks#about@it")
+    client.encode(TEXTS)
+    assert client.server_config["max_seq_len"] == MAX_LENGTH
+    assert client.server_config["client"] == "asks#about@it"
+    statistic = client.server_status["statistic"]
+    assert statistic["num_data_request"] >= 1
+    assert statistic["num_total_seq"] >= 3
+    assert client.status["num_request"] == 5
+
+
+def test_silence_ends_with_the_timeout(connect: Connect, opened: Opened) -> None:
+    client = connect(timeout=200)
+    for bad in (["!wait"], ["!fail"]):
+        with pytest.raises(TimeoutError):
+            client.encode(bad)
+    client = connect()
+    assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_an_identity_may_be_anything(connect: Connect) -> None:
+    for identity in (b"a#b@c", b"#", b"@1#2@", "für".encode(), b"\xff\xfe", b"0"):
+        assert (connect(identity=identity).encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_many_clients_get_their_own_answers(connect: Connect) -> None:
+    clients = [connect(ignore_all_checks=True) for _ in range(24)]
+    texts = [[f"text {client} {place}" for place in range(1 + client % 5)] for client in range(24)]
+    with ThreadPoolExecutor(24) as threads:
+        for _ in range(5):
+            for mine, vectors in zip(
+                texts, threads.map(lambda one, mine: one.encode(mine), clients, texts), strict=True
+            ):
+                assert (vectors == expected(mine)).all()
+
+
+def test_threads_share_a_concurrent_client(connect: Connect) -> None:
+    client = connect(kind=ConcurrentBertClient, max_concurrency=4)
+    with ThreadPoolExecutor(4) as threads:
+        for vectors in threads.map(lambda _: client.encode(texts=TEXTS), range(40)):
+            assert (vectors == expected(TEXTS)).all()
+
+
+def test_clients_of_one_identity_all_hear_an_answer(connect: Connect) -> None:
+    asking, hearing = connect(identity=b"one"), connect(identity=b"one")
+    asking.encode(TEXTS)
+    hearing.receiver.setsockopt(zmq.RCVTIMEO, 20_000)
+    frames = hearing.receiver.recv_multipart()
+    while len(frames) == 3:  # the configuration that the other one asked for
+        frames = hearing.receiver.recv_multipart()
+    assert numpy.frombuffer(frames[2], "float32").tolist() == expected(TEXTS).ravel().tolist()
+
+
+def test_what_a_full_line_refuses_waits(connect: Connect, opened: Opened) -> None:
+    client = connect()
+
+    def refuse() -> None:
+        opened.encoder.refusals = [Overloaded("full", retry_after=0.01), ModelNotReady("not yet")]
+
+    opened.call(refuse)
+    assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_a_question_about_the_server_holds_up_nobody(connect: Connect) -> None:
+    client = connect()
+    client._send(b"SHOW_CONFIG")
+    number = client._send(b'["First do it"]', 1)
+    assert client._recv().id == number  # the configuration waits for those who have just come
+
+
+def test_a_client_outlives_the_server(connect: Connect) -> None:
+    with Opened() as first:
+        client = connect(first)
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+    answer: list[Any] = []
+    asking = threading.Thread(target=lambda: answer.append(client.encode(TEXTS)))  # while nobody is there
+    asking.start()
+    with Opened(port=first.port, port_out=first.port_out):
+        asking.join(20)
+        assert (answer[0] == expected(TEXTS)).all()
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
