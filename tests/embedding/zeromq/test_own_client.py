@@ -174,9 +174,10 @@ def test_a_concurrent_client_has_so_many_places(connect: Connect, opened: Opened
         opened.call(opened.encoder.released.set)
         waiting.result()
     opened.call(opened.encoder.released.clear)
-    for asked in (lambda: client.encode(TEXTS, blocking=False), lambda: client.encode_async([TEXTS])):
-        with pytest.raises(Unsupported):
-            asked()
+    with pytest.raises(Unsupported, match="blocking=False"):
+        client.encode(TEXTS, blocking=False)
+    with pytest.raises(Unsupported, match="encode_async"):
+        client.encode_async([TEXTS])
 
 
 def test_clients_of_one_identity_hear_each_other(connect: Connect, opened: Opened) -> None:
