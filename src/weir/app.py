@@ -23,6 +23,7 @@ from weir.manager.manager import Manager
 from weir.manager.registry import Registry
 from weir.manager.repository.folder import Folder
 from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.repository.spoken import Spoken
 from weir.manager.repository.watching import load_library, watching
 from weir.manager.spec import Known, Reading
 from weir.messages import Observer
@@ -69,7 +70,7 @@ class App:
         make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
-        sources = all_sources(Known(settings.models), folder)
+        sources = all_sources(Known(settings.models), folder, Spoken(read_model_table, settings.around))
         self.registry = _registry(read_wanted(sources, settings.repository.load), make)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton = settings.telemetry.triton_metrics

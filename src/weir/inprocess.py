@@ -23,6 +23,7 @@ from weir.manager.parameters import apply
 from weir.manager.registry import Registry
 from weir.manager.repository.folder import Folder
 from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.repository.spoken import Spoken
 from weir.manager.service import Service
 from weir.manager.spec import Known, ModelToServe, Parameters
 from weir.messages import Observer
@@ -265,10 +266,9 @@ def make_manager(
     said = dict(settings)
     params = said.pop("params", {})
     known = [ModelToServe(_target(model), default_name(_target(model)), params, [], said) for model in models]
-    folder = (
-        None if model_repository is None else Folder(model_repository, read_model_table, lambda own: {**said, **own})
-    )
-    sources = all_sources(Known(known), folder)
+    reading = (read_model_table, lambda own: {**said, **own})
+    folder = None if model_repository is None else Folder(model_repository, *reading)
+    sources = all_sources(Known(known), folder, Spoken(*reading))
     make = Given(kinds, observers)
     readings = read_wanted(sources, load)
     defaults = {reading.versions[0].name: reading.default for reading in readings if reading.default is not None}

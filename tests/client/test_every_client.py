@@ -144,6 +144,26 @@ def test_models_are_loaded_and_unloaded(client: Any) -> None:
         client.wait_until_model_ready("nothing", 0.05, interval=0.01)
 
 
+def test_an_ensemble_is_made_of_models_that_run(client: Any) -> None:
+    tensors = {
+        kind: [{"name": name, "datatype": "FP32", "shape": [-1, 2]}]
+        for kind, name in (("inputs", "x"), ("outputs", "y"))
+    }
+    client.load_ensemble("twice", ["scale", {"model": "scale", "inputs": {"x": "y"}}], **tensors)
+    before = client.infer("scale", {"x": np.ones((1, 2), np.float32)})["y"]
+    after = client.infer("twice", {"x": np.ones((1, 2), np.float32)})["y"]
+    np.testing.assert_allclose(after, client.infer("scale", {"x": before})["y"])
+    client.unload_models(["twice"])
+    client.load_model("twice")
+    assert "twice" in client.models()
+    client.load_ensemble("twice", ["scale"], **tensors)
+    np.testing.assert_allclose(client.infer("twice", {"x": np.ones((1, 2), np.float32)})["y"], before)
+    with pytest.raises(errors.InvalidRequest, match="nobody"):
+        client.load_ensemble("thrice", ["scale", "nobody"], **tensors)
+    assert "thrice" not in client.models()
+    client.unload_model("twice")
+
+
 def test_workers_are_loaded_under_endpoints(client: Any) -> None:
     endpoint = client.load_worker("scale", {"factor": 3.0})
     assert endpoint == "scale-1"

@@ -1,13 +1,13 @@
 """The methods of every client for an event loop: those of synchronous.Client, to be awaited."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Metadata
+from weir.client.calls import Calls, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run_async
 from weir.client.retrying import Retry, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
@@ -104,6 +104,18 @@ class AsyncClient:
     ) -> None:
         """Have a model of the repository read anew and run; what ran before serves until then. `config` goes before its file."""
         await self._retried(lambda: self._calls.load_model(name, config), timeout)
+
+    async def load_ensemble(
+        self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        """Have models that run serve as one, under a name of its own: each gets what the one before it answers.
+
+        A step is a model's name, or a table: `{"model": ..., "inputs": {its name: ours}, "outputs": {its name: ours}}`, or a
+        branch or a switch. A chain of tensor models says its own `inputs` and `outputs`: tables of name, datatype and shape.
+        Loading the name anew replaces it.
+        """
+        await self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
     async def unload_model(self, name: str, *, timeout: float | None = None) -> None:
         """Have a model finish what it has accepted, and end."""

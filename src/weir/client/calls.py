@@ -1,6 +1,6 @@
 """What every client can ask, as programs, whatever it speaks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weir.client.programs import Program, Sleep
@@ -8,6 +8,9 @@ from weir.errors import CapacityError, DeadlineExceeded
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 
 Metadata = dict[str, Any]
+
+# Inputs or outputs as metadata have them: tables of name, datatype and shape.
+Tensors = Sequence[Mapping[str, Any]]
 
 # Makes of what the transport hands on, piece by piece, the answers that it completes.
 Decoder = Callable[[Any], Iterable[InferenceResponse]]
@@ -61,6 +64,12 @@ class Calls(Protocol):
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """Ask a model for several answers."""
+
+
+def ensemble(models: Sequence[str | Mapping[str, Any]], inputs: Tensors, outputs: Tensors) -> Metadata:
+    """Return the configuration of a chain of `models`."""
+    tensors = {"inputs": list(map(dict, inputs)), "outputs": list(map(dict, outputs))}
+    return {"platform": "ensemble", "steps": list(models)} | {key: said for key, said in tensors.items() if said}
 
 
 def has_extension(calls: Calls, name: str) -> Program[bool]:

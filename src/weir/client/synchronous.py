@@ -1,14 +1,14 @@
 """The methods of every client that blocks."""
 
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Metadata
+from weir.client.calls import Calls, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run
 from weir.client.retrying import Retry, retried
 from weir.client.values import Asking, Inputs, Result, request_of
@@ -105,6 +105,18 @@ class Client:
     def load_model(self, name: str, config: Mapping[str, Any] | None = None, *, timeout: float | None = None) -> None:
         """Have a model of the repository read anew and run; what ran before serves until then. `config` goes before its file."""
         self._retried(lambda: self._calls.load_model(name, config), timeout)
+
+    def load_ensemble(
+        self, name: str, models: Sequence[str | Mapping[str, Any]], *, inputs: Tensors = (), outputs: Tensors = (),
+        timeout: float | None = None,
+    ) -> None:  # fmt: skip
+        """Have models that run serve as one, under a name of its own: each gets what the one before it answers.
+
+        A step is a model's name, or a table: `{"model": ..., "inputs": {its name: ours}, "outputs": {its name: ours}}`, or a
+        branch or a switch. A chain of tensor models says its own `inputs` and `outputs`: tables of name, datatype and shape.
+        Loading the name anew replaces it.
+        """
+        self.load_model(name, ensemble(models, inputs, outputs), timeout=timeout)
 
     def unload_model(self, name: str, *, timeout: float | None = None) -> None:
         """Have a model finish what it has accepted, and end."""

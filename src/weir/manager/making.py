@@ -26,7 +26,7 @@ def make_service(
     Imports the model's code, which may take long: beside a running event loop, call it in a thread. Raises SettingsError naming
     the model, InvalidRequest for a parameter.
     """
-    if model.folder is not None:
+    if model.folder is not None or not model.target:
         from weir.manager.repository.platforms import platform_of
 
         found = platform_of(model.platform).load(model)

@@ -85,11 +85,19 @@ class Known:
         return Reading([model])
 
 
-class Sources:
-    """Several repositories as one: the first that has a model of that name is asked."""
+class Listening(Repository, Protocol):
+    """A Repository that can be told of models by their configuration alone."""
 
-    def __init__(self, sources: Sequence[Repository]) -> None:
-        self._sources = list(sources)
+    def takes(self, config: Mapping[str, Any] | None) -> bool:
+        """Tell whether it reads a model of such a configuration, known or not."""
+
+
+class Sources:
+    """Several repositories as one: the first that has a model of that name is asked; `spoken` of what none has."""
+
+    def __init__(self, sources: Sequence[Repository], spoken: Listening | None = None) -> None:
+        self._sources = [*sources, *([] if spoken is None else [spoken])]
+        self._spoken = spoken
 
     def names(self) -> list[str]:
         """The names of all, each once."""
@@ -102,4 +110,6 @@ class Sources:
         for source in self._sources:
             if name in source.names():
                 return source.read(name, config, files)
+        if self._spoken is not None and self._spoken.takes(config):
+            return self._spoken.read(name, config, files)
         raise ModelNotFound(f"model {name!r}: there is none of this name to load; there are {', '.join(self.names())}")

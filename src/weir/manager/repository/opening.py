@@ -3,21 +3,22 @@
 from collections.abc import Sequence
 
 from weir.errors import SettingsError
-from weir.manager.spec import Known, Reading, Repository, Sources
+from weir.manager.spec import Known, Listening, Reading, Repository, Sources
 
 ALL, NONE = "all", "none"
 
 
-def all_sources(known: Known, folder: Repository | None) -> Sources:
-    """Return the TARGETs and the models of the folder as one. Raises SettingsError for a name that both have."""
+def all_sources(known: Known, folder: Repository | None, spoken: Listening) -> Sources:
+    """Return the TARGETs, the models of the folder, and what load calls will describe, as one. Raises SettingsError for a
+    name that both of the first have."""
     if folder is None:
-        return Sources([known])
+        return Sources([known], spoken)
     for name in known.names():
         if name in folder.names():
             raise SettingsError(
                 f"name={name!r}: is both a TARGET and a model of the repository; give the TARGET another (--name)"
             )
-    return Sources([known, folder])
+    return Sources([known, folder], spoken)
 
 
 def read_wanted(sources: Sources, load: Sequence[str]) -> list[Reading]:
