@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from weir.dashboard.routes import make_dashboard
 from weir.errors import SettingsError, WeirError
 from weir.manager.making import Maker
 from weir.manager.manager import Manager
@@ -80,7 +81,7 @@ class App:
         websockets = WebSockets(self.registry, settings.http)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
-            websockets=websockets, added=_added(product, context, exposition),
+            websockets=websockets, added=_added(product, context, metrics, exposition),
         )  # fmt: skip
         self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site, websockets=websockets)
         self.registry.changed.append(self.server.routes_changed)
@@ -180,15 +181,18 @@ class App:
         self.end()
 
 
-def _added(product: Product | None, context: DoorContext, exposition: Exposition | None) -> Added:
-    """Return what `product` adds to the HTTP door; what it counts is shown by `exposition`."""
+def _added(
+    product: Product | None, context: DoorContext, metrics: Metrics | None, exposition: Exposition | None
+) -> Added:
+    """Return what the dashboard and `product` add to the HTTP door; what the product counts is shown by `exposition`."""
     if product is None:
-        return Added()
-    added = Added(product.routes(context), product.paths())
+        return make_dashboard(context.registry, metrics)
+    collectors = product.collectors()
     if exposition is not None:
-        for collector in product.collectors():
+        for collector in collectors:
             exposition.registry.register(collector)
-    return added
+    shown = make_dashboard(context.registry, metrics, collectors)
+    return Added([*shown.routes, *product.routes(context)], {**shown.paths, **product.paths()})
 
 
 def _folder(settings: Settings) -> Folder | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from weir.dashboard.routes import make_dashboard
 from weir.manager.lifespan import running
 from weir.manager.registry import Registry
 from weir.manager.service import Service
@@ -70,7 +71,8 @@ def asgi(
             yield
 
     site = Site(registry, http, control, settings=kserve)
-    return make_app(registry, http, metrics=render, site=site, lifespan=lifespan)
+    shown = make_dashboard(registry, recorded)
+    return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown)
 
 
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:

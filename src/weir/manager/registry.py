@@ -11,7 +11,7 @@ from weir.manager.chains.order import waves
 from weir.manager.service import Service
 
 # Paths that belong to Weir's own doors. A model's route must not begin with one of these segments.
-RESERVED = ("docs", "health", "infer", "inference", "metrics", "models", "openapi.json", "v1", "v2")
+RESERVED = ("dashboard", "docs", "health", "infer", "inference", "metrics", "models", "openapi.json", "v1", "v2")
 
 
 PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")

@@ -1,0 +1,151 @@
+// The cards: one quantity each, its number first and then how it went.
+
+import { Chart } from "./chart.js";
+import { bytes, number, percent, time, timeText } from "./format.js";
+import { make, mark, say } from "./elements.js";
+import { ends, endsWith, mean, quantile, size, total } from "./sums.js";
+
+const rate = (value, stretch) => value / stretch.seconds;
+const joined = (parts) => parts.filter(Boolean).join(" · ");
+const text = (pair) => pair.join(" ");
+
+/** What the cards show. `of` reads a number from a stretch of time; `counted`: only if the server counts; `there`: only if. */
+const CARDS = [
+  {
+    id: "requests", title: "Requests", unit: "/s", counted: true,
+    series: [
+      { label: "answered", line: "a", of: (stretch) => rate(ends(stretch.counts)[0], stretch) },
+      { label: "failed", line: "b", of: (stretch) => rate(ends(stretch.counts)[1], stretch) },
+    ],
+    note: ({ counts }) => {
+      const [good, bad] = ends(counts);
+      if (!bad) return good ? "all answered" : "nobody asks";
+      const refused = endsWith(counts, "Overloaded");
+      return joined([`${percent(bad / (good + bad))} failed`, refused && `${percent(refused / (good + bad))} refused: line full`]);
+    },
+  },
+  {
+    id: "rows", title: "Rows", unit: "/s", counted: true,
+    series: [{ label: "dispatched", line: "a", of: (stretch) => rate(total(stretch.counts.rows), stretch) }],
+    note: (stretch) => joined([
+      stretch.counts.tokens && `${number(rate(stretch.counts.tokens, stretch))} tokens/s`,
+      stretch.counts.parts && `${number(rate(stretch.counts.parts, stretch))} streamed parts/s`,
+      `${number(stretch.levels.running)} in workers`,
+    ]),
+  },
+  {
+    id: "time", title: "Response time", time: true, counted: true,
+    series: [
+      { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.total, seconds) },
+      { label: "p99", line: "b", of: ({ counts }, { seconds }) => quantile(0.99, counts.total, seconds) },
+    ],
+    note: ({ counts }) => (size(counts.total) ? `mean ${timeText(mean(counts.total))}, from arrival to answer` : "nothing answered"),
+  },
+  {
+    id: "queue", title: "Time in line", time: true, counted: true,
+    series: [
+      { label: "p50", line: "a", of: ({ counts }, { seconds }) => quantile(0.5, counts.queue, seconds) },
+      { label: "p99", line: "b", of: ({ counts }, { seconds }) => quantile(0.99, counts.queue, seconds) },
+    ],
+    note: ({ counts }) => (size(counts.queue) ? `mean ${timeText(mean(counts.queue))}, from arrival to batch` : "nothing dispatched"),
+  },
+  {
+    id: "waiting", title: "Waiting line", unit: "rows",
+    series: [{ label: "waiting", line: "a", of: ({ levels }) => levels.waiting }],
+    limit: ({ most }) => most.max_queue_size,
+    note: ({ levels }, { most }) => joined([
+      levels.waiting ? `oldest ${timeText(levels.oldest)}` : "empty", most.max_queue_size && `room for ${number(most.max_queue_size)}`,
+    ]),
+  },
+  {
+    id: "batch", title: "Batch size", unit: "rows", counted: true,
+    series: [{ label: "mean", line: "a", of: ({ counts }) => mean(counts.rows) }],
+    limit: ({ most }) => most.max_batch_size,
+    note: (stretch, { most }) => joined([
+      `${number(rate(size(stretch.counts.rows), stretch))} batches/s`, most.max_batch_size && `at most ${number(most.max_batch_size)}`,
+    ]),
+  },
+  {
+    id: "padding", title: "Padding", unit: "%", counted: true, there: ({ padded }) => padded,
+    series: [{ label: "waste", line: "a", of: ({ counts }) => waste(counts) }],
+    note: ({ counts }) => (counts.tokens ? "of the places computed hold no token" : "nothing computed"),
+  },
+  {
+    id: "processor", title: "Processor", unit: "%",
+    series: [
+      { label: "server", line: "a", of: ({ newest }) => 100 * (newest.machine.cpu / newest.seconds) },
+      { label: "workers", line: "b", of: ({ newest }) => 100 * (newest.machine.workers_cpu / newest.seconds) },
+    ],
+    note: ({ late }) => joined(["of one core", `event loop ${timeText(late)} late`]),
+  },
+  {
+    id: "memory", title: "Memory", bytes: true,
+    series: [
+      { label: "server", line: "a", of: ({ machine }) => machine.memory_bytes },
+      { label: "workers", line: "b", of: ({ machine }) => machine.workers_memory_bytes },
+    ],
+    note: () => "resident; shared pages count in each",
+  },
+];
+
+/** The share of padding among all places of the batches that were computed, in percent. */
+function waste({ tokens, padding }) {
+  return tokens || padding ? (100 * (padding ?? 0)) / ((tokens ?? 0) + (padding ?? 0)) : null;
+}
+
+function written(card, value) {
+  if (card.time) return time(value);
+  if (card.bytes) return bytes(value);
+  return [number(value), card.unit];
+}
+
+/** All cards, in a grid. */
+export class Cards {
+  constructor(parent) {
+    this.cards = CARDS.map((card) => new Card(card));
+    parent.append(...this.cards.map(({ element }) => element));
+  }
+
+  get charts() {
+    return this.cards.map(({ chart }) => chart);
+  }
+
+  /** Show the stretches `bins`, and in numbers the stretch `shown`. */
+  show(view) {
+    for (const card of this.cards) card.show(view);
+  }
+}
+
+class Card {
+  constructor(card) {
+    this.card = card;
+    this.chart = new Chart(card.title, card.series, (value) => text(written(card, value)));
+    this.numbers = card.series.map(({ label, line }) => {
+      const value = make("span", { class: "value", "data-series": label });
+      const unit = make("span", { class: "unit" });
+      const name = make("span", { class: `key ${line}` }, label);
+      return { value, unit, element: make("p", { class: "number-line" }, name, " ", value, " ", unit) };
+    });
+    this.note = make("p", { class: "quiet note-line" });
+    const title = `${card.id}-title`;
+    this.element = make(
+      "section", { class: card.counted ? "card counted" : "card", id: card.id, "aria-labelledby": title },
+      make("h3", { id: title }, card.title), make("div", { class: "numbers" }, ...this.numbers.map(({ element }) => element)),
+      this.note, this.chart.element,
+    );
+  }
+
+  show(view) {
+    const { card } = this;
+    mark(this.element, "data-absent", card.there && !card.there(view) ? "" : null);
+    const { bins, shown, span, end, chosen } = view;
+    card.series.forEach(({ of }, index) => {
+      const [value, unit] = written(card, shown ? of(shown, view.bounds) : null);
+      say(this.numbers[index].value, value);
+      say(this.numbers[index].unit, unit);
+    });
+    say(this.note, shown ? card.note(shown, view) : "");
+    const values = card.series.map(({ of }) => bins.map((bin) => (bin ? of(bin, view.bounds) : null)));
+    this.chart.draw({ bins, values, span, end, chosen, limit: card.limit?.(view) ?? null });
+  }
+}

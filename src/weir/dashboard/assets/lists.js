@@ -1,0 +1,155 @@
+// The tables: models, workers, answers and errors, doors, clients.
+
+import { bytesText, exact, number, percent, timeText } from "./format.js";
+import { Table } from "./tables.js";
+import { answered, ends, mean, ofModel, quantile, size, total } from "./sums.js";
+
+const NUMBERS = (heads) => heads.map((head) => ({ head, number: true }));
+const NO_MODEL = "(no such model)";
+
+export class Models {
+  constructor(parent, choose) {
+    this.choose = choose;
+    this.table = new Table("Models since the start", [
+      { head: "Model" }, { head: "State" },
+      ...NUMBERS(["Requests", "Failed", "Rows", "Batches", "Mean batch", "p50", "p99", "Waiting", "In workers"]),
+    ]);
+    parent.append(this.table.element);
+  }
+
+  show(models, chosen, bounds) {
+    const rows = Object.entries(models).map(([label, { ready, reason, counts = {}, levels = {} }]) => {
+      const [good, bad, left] = ends(counts);
+      const name = label
+        ? { text: label, press: () => this.choose(label === chosen ? "" : label), pressed: label === chosen }
+        : NO_MODEL;
+      const state = ready === undefined ? { text: "–" } : { text: ready ? "ready" : reason, mood: ready ? null : "warn" };
+      return {
+        key: label,
+        cells: [
+          name, state, exact(good + bad + left), { text: exact(bad), mood: bad ? "warn" : null }, exact(total(counts.rows)),
+          exact(size(counts.rows)), number(mean(counts.rows)), timeText(quantile(0.5, counts.total, bounds.seconds)),
+          timeText(quantile(0.99, counts.total, bounds.seconds)), exact(levels.waiting), exact(levels.running),
+        ],
+      };
+    });
+    this.table.show(rows, "no models");
+  }
+}
+
+export class Workers {
+  constructor(parent) {
+    this.before = new Map(); // [processor time, instant] by process
+    this.table = new Table("Workers now", [
+      { head: "Model" }, { head: "Worker", number: true }, { head: "State" },
+      ...NUMBERS(["Batches held", "Restarts", "Memory", "Processor", "Process"]), { head: "Why" },
+    ]);
+    parent.append(this.table.element);
+  }
+
+  show(models, chosen, at) {
+    const rows = [];
+    const seen = new Map();
+    for (const [label, { workers = [] }] of Object.entries(models)) {
+      if (chosen && label !== chosen) continue;
+      for (const worker of workers) {
+        const cells = [
+          label, exact(worker.index), { text: worker.state, mood: worker.state === "ready" ? null : "warn" }, exact(worker.in_flight),
+          { text: exact(worker.restarts), mood: worker.restarts ? "warn" : null }, bytesText(worker.memory_bytes),
+          percent(this.#share(worker, at, seen)), worker.pid === null ? "–" : String(worker.pid), worker.reason || "–",
+        ];
+        rows.push({ key: `${label} ${worker.index}`, cells });
+      }
+    }
+    this.before = seen;
+    this.table.show(rows, "no workers");
+  }
+
+  /** The share of one core that a worker's process used since the last look. */
+  #share(worker, at, seen) {
+    if (worker.cpu === undefined) return null;
+    const [cpu, since, share] = this.before.get(worker.pid) ?? [worker.cpu, at, null];
+    const now = at > since ? Math.max(0, (worker.cpu - cpu) / (at - since)) : share;
+    seen.set(worker.pid, at > since ? [worker.cpu, at, now] : [cpu, since, share]);
+    return now;
+  }
+}
+
+export class Ends {
+  constructor(parent) {
+    this.table = new Table("Answers and errors", [
+      { head: "Answer" }, { head: "Door" }, ...NUMBERS(["Per second", "In the time shown", "Since the start"]),
+    ]);
+    parent.append(this.table.element);
+  }
+
+  show(counts, recent, all) {
+    const rows = Object.entries(counts.ends ?? {}).flatMap(([door, codes]) =>
+      Object.entries(codes).map(([code, count]) => ({ door, code, count })),
+    );
+    rows.sort((a, b) => answered(b.code) - answered(a.code) || (a.code < b.code ? -1 : 1) || (a.door < b.door ? -1 : 1));
+    const of = (stretch, door, code) => stretch?.counts.ends?.[door]?.[code] ?? 0;
+    this.table.show(rows.map(({ door, code, count }) => ({
+      key: `${door} ${code}`,
+      cells: [
+        { text: code, mood: answered(code) ? null : "warn" }, door, number(of(recent, door, code) / (recent?.seconds ?? 1)),
+        exact(of(all, door, code)), exact(count),
+      ],
+    })), "nothing yet");
+  }
+}
+
+export class Doors {
+  constructor(parent) {
+    this.table = new Table("Doors", [
+      { head: "Door" }, ...NUMBERS(["Requests/s", "Requests", "Failed", "Received/s", "Received", "Sent/s", "Sent"]),
+    ]);
+    parent.append(this.table.element);
+  }
+
+  show(counts, recent) {
+    const names = [...new Set([...Object.keys(counts.ends ?? {}), ...Object.keys(counts.bytes ?? {})])].sort();
+    const seconds = recent?.seconds ?? 1;
+    this.table.show(names.map((door) => {
+      const here = (of) => ends({ ends: { door: of?.ends?.[door] ?? {} } });
+      const [good, bad, left] = here(counts);
+      const [received, sent] = counts.bytes?.[door] ?? [0, 0];
+      const [receivedNow, sentNow] = recent?.counts.bytes?.[door] ?? [0, 0];
+      const now = here(recent?.counts).reduce((a, b) => a + b, 0);
+      return {
+        key: door,
+        cells: [
+          door, number(now / seconds), exact(good + bad + left), exact(bad), bytesText(receivedNow / seconds), bytesText(received),
+          bytesText(sentNow / seconds), bytesText(sent),
+        ],
+      };
+    }), "nothing yet");
+  }
+}
+
+export class Clients {
+  constructor(part, parent) {
+    this.part = part;
+    this.parent = parent;
+    this.names = "";
+  }
+
+  show(clients) {
+    this.part.hidden = !clients.length;
+    const names = [...new Set(clients.flatMap((client) => Object.keys(client)))].filter((name) => name !== "client");
+    if (names.join() !== this.names) {
+      this.names = names.join();
+      const heads = names.map((name) => name.replace(/^weir_/, "").replace(/^client_/, "").replace(/_total$/, "").replaceAll("_", " "));
+      this.table = new Table("Clients", [{ head: "Client" }, ...NUMBERS(heads)]);
+      this.parent.replaceChildren(this.table.element);
+    }
+    this.table?.show(clients.map((client) => ({
+      key: client.client, cells: [client.client, ...names.map((name) => number(client[name]))],
+    })), "none");
+  }
+}
+
+/** What was counted of the model chosen, or of all, since the start. */
+export function countsOf(models, label) {
+  return ofModel(Object.fromEntries(Object.entries(models).map(([name, { counts = {} }]) => [name, counts])), label);
+}

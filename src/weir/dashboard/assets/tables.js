@@ -1,0 +1,60 @@
+// Tables whose rows stay where they are while their numbers change, so that focus and selection survive.
+
+import { make, mark, say } from "./elements.js";
+
+export class Table {
+  /** `columns` are {head, number?, title?}. */
+  constructor(caption, columns) {
+    this.columns = columns;
+    this.rows = new Map();
+    this.body = make("tbody");
+    const heads = columns.map(({ head, number }) => make("th", { scope: "col", class: number ? "number" : null }, head));
+    this.table = make(
+      "table", {}, make("caption", { class: "hidden" }, caption), make("thead", {}, make("tr", {}, ...heads)), this.body,
+    );
+    this.empty = make("p", { class: "quiet" });
+    this.element = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table, this.empty);
+  }
+
+  /** Show `rows`, {key, cells}: a cell is text, or {text, mood}, or {text, press}: a button that calls `press`. */
+  show(rows, nothing) {
+    this.table.hidden = !rows.length;
+    this.empty.hidden = rows.length > 0;
+    say(this.empty, nothing);
+    const keys = new Set(rows.map(({ key }) => key));
+    for (const [key, row] of this.rows) {
+      if (!keys.has(key)) {
+        row.remove();
+        this.rows.delete(key);
+      }
+    }
+    rows.forEach(({ key, cells }, index) => {
+      let row = this.rows.get(key);
+      if (!row) {
+        row = this.#row(cells);
+        this.rows.set(key, row);
+      }
+      if (this.body.children[index] !== row) this.body.insertBefore(row, this.body.children[index] ?? null);
+      cells.forEach((cell, column) => this.#write(row.children[column], cell));
+    });
+  }
+
+  #row(cells) {
+    return make("tr", {}, ...this.columns.map(({ number }, index) => {
+      const cell = make(index ? "td" : "th", { class: number ? "number" : null, scope: index ? null : "row" });
+      if (cells[index]?.press) cell.append(make("button", { type: "button", class: "plain" }));
+      return cell;
+    }));
+  }
+
+  #write(element, cell) {
+    const { text, mood = null, press, pressed } = typeof cell === "object" && cell !== null ? cell : { text: cell };
+    mark(element, "data-mood", mood);
+    if (!press) return say(element, text);
+    const button = element.firstChild;
+    say(button, text);
+    mark(button, "aria-pressed", Boolean(pressed));
+    button.onclick = press;
+    return undefined;
+  }
+}
