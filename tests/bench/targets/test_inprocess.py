@@ -28,6 +28,16 @@ class Picky(Double):
         return batch
 
 
+class Sums(weir.Model):
+    inputs = (weir.Tensor("x", "FP32", [-1, 2]),)
+    outputs = (weir.Tensor("y", "FP32", [-1]),)
+    examples = ({"x": [[1.0, 2.0]]},)
+    executor = "inline"
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"].sum(axis=1)}
+
+
 class DoubleService(weir.Service):
     model = Double
     seen = 0
@@ -82,3 +92,13 @@ def test_what_cannot_be_measured_is_refused() -> None:
         run(InProcessTarget(Picky, [-1]))
     with pytest.raises(SettingsError, match="there is no such setting"):
         InProcessTarget(Double, settings={"wrkers": 1})
+
+
+def test_a_tensor_model_is_asked_with_arrays() -> None:
+    report = bench(InProcessTarget(Sums, name="sums"), rate=200, duration=0.2, max_lag_ms=1e9)
+    assert report.outcome.answered == report.outcome.requests > 10
+
+
+def test_what_is_no_tensor_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"data: .*'x'"):
+        InProcessTarget(Sums, data=[{"x": "text"}])

@@ -8,13 +8,13 @@ from typing import Any
 from weir.bench.batches import TIMES, Counts
 from weir.bench.ledger import OK, Ledger
 from weir.bench.targets.payloads import decode_items, read_payloads
-from weir.errors import SettingsError, WeirError
+from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.manager.call import Call
 from weir.manager.making import make_service
 from weir.manager.service import Service
 from weir.manager.spec import ModelToServe
 from weir.messages import Reason
-from weir.model import Example, Model
+from weir.model import Example, Model, is_tensor_model
 from weir.settings import default_name
 from weir.telemetry.metrics import Metrics
 
@@ -40,7 +40,8 @@ class InProcessTarget:
         said = {"timeout": timeout, **(settings or {}), "backpressure": False}
         self._service = _service(model, dict(params or {}), said, self._metrics)
         self.name = name or self._service.name
-        self._items = _examples(self._service) if data is None else decode_items(read_payloads(data))
+        items = _examples(self._service) if data is None else decode_items(read_payloads(data))
+        self._items = [as_given(self._service.model, item) for item in items]
         self._ledger = Ledger()
 
     async def open(self) -> None:
@@ -97,6 +98,18 @@ def _service(
     if issubclass(model, Service):
         return model(params=params, observers=[metrics], **settings)
     return Service(model, params=params, observers=[metrics], **settings)
+
+
+def as_given(model: type[Model], item: Any) -> Any:
+    """Return an item as a program has it: that of a tensor model is arrays. Raises SettingsError if it cannot be."""
+    if not is_tensor_model(model):
+        return item
+    from weir.wire.tensors import to_arrays  # only tensor models need numpy
+
+    try:
+        return to_arrays(item, model.inputs)
+    except InvalidRequest as error:
+        raise SettingsError(f"data: {error.message}") from error
 
 
 def _examples(service: Service) -> list[Any]:
