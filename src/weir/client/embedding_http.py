@@ -1,6 +1,7 @@
 """How an EmbeddingClient speaks HTTP: POST /encode with the vectors as bytes, /status, /terminate. Needs httpx."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from threading import Lock
@@ -11,15 +12,17 @@ import numpy
 
 from weir.client import failures
 from weir.client.embedding_transport import Asked, Heard, Vectors
+from weir.client.failures import Unreachable
 from weir.client.http_calls import HttpReply, HttpRequest
-from weir.errors import Cancelled, InvalidRequest, SettingsError, Unsupported, WeirError
+from weir.client.retrying import NEVER, Retry
+from weir.errors import CapacityError, Cancelled, InvalidRequest, SettingsError, Unsupported, WeirError
 
 _MSGPACK = "application/msgpack"
 _AT_ONCE = 32  # requests that are under way without anybody waiting for them; more wait here
 
 
 def open_transport(
-    url: str, *, identity: str, token: str | None, timeout: float, port_out: int | None
+    url: str, *, identity: str, token: str | None, retry: Retry, port_out: int | None
 ) -> "HttpEmbedding":
     """Return the way to `url`. Raises SettingsError."""
     if port_out is not None:
@@ -28,15 +31,16 @@ def open_transport(
         from weir.client.http import HttpTransport
     except ModuleNotFoundError as error:
         raise SettingsError(f'{url}: needs httpx: pip install "weir-serving[client]" ({error})') from error
-    return HttpEmbedding(HttpTransport(url, token, _AT_ONCE * 2, True), identity)
+    return HttpEmbedding(HttpTransport(url, token, _AT_ONCE * 2, True), identity, retry)
 
 
 class HttpEmbedding:
-    """Asks a server over HTTP. `identity` tells it whose texts they are."""
+    """Asks a server over HTTP. `identity` tells it whose texts they are. What it refuses for now is sent again as `retry` says."""
 
-    def __init__(self, transport: Any, identity: str) -> None:
+    def __init__(self, transport: Any, identity: str, retry: Retry = NEVER) -> None:
         self._transport = transport
         self._identity = identity
+        self._retry = retry
         self._threads: ThreadPoolExecutor | None = None
         self._under_way: set[Future[Vectors]] = set()
         self._lock = Lock()
@@ -44,7 +48,16 @@ class HttpEmbedding:
 
     def encode(self, asked: Asked, timeout: float) -> Vectors:
         """Return the answer."""
-        return _read(self._sent(_request(asked, self._identity, timeout), timeout))
+        deadline, left, tried = time.monotonic() + timeout, timeout, 0
+        while True:
+            try:
+                return _read(self._sent(_request(asked, self._identity, left), left))
+            except CapacityError as error:
+                wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried)
+                if wait is None or time.monotonic() + wait >= deadline:
+                    raise
+            time.sleep(wait)
+            tried, left = tried + 1, deadline - time.monotonic()
 
     def start(self, asked: Asked, timeout: float) -> Future[Vectors]:
         """Send from a thread, and return what the answer will be in."""

@@ -50,6 +50,10 @@ class Status:
             **self._more(),
         }
 
-    def status(self, client: str = "") -> dict[str, Any]:
+    def server_status(self, client: str = "") -> dict[str, Any]:
         """Return the configuration and the statistic."""
         return {**self.config(client), "statistic": self._clients.statistics()}
+
+    def client_status(self) -> dict[str, Any]:
+        """Return who has asked, the latest first."""
+        return {"num_active_client": self._clients.active, "clients": self._clients.table()}

@@ -158,7 +158,7 @@ class Answering:
 
     def _tell(self, ask: Ask) -> None:
         status = self._means.status
-        ask_for = status.config if ask.payload == zeromq.SHOW_CONFIG else status.status
+        ask_for = status.config if ask.payload == zeromq.SHOW_CONFIG else status.server_status
         facts = {**ask_for(_name(ask)), "show_tokens_to_client": self._means.show_tokens}
         answer = zeromq.write_facts(ask, facts)
         if ask.wishes is None and ask.payload == zeromq.SHOW_CONFIG:
