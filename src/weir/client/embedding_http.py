@@ -15,7 +15,7 @@ from weir.client.embedding_transport import Asked, Heard, Vectors
 from weir.client.failures import Unreachable
 from weir.client.http_calls import HttpReply, HttpRequest
 from weir.client.retrying import NEVER, Retry
-from weir.errors import CapacityError, Cancelled, InvalidRequest, SettingsError, Unsupported, WeirError
+from weir.errors import Cancelled, CapacityError, InvalidRequest, SettingsError, Unsupported, WeirError
 
 _MSGPACK = "application/msgpack"
 _AT_ONCE = 32  # requests that are under way without anybody waiting for them; more wait here
