@@ -124,7 +124,7 @@ def test_errors_are_those_of_a_caller_in_process(running: Running, client: Embed
         client.encode(["\ud800"])
     running.encoder.error = Overloaded("full", retry_after=2.0)
     with pytest.raises(Overloaded) as caught:
-        client.encode(TEXTS)
+        client.encode(TEXTS, timeout=1.0)  # too little to be sent again
     assert caught.value.retry_after == 2.0
 
 
