@@ -1,0 +1,113 @@
+"""The sizes and choices of a model of the BERT family, from its config.json."""
+
+from dataclasses import dataclass
+
+from weir.errors import SettingsError
+
+from .documents import Document
+
+# model_type in config.json, and the family whose computation it has. MiniLM, E5, BGE and GTE are of type bert or xlm-roberta.
+FAMILIES = {
+    "bert": "bert",
+    "roberta": "roberta",
+    "camembert": "roberta",
+    "xlm-roberta": "xlm-roberta",
+    "distilbert": "distilbert",
+    "mpnet": "mpnet",
+}
+
+# DistilBERT's names of the sizes, beside everyone else's.
+SIZES = {
+    "hidden_size": ("hidden_size", "dim"),
+    "layers": ("num_hidden_layers", "n_layers"),
+    "heads": ("num_attention_heads", "n_heads"),
+    "intermediate_size": ("intermediate_size", "hidden_dim"),
+    "vocab_size": ("vocab_size",),
+}
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What is computed by a model of the BERT family, weights aside.
+
+    `max_length` is the most tokens of a text, special ones included, that the position embeddings reach; the token at place p has
+    the position `p + position_offset`. `type_vocab_size` is 0 where tokens have no types, `labels` 0 where there is no
+    classifier, `relative_buckets` 0 where attention has no relative positions (all but MPNet).
+    """
+
+    family: str
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_length: int
+    position_offset: int = 0
+    type_vocab_size: int = 2
+    epsilon: float = 1e-12
+    activation: str = "gelu"
+    pad_id: int = 0
+    relative_buckets: int = 0
+    labels: int = 0
+    has_pooler: bool = False
+
+
+def read_family(config: Document) -> str:
+    """Return the family that a config.json names. Raises SettingsError naming those that are read."""
+    kind = config.text("model_type")
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise config.wrong("model_type", kind, f"must be one of {known}; other models are served by the torch runtime")
+    return FAMILIES[kind]
+
+
+def read_architecture(config: Document, *, has_pooler: bool, has_classifier: bool) -> Architecture:
+    """Understand a config.json, given which heads the weights hold.
+
+    Raises SettingsError naming the file, the key and the rule for sizes that are missing or do not fit each other, and for
+    variants of the family that compute something else.
+    """
+    family = read_family(config)
+    _refuse_variants(config)
+    distil = family == "distilbert"
+    mpnet = family == "mpnet"
+    pad_id = config.integer("pad_token_id", default=0 if family in ("bert", "distilbert") else 1, least=0)
+    # MPNet counts its positions behind the place 1, whatever the padding is.
+    offset = 0 if family in ("bert", "distilbert") else 2 if mpnet else pad_id + 1
+    sizes = {name: config.integer(*keys) for name, keys in SIZES.items()}
+    if sizes["hidden_size"] % sizes["heads"]:
+        raise config.wrong("num_attention_heads", sizes["heads"], f"must divide the hidden size {sizes['hidden_size']}")
+    positions = config.integer("max_position_embeddings", default=512)
+    if positions <= offset + 2:
+        raise config.wrong("max_position_embeddings", positions, f"must be more than {offset + 2}")
+    return Architecture(
+        family=family,
+        **sizes,
+        max_length=positions - offset,
+        position_offset=offset,
+        type_vocab_size=0 if distil or mpnet else config.integer("type_vocab_size", default=2),
+        epsilon=1e-12 if distil else config.number("layer_norm_eps", default=1e-12),
+        activation=config.text("hidden_act", "activation", default="gelu"),
+        pad_id=pad_id,
+        relative_buckets=config.integer("relative_attention_num_buckets", default=32) if mpnet else 0,
+        labels=_labels(config) if has_classifier else 0,
+        has_pooler=has_pooler,
+    )
+
+
+def _refuse_variants(config: Document) -> None:
+    kind = config.text("position_embedding_type", default="absolute")
+    if kind != "absolute":
+        raise config.wrong("position_embedding_type", kind, "must be absolute; others are served by the torch runtime")
+    for key in ("is_decoder", "add_cross_attention"):
+        if config.switch(key):
+            raise config.wrong(key, True, "must be false: a text is encoded by encoders")
+
+
+def _labels(config: Document) -> int:
+    names = config.values.get("id2label")
+    if names is None:
+        return config.integer("num_labels", default=2)
+    if not isinstance(names, dict) or not names:
+        raise SettingsError(f"{config.path}: id2label={names!r}: must name at least one label by its number")
+    return len(names)

@@ -1,0 +1,185 @@
+"""The files that sentence-transformers adds to a model: what comes after the network, and how texts are given to it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from weir.embedding.recipe import Pooling
+from weir.errors import SettingsError
+
+from .documents import Document, read_document, read_json
+from .tensors import open_tensors
+from .weights import missing
+
+MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+# Where a transformer's folder says the longest text; the first is today's.
+TEXT_SETTINGS = (
+    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+    "sentence_camembert_config.json", "sentence_xlm-roberta_config.json", "sentence_mpnet_config.json",
+)  # fmt: skip
+
+# Names of a pooling in today's files and the switches of older ones, in the order in which several are joined.
+POOLINGS = {
+    "cls": ("pooling_mode_cls_token", Pooling.CLS),
+    "max": ("pooling_mode_max_tokens", Pooling.MAX),
+    "mean": ("pooling_mode_mean_tokens", Pooling.MEAN),
+    "mean_sqrt_len_tokens": ("pooling_mode_mean_sqrt_len_tokens", Pooling.MEAN_SQRT),
+    "weightedmean": ("pooling_mode_weightedmean_tokens", Pooling.WEIGHTED_MEAN),
+    "lasttoken": ("pooling_mode_lasttoken", Pooling.SEP),
+}
+ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer behind the pooling: `activation(weight @ vector + bias)`. `weight` is [out, in], both float32."""
+
+    weight: NDArray[Any]
+    bias: NDArray[Any] | None
+    activation: str  # identity, tanh, relu, gelu or sigmoid
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a directory is laid out: where the network's files are, and what sentence-transformers does around it.
+
+    `pooled` is None for a plain model. `files` are those that decide the vectors, beside the network's own.
+    """
+
+    network: Path
+    pooled: tuple[Pooling, ...] | None = None
+    normalize: bool = False
+    dense: tuple[Dense, ...] = ()
+    max_length: int | None = None
+    lowercase: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    files: tuple[Path, ...] = ()
+
+
+def read_layout(directory: Path) -> Layout:
+    """Understand modules.json and the folders it names; a directory without one is a plain model.
+
+    Raises SettingsError naming the file and the module for what is not a network, a pooling, dense layers, and at last a normalisation.
+    """
+    if not directory.is_dir():
+        raise missing(directory)
+    if not (directory / MODULES).is_file():
+        return Layout(directory)
+    modules = _modules(directory)
+    (network_path, first), rest = modules[0], modules[1:]
+    if first != "Transformer":
+        raise _unknown(directory, first, "must begin with a Transformer")
+    network, pooled, normalize = directory / network_path, None, False
+    dense: list[Dense] = []
+    files: list[Path] = [directory / MODULES]
+    for path, kind in rest:
+        folder = directory / path
+        if normalize:
+            raise _unknown(directory, kind, "must not come behind a Normalize")
+        if kind == "Pooling" and pooled is None:
+            pooled = _pooled(read_document(folder / "config.json"))
+            files.append(folder / "config.json")
+        elif kind == "Dense" and pooled is not None:
+            dense.append(_dense(folder))
+            files += [folder / "config.json", folder / "model.safetensors"]
+        elif kind == "Normalize" and pooled is not None:
+            normalize = True
+        elif kind != "Dropout":  # does nothing once a model is trained
+            raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
+    if pooled is None:
+        raise _unknown(directory, first, "must be followed by a Pooling")
+    max_length, lowercase = _text_settings(network)
+    prompts, default = _prompts(directory)
+    return Layout(network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, tuple(files))
+
+
+def _modules(directory: Path) -> list[tuple[str, str]]:
+    """Return each module's folder and kind. Their classes have moved between packages, so only the last part of the name counts."""
+    path = directory / MODULES
+    try:
+        modules = msgspec.convert(read_json(path), list[dict[str, Any]])
+        known = [(msgspec.convert(one["path"], str), msgspec.convert(one["type"], str)) for one in modules]
+    except (msgspec.ValidationError, KeyError) as error:
+        raise SettingsError(f"{path}: must be a list of modules with their path and type: {error}") from None
+    if not known:
+        raise SettingsError(f"{path}: names no modules")
+    for folder, _ in known:
+        if Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise SettingsError(f"{path}: {folder!r} must be a folder in that directory")
+    return [(folder, kind.rsplit(".", 1)[-1]) for folder, kind in known]
+
+
+def _unknown(directory: Path, kind: str, rule: str) -> SettingsError:
+    return SettingsError(f"{directory / MODULES}: the module {kind}: {rule}; others are not computed here")
+
+
+def _pooled(config: Document) -> tuple[Pooling, ...]:
+    if not config.switch("include_prompt", default=True):
+        raise config.wrong("include_prompt", False, "must be true: prompts are pooled with the text")
+    if "pooling_mode" in config:
+        named = config.values["pooling_mode"]
+        modes = [named] if isinstance(named, str) else named
+        if (
+            not isinstance(modes, list)
+            or not modes
+            or not all(isinstance(mode, str) and mode in POOLINGS for mode in modes)
+        ):
+            raise config.wrong("pooling_mode", named, f"must be one or several of {', '.join(POOLINGS)}")
+        return tuple(POOLINGS[mode][1] for mode in modes)
+    chosen = tuple(pooling for switch, pooling in POOLINGS.values() if config.switch(switch))
+    return chosen or (Pooling.MEAN,)
+
+
+def _dense(folder: Path) -> Dense:
+    config = read_document(folder / "config.json")
+    if config.switch("use_residual"):
+        raise config.wrong("use_residual", True, "must be false")
+    read = config.text("module_input_name", default="sentence_embedding")
+    if read != "sentence_embedding" or config.text("module_output_name", default=read) != read:
+        raise config.wrong("module_input_name", read, "must be sentence_embedding, and so must its output")
+    name = config.text("activation_function", default="torch.nn.modules.activation.Tanh")
+    activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
+    if activation is None or not name.startswith("torch.nn."):
+        raise config.wrong("activation_function", name, f"must be torch's {', '.join(ACTIVATIONS)}")
+    if not (folder / "model.safetensors").is_file():
+        raise missing(folder)
+    tensors = open_tensors(folder / "model.safetensors")
+    out = config.integer("out_features")
+    wanted: dict[str, tuple[int, ...]] = {"linear.weight": (out, config.integer("in_features"))}
+    if config.switch("bias", default=True):
+        wanted["linear.bias"] = (out,)
+    for tensor, shape in wanted.items():
+        if tensor not in tensors or tensors.shape(tensor) != shape or not tensors.floating(tensor):
+            raise SettingsError(
+                f"{tensors.path}: must hold {tensor!r} of the shape {list(shape)}, as its config.json says"
+            )
+    return Dense(tensors["linear.weight"], tensors["linear.bias"] if "linear.bias" in wanted else None, activation)
+
+
+def _text_settings(network: Path) -> tuple[int | None, bool]:
+    for name in TEXT_SETTINGS:
+        if (network / name).is_file():
+            settings = read_document(network / name)
+            longest = settings.integer("max_seq_length", least=3) if "max_seq_length" in settings else None
+            return longest, settings.switch("do_lower_case")
+    return None, False
+
+
+def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
+    path = directory / PROMPTS
+    if not path.is_file():
+        return {}, None
+    settings = read_document(path)
+    try:
+        prompts = msgspec.convert(settings.values.get("prompts") or {}, dict[str, str])
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: prompts must be texts by name: {error}") from None
+    default = settings.text("default_prompt_name") if "default_prompt_name" in settings else None
+    if default is not None and default not in prompts:
+        raise settings.wrong("default_prompt_name", default, f"must be one of {', '.join(prompts) or 'the prompts'}")
+    return prompts, default

@@ -1,0 +1,23 @@
+"""How texts are read, as far as it is the user's choice."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """Choices that hold for all texts of a served model.
+
+    `lowercase` overrides what the model's files say (None). `lowercase_text` lowers texts before the tokenizer sees them, as some
+    sentence-transformers models ask. Without `special_tokens` none are added. `pair_separator`, such as "|||", cuts a text in two that
+    belong together where it stands between spaces, or as a word of its own in a list of words. With `whole_words`, every given word
+    is one token, and one that is not in the vocabulary the unknown token.
+    """
+
+    lowercase: bool | None = None
+    lowercase_text: bool = False
+    special_tokens: bool = True
+    pair_separator: str | None = None
+    whole_words: bool = False
+
+
+AS_THE_FILES_SAY = TokenizerOptions()

@@ -1,0 +1,110 @@
+"""The library that cuts texts into tokens (Rust; it releases the interpreter's lock), and a model's files for it."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from weir.embedding.checkpoint.documents import Document, read_document
+from weir.errors import SettingsError
+
+from .options import TokenizerOptions
+from .vocabularies import from_merges, from_vocabulary
+
+JSON = "tokenizer.json"
+SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "sentencepiece.model", "tokenizer.model")
+NO_OVERRIDES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these take tokenizer.json as it is
+
+
+def load_pieces(directory: Path, options: TokenizerOptions) -> Any:
+    """Return a `tokenizers.Tokenizer` that neither cuts nor pads, from the files in `directory`.
+
+    Raises SettingsError naming the files if none of the forms is there, one is broken, or an option does not suit the model.
+    """
+    try:
+        import tokenizers
+    except ImportError:
+        raise SettingsError("tokenizers is missing: pip install weir-serving[embed]") from None
+    # Texts are given to it by several threads already; its own would be as many again, and must not be forked.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    path = directory / "tokenizer_config.json"
+    config = read_document(path) if path.is_file() else Document(path, {})
+    try:
+        if (directory / JSON).is_file():
+            pieces = tokenizers.Tokenizer.from_str(_described(directory / JSON, config, options))
+        elif (directory / "vocab.txt").is_file():
+            pieces = from_vocabulary(directory, config, options)
+        elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+            pieces = from_merges(directory, config)
+        else:
+            raise _missing(directory)
+    except SettingsError:
+        raise
+    except Exception as error:  # the library raises Exception itself
+        raise SettingsError(f"{directory}: its tokenizer cannot be read: {error}") from None
+    if options.lowercase_text:
+        lower = tokenizers.normalizers.Lowercase()
+        known = pieces.normalizer
+        pieces.normalizer = lower if known is None else tokenizers.normalizers.Sequence([lower, known])
+    return pieces
+
+
+def _missing(directory: Path) -> SettingsError:
+    for name in SENTENCEPIECE:
+        if (directory / name).is_file():
+            return SettingsError(
+                f"{directory}: has {name}, but no {JSON}. Make it where transformers is installed: "
+                "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
+            )
+    return SettingsError(f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, or vocab.json and merges.txt")
+
+
+def _described(path: Path, config: Document, options: TokenizerOptions) -> str:
+    """Return the text of a tokenizer.json without cutting and padding, and with what the settings beside it say otherwise."""
+    try:
+        parts = msgspec.json.decode(path.read_bytes(), type=dict[str, msgspec.Raw])
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: is broken: {error}") from None
+    parts["truncation"] = parts["padding"] = msgspec.Raw(b"null")
+    changed = _overrides(config)
+    if options.lowercase is not None:
+        changed["lowercase"] = options.lowercase
+    for part, kind, names in (
+        ("normalizer", "BertNormalizer", ("lowercase", "strip_accents", "handle_chinese_chars")),
+        ("pre_tokenizer", "ByteLevel", ("add_prefix_space",)),
+    ):
+        now = {name: changed[name] for name in names if name in changed}
+        if now and part in parts:
+            state, found = _changed(msgspec.json.decode(parts[part]), kind, now)
+            parts[part] = msgspec.Raw(msgspec.json.encode(state))
+            if not found and part == "normalizer" and options.lowercase is not None:
+                raise SettingsError(
+                    f"lowercase={options.lowercase}: {path} has no {kind}, and its case cannot be chosen"
+                )
+    return msgspec.json.encode(parts).decode()
+
+
+def _overrides(config: Document) -> dict[str, Any]:
+    """What tokenizer_config.json says otherwise than tokenizer.json counts, as with the tokenizers made for these families."""
+    if config.values.get("tokenizer_class") in NO_OVERRIDES:
+        return {}
+    names = {
+        "do_lower_case": "lowercase", "strip_accents": "strip_accents",
+        "tokenize_chinese_chars": "handle_chinese_chars", "add_prefix_space": "add_prefix_space",
+    }  # fmt: skip
+    return {here: config.switch(there) for there, here in names.items() if there in config}
+
+
+def _changed(state: Any, kind: str, values: dict[str, Any]) -> tuple[Any, bool]:
+    """Change the part of this kind, wherever it stands in a sequence of parts, and say whether it was there."""
+    if not isinstance(state, dict):
+        return state, False
+    if state.get("type") == kind:
+        return state | values, True
+    found = False
+    for key in ("normalizers", "pretokenizers"):
+        for place, part in enumerate(state.get(key) or ()):
+            state[key][place], here = _changed(part, kind, values)
+            found = found or here
+    return state, found

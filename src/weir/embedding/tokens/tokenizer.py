@@ -1,0 +1,240 @@
+"""Texts to token ids: checked one by one, cut to the length, with the model's special tokens."""
+
+import re
+import struct
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from weir.embedding.texts import Text
+from weir.errors import InvalidRequest, SettingsError
+
+from .options import AS_THE_FILES_SAY, TokenizerOptions
+from .pieces import load_pieces
+from .splitting import split_ids
+from .template import Template, read_template, shares
+from .texts import Read, read_text
+
+# A text is first read only so far, in characters for each token wanted: English has 4 to 5.
+GENEROUS = 12
+# Where a text can be cut so that the tokens before stay what they are: words do not reach over this space.
+BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")
+# Ways of finding words that keep to them.
+LOCAL = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "Whitespace")
+
+
+class Tokenized(NamedTuple):
+    """One text's tokens: `ids` as in Tokens (int32, little-endian), where the second text begins, and whether any were cut off."""
+
+    ids: bytes
+    second: int = 0
+    truncated: bool = False
+
+
+class Tokenizer:
+    """A model's tokenizer. Threads may share it; pickled, it is read anew from its directory."""
+
+    def __init__(
+        self, directory: Path, options: TokenizerOptions = AS_THE_FILES_SAY, *, vocab_size: int | None = None
+    ) -> None:
+        """Read the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
+        self.directory = directory
+        self.options = options
+        self.pieces = load_pieces(directory, options)
+        self.vocabulary: dict[str, int] = self.pieces.get_vocab(with_added_tokens=True)
+        top = max(self.vocabulary.values(), default=-1)
+        self.vocab_size = top + 1 if vocab_size is None else vocab_size
+        if not 0 <= top < self.vocab_size:
+            raise SettingsError(
+                f"{directory}: the tokenizer's vocabulary goes up to the id {top}, the weights have {self.vocab_size} words: they are of different models"
+            )
+        self.framed = read_template(self.pieces)
+        self.template = self.framed if options.special_tokens else Template()
+        self.cls_id = self.framed.first[0] if self.framed.first else -1
+        self.sep_id = self.framed.last[-1] if self.framed.last else -1
+        added = self.pieces.get_added_tokens_decoder()
+        self.pad_id = next((self.vocabulary[name] for name in ("[PAD]", "<pad>") if name in self.vocabulary), 0)
+        self.special_ids = frozenset(number for number, token in added.items() if token.special)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.directory, self.options, self.vocab_size)
+
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool = True
+    ) -> list[Tokenized | InvalidRequest]:
+        """Return the tokens of each text, or the error in its place that says what rule it breaks.
+
+        At most `max_length` tokens of a text are kept, special ones included; the tail is cut, of a pair that of the longer text first. With
+        `truncate` False, a text that is too long is an error.
+        """
+        found: list[Read | InvalidRequest] = []
+        for text in texts:
+            try:
+                found.append(read_text(text, self.options.pair_separator, self.vocab_size))
+            except InvalidRequest as error:
+                found.append(error)
+        cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length))
+        return [
+            self._framed(next(cut), max_length, truncate, read.ids is not None) if isinstance(read, Read) else read
+            for read in found
+        ]
+
+    def split(self, text: str, *, max_length: int, overlap: int = 0) -> list[Tokenized] | InvalidRequest:
+        """Return a long text in pieces that the model can read, each with its special tokens; one piece if it is short.
+
+        Pieces end between words, and share `overlap` tokens with the one before. What one makes of their vectors is the caller's choice:
+        the mean, weighted by their tokens, is close to the mean over the text.
+        """
+        try:
+            read = read_text(text, None, self.vocab_size)
+        except InvalidRequest as error:
+            return error
+        room = self.template.room(max_length, pair=False)
+        if room <= overlap:
+            return InvalidRequest(
+                f"max_length={max_length}: must leave room for more than the {overlap} tokens that pieces share"
+            )
+        encoding = self.pieces.encode_batch(list(read.texts), add_special_tokens=False)[0]
+        return [
+            Tokenized(_packed([*self.template.first, *piece, *self.template.last]))
+            for piece in split_ids(encoding.ids, encoding.word_ids, room, overlap)
+        ]
+
+    def tokens(self, ids: bytes | Sequence[int]) -> list[str]:
+        """Return the tokens that these ids stand for, as texts."""
+        numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
+        return [self._names.get(number, "") for number in numbers]
+
+    def _cut(self, found: list[Read], max_length: int) -> list[list[list[int]]]:
+        """Return the ids of the one or two parts of each text, without special tokens. All strings go to the library at once."""
+        enough = GENEROUS * max_length + 64
+        heads = [self._head(text, enough) for read in found for text in read.texts]
+        cut = iter([piece.ids for piece in self._encode(heads)] if heads else [])
+        given = iter(heads)
+        parts: list[list[list[int]]] = []
+        for read in found:
+            if read.ids is not None:
+                parts.append([read.ids])
+            elif read.words:
+                parts.append([self._words(words) for words in read.words])
+            else:
+                parts.append([self._whole(text, next(given), next(cut), max_length) for text in read.texts])
+        return parts
+
+    def _encode(self, texts: list[str]) -> Any:
+        return self.pieces.encode_batch_fast(texts, add_special_tokens=False)
+
+    def _head(self, text: str, enough: int) -> str:
+        """Return so much of a long text as has most likely more tokens than are wanted."""
+        if len(text) <= enough or not self._local:
+            return text
+        place = BETWEEN_WORDS.search(text, enough)
+        return text[: place.start()] if place else text
+
+    def _whole(self, text: str, head: str, ids: list[int], max_length: int) -> list[int]:
+        """Return the ids, of the whole text if those of its head are too few to say that it is too long."""
+        if len(head) == len(text) or len(ids) > max_length:
+            return ids
+        whole: list[int] = self._encode([text])[0].ids
+        return whole
+
+    def _words(self, words: list[str]) -> list[int]:
+        """Return the ids of words: those in the vocabulary as they are, others by their pieces, or as the unknown token."""
+        if self.options.whole_words:
+            return [self.vocabulary.get(word, self._unknown) for word in words]
+        if not self._wordpiece:
+            ids: list[int] = self._spaced.encode(words, is_pretokenized=True, add_special_tokens=False).ids
+            return ids
+        strange = [word for word in words if word not in self.vocabulary]
+        cut = iter(self._encode(strange) if strange else [])
+        ids = []
+        for word in words:
+            ids += [self.vocabulary[word]] if word in self.vocabulary else next(cut).ids
+        return ids
+
+    def _framed(
+        self, parts: list[list[int]], max_length: int, truncate: bool, ready: bool
+    ) -> Tokenized | InvalidRequest:
+        """Put the special tokens around and between, after cutting what does not fit. What is `ready` has them already."""
+        template = Template() if ready else self.template
+        pair = len(parts) == 2
+        room = template.room(max_length, pair=pair)
+        length = sum(map(len, parts))
+        if length > room:
+            if not truncate:
+                return InvalidRequest(
+                    f"the text has more than the {max_length} tokens that the model reads, and may not be cut"
+                )
+            if room < len(parts):
+                return InvalidRequest(
+                    f"max_length={max_length}: must leave room for the text beside the special tokens"
+                )
+        if not length:
+            return InvalidRequest("the text has no tokens, and none are added")
+        first = parts[0]
+        if not pair:
+            ids = self._shortened(first, room) if ready else [*template.first, *first[:room], *template.last]
+            return Tokenized(_packed(ids), 0, length > room)
+        keep, other = shares(len(first), len(parts[1]), room)
+        ids = [*template.first, *first[:keep], *template.middle]
+        second = len(ids)
+        return Tokenized(_packed([*ids, *parts[1][:other], *template.end]), second, length > room)
+
+    def _shortened(self, ids: list[int], room: int) -> list[int]:
+        """Cut the tail of ids that have their special tokens already; the last of them stays."""
+        if len(ids) > room and ids[-1] in self.special_ids:
+            return [*ids[: room - 1], ids[-1]]
+        return ids[:room]
+
+    @cached_property
+    def _names(self) -> dict[int, str]:
+        return {number: token for token, number in self.vocabulary.items()}
+
+    @cached_property
+    def _wordpiece(self) -> bool:
+        return type(self.pieces.model).__name__ == "WordPiece"
+
+    @cached_property
+    def _unknown(self) -> int:
+        return next((self.vocabulary[name] for name in ("[UNK]", "<unk>") if name in self.vocabulary), self.pad_id)
+
+    @cached_property
+    def _local(self) -> bool:
+        """Whether a text's first tokens depend on nothing behind a space between two words."""
+        state = msgspec.json.decode(self.pieces.to_str(), type=_Description)
+        steps = state.pre_tokenizer or {}
+        kinds = steps.get("pretokenizers", [steps])
+        keep = all(
+            step.get("type") in LOCAL and step.get("split", True) and step.get("use_regex", True) for step in kinds
+        )
+        return keep and not any(" " in token["content"] for token in state.added_tokens)
+
+    @cached_property
+    def _spaced(self) -> Any:
+        """The tokenizer for words: bytes of a word begin with those of a space, as they do within a text."""
+        step = self.pieces.pre_tokenizer
+        if type(step).__name__ != "ByteLevel" or step.add_prefix_space:
+            return self.pieces
+        import tokenizers
+
+        spaced = tokenizers.Tokenizer.from_str(self.pieces.to_str())
+        spaced.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        return spaced
+
+
+class _Description(msgspec.Struct):
+    """What is looked at of a tokenizer's description."""
+
+    pre_tokenizer: dict[str, Any] | None = None
+    added_tokens: list[dict[str, Any]] = []
+
+
+def _packed(ids: list[int]) -> bytes:
+    return struct.pack(f"<{len(ids)}i", *ids)
+
+
+def _again(directory: Path, options: TokenizerOptions, vocab_size: int) -> Tokenizer:
+    return Tokenizer(directory, options, vocab_size=vocab_size)
