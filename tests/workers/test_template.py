@@ -30,10 +30,10 @@ def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
 
 def test_a_worker_that_dies_is_forked_again() -> None:
     async def main() -> None:
-        async with started(Forked) as pool:
+        async with started(Forked, workers=2) as pool:
             before = (await pool.ask("tell"))[0]
             os.kill(before["pid"], signal.SIGKILL)
-            await pool.heard.until(lambda: len(pool.heard.ready) == 2)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
             after = (await pool.ask("tell"))[0]
             assert after["pid"] != before["pid"]
             assert after["loaded_by"] == before["loaded_by"]
@@ -44,9 +44,9 @@ def test_a_worker_that_dies_is_forked_again() -> None:
 
 def test_the_code_that_a_forked_worker_exits_with_is_told() -> None:
     async def main() -> None:
-        async with started(Forked) as pool:
+        async with started(Forked, workers=2) as pool:
             pool.send("exit")
-            await pool.heard.until(lambda: len(pool.heard.ready) == 2)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
             assert pool.heard.lost == [(0, "it exited with code 7")]
 
     asyncio.run(main())
@@ -82,10 +82,22 @@ def test_workers_of_different_environments_share_nothing() -> None:
     asyncio.run(main())
 
 
+def test_one_worker_needs_no_other_process_and_those_that_join_it_share() -> None:
+    async def main() -> None:
+        async with started(Forked) as pool:
+            for _ in range(2):
+                await pool.pool.add_worker()
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(3)]
+            assert told[0]["loaded_by"] == told[0]["pid"]
+            assert told[1]["loaded_by"] == told[2]["loaded_by"] == forked_from(told[1]["pid"])
+
+    asyncio.run(main())
+
+
 def test_a_pool_that_is_given_up_while_it_loads_leaves_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         os.mkfifo(tmp_path / "begun")
-        pool = make_pool(Forked, {"slow": str(tmp_path / "begun")})
+        pool = make_pool(Forked, {"slow": str(tmp_path / "begun")}, workers=2)
         starting = asyncio.ensure_future(pool.start(Recorder()))
         assert await asyncio.to_thread((tmp_path / "begun").read_text) == "begun"
         starting.cancel()
@@ -100,7 +112,7 @@ def test_a_cpu_and_a_priority_are_the_workers_own() -> None:
     cpu = min(os.sched_getaffinity(0))
 
     async def main() -> None:
-        async with started(Forked, cpu_affinity=[[cpu]], load_niceness=5) as pool:
+        async with started(Forked, workers=2, cpu_affinity=[[cpu]], load_niceness=5) as pool:
             assert (await pool.ask("tell"))[0]["cpus"] == [cpu]
 
     asyncio.run(main())

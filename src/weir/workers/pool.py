@@ -55,7 +55,8 @@ class ProcessPool:
         try:
             self._source = self._pack()
             self._arena = self._make_arena()
-            await self._load_template()
+            if self._settings.workers > 1:
+                await self._load_template()
             self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
             await asyncio.gather(*[self._begin(worker) for worker in self._workers])
         except BaseException:
@@ -66,6 +67,8 @@ class ProcessPool:
 
     async def add_worker(self) -> None:
         """Start one more process; return when it has loaded and warmed up. Raises as `start` does; the others go on."""
+        if self._template is None:
+            await self._load_template()
         worker = self._make_worker(len(self._workers))
         self._workers.append(worker)
         try:
