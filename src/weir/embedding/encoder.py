@@ -1,0 +1,294 @@
+"""The front of a model of texts: texts in, tokens through the line, vectors out, gathered in order.
+
+A small request goes straight into the line. Of larger ones, and of callers who have many small ones under way, only so many texts are
+in the line at once that there is enough to choose from by length; which go next is shared out fairly among callers (shares.py),
+and the rest waits here, as text, without being refused.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from weir.embedding.gathering import Asking, TextRequest, distinct, named
+from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Reading, Tokenizes
+from weir.embedding.shares import Shares
+from weir.embedding.texts import Encoded, Text, Tokens
+from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, WeirError
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
+
+SMALL = 16  # texts that a caller may have under way which go before all larger requests
+MAX_HELD = 1_000_000  # texts of larger requests that are kept; one that is larger is taken when there is no other
+LONGEST_TIMEOUT = 1e8
+RETRY_AFTER = 1.0
+
+
+class Encoder:
+    """Implements Encodes over `service`, whose model takes Tokens.
+
+    `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say; with `normalize` vectors of which only
+    the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts.
+    `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
+    """
+
+    def __init__(
+        self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
+        truncate: bool = True, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
+        max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._service = service
+        self._tokenizer = tokenizer
+        self._name = name or service.name
+        self._dimensions = dimensions
+        self._max_length = max_length
+        self._truncate = truncate
+        self._normalize = normalize
+        self._shortest = fixed_length or 1
+        self._readers = Readers(tokenizer, threads, heard)
+        self._shares: Shares[Asking] = Shares()
+        self._small: defaultdict[Hashable, int] = defaultdict(int)  # texts of small requests under way, by caller
+        self._max_held = max_held
+        self._held = 0  # texts of the other requests
+        self._in_line = 0  # and how many of those the line has
+        self._pumping = False
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return self._name
+
+    @property
+    def dimensions(self) -> int:
+        """How many numbers a vector has."""
+        return self._dimensions
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens of a text that are read, special ones included."""
+        return self._max_length
+
+    @property
+    def window(self) -> int:
+        """How many texts of large requests are in the line or running at once: enough to make batches by length from, and never all
+        of the line."""
+        settings = self._service.batching
+        return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
+
+    def close(self) -> None:
+        """End the threads that read. What is under way fails with the service that runs it."""
+        self._readers.close()
+
+    async def encode(
+        self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
+        dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+    ) -> Encoded:  # fmt: skip
+        """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
+        if isinstance(texts, str) or not texts:
+            raise InvalidRequest(f"texts: must be a list of one text or more, is {texts!r:.80}")
+        if dimensions is not None and not 0 < dimensions <= self._dimensions:
+            raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self._dimensions}")
+        timeout = self._service.settings.timeout if timeout is None else timeout
+        if not 0 < timeout <= LONGEST_TIMEOUT:
+            raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
+        loop = asyncio.get_running_loop()
+        unlike, places = distinct(texts)
+        asking = Asking(
+            unlike, places, door=door, caller=client or None, priority=priority,
+            deadline=self._service.now() + timeout, truncate=self._truncate if truncate is None else truncate,
+            future=loop.create_future(),
+        )  # fmt: skip
+        if want_tokens:
+            asking.ids = [b""] * len(unlike)
+        timer = self._begin(asking, timeout, loop)
+        try:
+            await asking.future
+        except asyncio.CancelledError:
+            self._end(asking)
+            self._withdraw(asking)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+        return self._encoded(asking, dimensions)
+
+    def _begin(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
+        """Have it read; return the timer of a request that may still wait here when its time is over."""
+        self._readers.start()
+        count = len(asking.texts)
+        if asking.caller is None:
+            asking.caller = asking
+            asking.key = (asking.key[0], asking)
+        if count <= SMALL and self._small[asking.caller] + count <= SMALL:
+            asking.small = True
+            self._small[asking.caller] += count
+            asking.read = count
+            self._have_read(asking, 0, asking.texts, self._read_small)
+            return None
+        if count <= SMALL and not self._small[asking.caller]:
+            del self._small[asking.caller]
+        if self._held and self._held + count > self._max_held:
+            raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
+        self._held += count
+        self._shares.add(asking.key, asking)
+        self._read_more(asking)
+        return loop.call_later(timeout, self._expire, asking)
+
+    # Texts are read.
+
+    def _have_read(
+        self, asking: Asking, start: int, texts: list[Text], done: Callable[[Asking, int, Sequence[Read]], None]
+    ) -> None:
+        asking.reading = True
+        urgent = asking.small and sum(map(_size, texts)) <= URGENT_CHARACTERS
+        self._readers.add(Reading(texts, self._max_length, asking.truncate, partial(done, asking, start)), urgent)
+
+    def _read_more(self, asking: Asking) -> None:
+        """Have the next texts read, unless enough are waiting for their turn."""
+        start = asking.read
+        if not asking.reading and start < len(asking.texts) and len(asking.ready_texts) < CHUNK:
+            chunk = asking.texts[start : start + CHUNK]
+            asking.read = start + len(chunk)
+            self._have_read(asking, start, chunk, self._read_chunk)
+
+    def _read_small(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
+        found = self._noted(asking, start, results)
+        now = self._service.now()
+        for place, tokens in enumerate(found):
+            self._send(asking, place, tokens, now)
+            if asking.ended:
+                return
+
+    def _read_chunk(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
+        found = self._noted(asking, start, results)
+        if not asking.ended:
+            asking.ready_texts.extend(enumerate(found, start))
+            self._shares.wake(asking.key)
+            self._read_more(asking)
+            self._pump()
+
+    def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Tokens]:
+        """Return what waits in the line for each text; none if one of them is wrong, which is the end of the request."""
+        asking.reading = False
+        found: list[Tokens] = []
+        if asking.ended:
+            return found
+        for place, result in enumerate(results, start):
+            if isinstance(result, WeirError):
+                self._fail(asking, named(result, asking.first_place(place)))
+                return []
+            found.append(asking.note(place, result))
+        return found
+
+    # Tokens go into the line.
+
+    def _pump(self) -> None:
+        """Put as many texts of large requests into the line as have room there."""
+        self._pumping = False
+        window = self.window
+        now = self._service.now()
+        while self._in_line < window and (asking := self._shares.next()) is not None:
+            place, tokens = asking.ready_texts.popleft()
+            self._shares.charge(self._cost(tokens))
+            self._send(asking, place, tokens, now)
+            if asking.is_sent:
+                self._shares.leave(asking.key, asking)
+            elif not asking.ended:
+                self._read_more(asking)
+
+    def _cost(self, tokens: Tokens) -> float:
+        return float(max(len(tokens.ids) // 4, self._shortest))
+
+    def _send(self, asking: Asking, place: int, tokens: Tokens, now: float) -> None:
+        request = TextRequest(self, asking, place, tokens, self._cost(tokens), now)
+        try:
+            if asking.deadline <= now:
+                raise _too_late()
+            self._service.submit(request, now)
+        except WeirError as error:
+            self._fail(asking, named(error, asking.first_place(place)))
+            return
+        asking.under_way[place] = request
+        if request.large:
+            self._in_line += 1
+
+    # They have their ends.
+
+    def answered(self, request: TextRequest, output: Any) -> None:
+        """A text has its vector."""
+        asking = request.asking
+        self._out_of_line(request)
+        if not asking.ended and asking.put(request.place, output):
+            self._end(asking)
+
+    def failed(self, request: TextRequest, error: WeirError) -> None:
+        """A text has an error."""
+        self._out_of_line(request)
+        self._fail(request.asking, named(error, request.asking.first_place(request.place)))
+
+    def _out_of_line(self, request: TextRequest) -> None:
+        del request.asking.under_way[request.place]
+        if request.large:
+            self._in_line -= 1
+            if not self._pumping:
+                self._pumping = True
+                asyncio.get_running_loop().call_soon(self._pump)
+
+    def _expire(self, asking: Asking) -> None:
+        self._fail(asking, _too_late())
+
+    def _fail(self, asking: Asking, error: WeirError) -> None:
+        if not asking.ended:
+            self._end(asking, error)
+            # Not at once: the service may be in the middle of giving a batch its answers.
+            asyncio.get_running_loop().call_soon(self._withdraw, asking)
+
+    def _end(self, asking: Asking, error: WeirError | None = None) -> None:
+        """Give the caller the end, and the place to others."""
+        if asking.ended:
+            return
+        asking.end(error)
+        count = len(asking.texts)
+        if asking.small:
+            self._small[asking.caller] -= count
+            if not self._small[asking.caller]:
+                del self._small[asking.caller]
+        else:
+            self._held -= count
+            asking.ready_texts.clear()
+            self._shares.leave(asking.key, asking)
+
+    def _withdraw(self, asking: Asking) -> None:
+        """Take what is left of it out of the line."""
+        for request in list(asking.under_way.values()):
+            self._service.cancel(request)
+            self._out_of_line(request)
+
+    def _encoded(self, asking: Asking, dimensions: int | None) -> Encoded:
+        vectors = asking.array()
+        if dimensions is not None and dimensions < vectors.shape[-1]:
+            vectors = _shortened(vectors, dimensions, self._normalize)
+        tokens = None if asking.ids is None else asking.of_all([self._tokenizer.tokens(ids) for ids in asking.ids])
+        return Encoded(vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens)
+
+
+def _size(text: Any) -> int:
+    if isinstance(text, tuple):
+        return sum(map(_size, text))
+    return len(text) if isinstance(text, (str, list)) else 1
+
+
+def _too_late() -> WeirError:
+    return DeadlineExceeded("the deadline passed before all texts were computed")
+
+
+def _shortened(vectors: Any, dimensions: int, normalize: bool) -> Any:
+    import numpy
+
+    short = vectors[..., :dimensions]
+    if not normalize:
+        return numpy.ascontiguousarray(short)
+    lengths = numpy.linalg.norm(short, axis=-1, keepdims=True)
+    return (short / numpy.maximum(lengths, 1e-12)).astype(numpy.float32)

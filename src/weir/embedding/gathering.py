@@ -1,0 +1,171 @@
+"""One request for vectors while it is under way: its texts, and what has come of them."""
+
+import asyncio
+import copy
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weir.embedding.reading import Tokenized
+from weir.embedding.texts import Text, Tokens
+from weir.errors import CapacityError, DeadlineExceeded, WeirError
+from weir.manager.call import InProcess
+from weir.messages import Dispatch
+
+if TYPE_CHECKING:
+    from weir.embedding.encoder import Encoder
+
+
+class Asking:
+    """One request. `texts` are those that differ, `places` says for each text of the caller which of these it is (None: they all differ).
+
+    `ready` are texts that were read and are not in the line yet, `under_way` those that are, by place.
+    """
+
+    __slots__ = (
+        "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "most", "places", "read", "ready_texts",
+        "reading", "small", "texts", "truncate", "truncated", "under_way", "vectors",
+    )  # fmt: skip
+
+    def __init__(
+        self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float,
+        truncate: bool, future: "asyncio.Future[None]",
+    ) -> None:  # fmt: skip
+        count = len(texts)
+        self.texts = texts
+        self.places = places
+        self.door = door
+        self.caller = caller
+        self.key = (priority, caller)
+        self.deadline = deadline
+        self.truncate = truncate
+        self.future = future
+        self.small = False
+        self.left = count
+        self.counts = [0] * count
+        self.truncated = [False] * count
+        self.ids: list[bytes] | None = None  # kept only where the tokens are wanted
+        self.vectors: Any = None
+        self.most = 0
+        self.read = 0  # texts that were given to the readers
+        self.reading = False
+        self.ready_texts: deque[tuple[int, Tokens]] = deque()
+        self.under_way: dict[int, TextRequest] = {}
+        self.ended = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a text of it can go into the line."""
+        return bool(self.ready_texts)
+
+    @property
+    def is_sent(self) -> bool:
+        """Whether all of it has gone into the line."""
+        return self.read == len(self.texts) and not self.reading and not self.ready_texts
+
+    def note(self, place: int, found: Tokenized) -> Tokens:
+        """Remember what was read of a text; return what is to wait in the line."""
+        self.counts[place] = len(found.ids) // 4
+        self.truncated[place] = found.truncated
+        if self.ids is not None:
+            self.ids[place] = found.ids
+        return Tokens(found.ids, found.second)
+
+    def put(self, place: int, output: Any) -> bool:
+        """Keep the vector of a text; tell whether all are there."""
+        import numpy
+
+        vector = numpy.asarray(output, numpy.float32)
+        if self.vectors is None:
+            count = len(self.texts)
+            self.vectors = numpy.empty((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
+        self.vectors[place] = vector
+        self.left -= 1
+        return not self.left
+
+    def end(self, error: WeirError | None = None) -> None:
+        """It is at its end, by its last vector or by an error."""
+        self.ended = True
+        if self.future.done():
+            return
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+    def array(self) -> Any:
+        """Return the vectors of the caller's texts, in order; those of tokens with zeros behind the shorter texts."""
+        import numpy
+
+        vectors = self.vectors
+        if isinstance(vectors, list):
+            longest = max(map(len, vectors))
+            filled = numpy.zeros((len(vectors), longest, vectors[0].shape[1]), numpy.float32)
+            for place, vector in enumerate(vectors):
+                filled[place, : len(vector)] = vector
+            vectors = filled
+        return vectors if self.places is None else vectors[self.places]
+
+    def of_all(self, values: list[Any]) -> list[Any]:
+        """Return what `values` has of the texts that differ, for each text of the caller."""
+        return values if self.places is None else [values[place] for place in self.places]
+
+    def first_place(self, place: int) -> int:
+        """Return where the caller has said the text at `place` of `texts` first."""
+        return place if self.places is None else self.places.index(place)
+
+
+class TextRequest(InProcess):
+    """One text in the line: a request like any other, of which `encoder` hears the end."""
+
+    def __init__(self, encoder: "Encoder", asking: Asking, place: int, tokens: Tokens, cost: float, now: float) -> None:
+        self.encoder = encoder
+        self.asking = asking
+        self.place = place
+        self.payload = tokens
+        self.cost = cost
+        self.arrival = now
+        self.timeout = asking.deadline - now
+        self.deadline = asking.deadline
+        self.priority = asking.key[0]
+        self.door = asking.door
+        self.large = not asking.small
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Deliver the vector."""
+        self.encoder.answered(self, output)
+
+    def fail(self, error: WeirError) -> None:
+        """Deliver the error, which is the end of the whole request for vectors."""
+        self.encoder.failed(self, error)
+
+
+def distinct(texts: Sequence[Text]) -> tuple[list[Text], list[int] | None]:
+    """Return the texts that differ, and which of them each of `texts` is; None if all differ. Lists count as different."""
+    if len(texts) == 1:
+        return list(texts), None
+    found: dict[Any, int] = {}
+    unlike: list[Text] = []
+    places = []
+    for text in texts:
+        key = text if isinstance(text, (str, tuple)) and _is_text(text) else id(text)
+        place = found.setdefault(key, len(unlike))
+        if place == len(unlike):
+            unlike.append(text)
+        places.append(place)
+    return (unlike, places) if len(unlike) < len(texts) else (list(texts), None)
+
+
+def _is_text(text: Any) -> bool:
+    return isinstance(text, str) or all(isinstance(part, str) for part in text)
+
+
+def named(error: WeirError, place: int) -> WeirError:
+    """Return `error` with the place of the text at fault, unless it is not the text's."""
+    if isinstance(error, (CapacityError, DeadlineExceeded)):
+        return error
+    told = copy.copy(error)
+    told.message = f"texts[{place}]: {error.message}"
+    told.args = (told.message,)
+    told.__cause__ = error.__cause__ or error
+    return told

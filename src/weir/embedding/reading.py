@@ -1,0 +1,165 @@
+"""Turns texts into tokens in threads of its own, off the event loop, a few requests' texts at a time.
+
+The tokenizer is Rust and lets other threads run, so that it works while models compute and the loop serves. Whatever came while a
+thread was busy goes together. The first thread reads nothing but what is urgent: a small request never stands
+behind a large one here.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from threading import Thread
+from typing import Protocol
+
+from weir.embedding.texts import Text
+from weir.errors import InvalidRequest, ModelError, WeirError
+
+CHUNK = 64  # texts that a thread reads at once
+URGENT_CHARACTERS = 20_000  # a text that is longer takes milliseconds: it is not urgent
+
+
+class Tokenized(Protocol):
+    """What a tokenizer makes of a text."""
+
+    @property
+    def ids(self) -> bytes:
+        """Token ids, int32, little-endian, special ones included."""
+
+    @property
+    def second(self) -> int:
+        """Where the second text of a pair begins; 0: there is one."""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the text was cut."""
+
+
+class Tokenizes(Protocol):
+    """What the front needs of a tokenizer; called by several threads at once."""
+
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool
+    ) -> "Sequence[Tokenized | InvalidRequest]":
+        """Return what each text is, in order; an error in the place of one that is wrong."""
+
+    def tokens(self, ids: bytes) -> list[str]:
+        """Return the tokens as texts."""
+
+
+Read = Tokenized | WeirError
+
+
+class Reading:
+    """Texts of one request that are to be read together; `done` hears of it, on the event loop's thread."""
+
+    __slots__ = ("done", "max_length", "texts", "truncate")
+
+    def __init__(
+        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[Read]], None]
+    ) -> None:
+        self.texts = texts
+        self.max_length = max_length
+        self.truncate = truncate
+        self.done = done
+
+
+class Readers:
+    """Threads that read. `heard`, if given, is told (began, ended, texts) of each round, in seconds of time.monotonic, on the loop's thread."""
+
+    def __init__(
+        self, tokenizer: Tokenizes, threads: int = 2, heard: Callable[[float, float, int], None] | None = None
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._count = threads
+        self._heard = heard
+        self._urgent: deque[Reading] = deque()
+        self._bulk: deque[Reading] = deque()
+        self._for_first: SimpleQueue[bool] = (
+            SimpleQueue()
+        )  # one entry for each reading that may be waiting; False: the end
+        self._for_rest: SimpleQueue[bool] = SimpleQueue() if threads > 1 else self._for_first
+        self._threads: list[Thread] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Start the threads, for the running loop. Idempotent."""
+        if self._threads:
+            return
+        self._loop = asyncio.get_running_loop()
+        for number in range(self._count):
+            queue = self._for_rest if number else self._for_first
+            only_urgent = number == 0 and self._count > 1
+            thread = Thread(target=self._work, args=(queue, only_urgent), name=f"weir-read-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def close(self) -> None:
+        """End the threads; what they have not read stays unread. Idempotent."""
+        self._urgent.clear()
+        self._bulk.clear()
+        for number in range(len(self._threads)):
+            (self._for_rest if number else self._for_first).put(False)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def add(self, reading: Reading, urgent: bool) -> None:
+        """Have `reading` read."""
+        if urgent:
+            self._urgent.append(reading)
+            self._for_first.put(True)
+        else:
+            self._bulk.append(reading)
+            self._for_rest.put(True)
+
+    def _work(self, wake: "SimpleQueue[bool]", only_urgent: bool) -> None:
+        queues = (self._urgent,) if only_urgent else (self._urgent, self._bulk)
+        while wake.get():
+            for queue in queues:
+                if readings := _taken(queue):
+                    self._read(readings)
+                    break
+
+    def _read(self, readings: list[Reading]) -> None:
+        began = time.monotonic()
+        try:
+            results = self._tokenized(readings)
+        except Exception as error:  # whatever it is, those who wait are to hear of it
+            failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
+            results = [[failure] * len(reading.texts) for reading in readings]
+        assert self._loop is not None  # set before the threads are started
+        try:
+            self._loop.call_soon_threadsafe(self._give, readings, results, began, time.monotonic())
+        except RuntimeError:
+            return  # the loop is closed: nobody waits any more
+
+    def _tokenized(self, readings: list[Reading]) -> list[Sequence[Read]]:
+        first = readings[0]
+        if len(readings) == 1:
+            return [self._tokenizer.encode(first.texts, max_length=first.max_length, truncate=first.truncate)]
+        if any((each.truncate, each.max_length) != (first.truncate, first.max_length) for each in readings):
+            return [result for reading in readings for result in self._tokenized([reading])]
+        texts = [text for reading in readings for text in reading.texts]
+        found = iter(self._tokenizer.encode(texts, max_length=first.max_length, truncate=first.truncate))
+        return [[next(found) for _ in reading.texts] for reading in readings]
+
+    def _give(self, readings: list[Reading], results: list[Sequence[Read]], began: float, ended: float) -> None:
+        for reading, result in zip(readings, results, strict=True):
+            reading.done(result)
+        if self._heard is not None:
+            self._heard(began, ended, sum(map(len, results)))
+
+
+def _taken(queue: "deque[Reading]") -> list[Reading]:
+    """Take what is to be read together from the front of `queue`: at least one reading, unless another thread was faster."""
+    taken: list[Reading] = []
+    count = 0
+    try:
+        while count < CHUNK:
+            taken.append(queue.popleft())
+            count += len(taken[-1].texts)
+    except IndexError:
+        pass
+    return taken

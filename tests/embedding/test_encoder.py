@@ -1,0 +1,262 @@
+"""encoder.py over real services: vectors in order, large requests in pieces, errors that name the text."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy
+import pytest
+from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, vector_of
+
+from weir import Service
+from weir.embedding.encoder import Encoder
+from weir.embedding.texts import Encodes
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded
+from weir.messages import Dispatch, Request
+from weir.model import Model
+from weir.telemetry.silent import SilentObserver
+
+
+class Heard(SilentObserver):
+    """Remembers batches, and requests that had their end."""
+
+    def __init__(self) -> None:
+        self.cuts: list[Dispatch] = []
+        self.ends: list[tuple[Request, Any]] = []
+
+    def dispatched(self, model: str, dispatch: Dispatch) -> None:
+        """Remember a batch."""
+        self.cuts.append(dispatch)
+
+    def answered(self, model: str, requests: Sequence[Request], error: Any, now: float) -> None:
+        """Remember requests."""
+        self.ends += [(request, error) for request in requests]
+
+
+@asynccontextmanager
+async def serving(
+    model: type[Model] = Summing, words: Words | None = None, options: dict[str, Any] | None = None, **settings: Any
+) -> AsyncIterator[Encoder]:
+    """Serve a model inline, with its front."""
+    chosen: dict[str, Any] = {"executor": "inline", "max_batch_size": 8} | settings
+    async with Service(model, **chosen) as service:
+        encoder = Encoder(
+            service, words or Words(), dimensions=DIMENSIONS, max_length=6, **({"threads": 1} | (options or {}))
+        )
+        try:
+            yield encoder
+        finally:
+            encoder.close()
+
+
+async def waiting(encoder: Encoder, count: int) -> None:
+    """Return when so many texts wait in the line."""
+    for _ in range(100_000):
+        if encoder._service.state()["waiting"] == count:
+            return
+        await asyncio.sleep(0)
+    raise AssertionError(f"never so many as {count} texts in the line")
+
+
+def of(encoder: Encodes, texts: Any, **rest: Any) -> Any:
+    """Encode."""
+    return encoder.encode(texts, **({"door": "test"} | rest))
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 700])
+def test_vectors_come_in_order(count: int) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with serving(observers=[heard]) as encoder:
+            texts = [" ".join(f"w{number}" for _ in range(1 + number % 5)) for number in range(count)]
+            encoded = await of(encoder, texts)
+            assert encoded.vectors.dtype == numpy.float32
+            assert encoded.vectors.tolist() == [vector_of(text) for text in texts]
+            assert encoded.counts == [1 + number % 5 for number in range(count)]
+            assert (encoded.truncated, encoded.tokens) == ([False] * count, None)
+            assert {request.door for request, _ in heard.ends} == {"test"}
+            assert {cut.padding for cut in heard.cuts} <= {float(each) for each in range(30)}
+        assert encoder.window == 256
+
+    asyncio.run(main())
+
+
+def test_what_a_model_says_of_itself() -> None:
+    async def main() -> None:
+        async with serving(options={"name": "texts"}) as encoder:
+            assert (encoder.name, encoder.dimensions, encoder.max_length) == ("texts", 4, 6)
+
+    asyncio.run(main())
+
+
+def test_texts_that_come_twice_are_computed_once() -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with serving(observers=[heard]) as encoder:
+            texts: list[Any] = ["a", "b c", "a", ["b", "c"], ("a", "b"), ("a", "b"), ["b", "c"]]
+            encoded = await of(encoder, texts, want_tokens=True)
+            assert sum(cut.rows for cut in heard.cuts) == 5
+            assert encoded.vectors[0].tolist() == encoded.vectors[2].tolist() == vector_of("a")
+            assert encoded.counts == [1, 2, 1, 2, 2, 2, 2]
+            assert encoded.tokens == [
+                ["97"],
+                ["98", "99"],
+                ["97"],
+                ["98", "99"],
+                ["97", "98"],
+                ["97", "98"],
+                ["98", "99"],
+            ]
+            with pytest.raises(InvalidRequest, match=r"texts\[2\]: bad word"):
+                await of(encoder, ["a", "a", "bad", "bad"])
+
+    asyncio.run(main())
+
+
+def test_texts_that_are_too_long() -> None:
+    async def main() -> None:
+        async with serving() as encoder:
+            encoded = await of(encoder, ["a b c d e f g h", "a"])
+            assert (encoded.counts, encoded.truncated) == ([6, 1], [True, False])
+            with pytest.raises(InvalidRequest, match=r"texts\[1\]: 8 tokens: must be at most 6"):
+                await of(encoder, ["a", "a b c d e f g h"], truncate=False)
+        async with serving(options={"truncate": False}) as encoder:
+            with pytest.raises(InvalidRequest, match=r"texts\[0\]"):
+                await of(encoder, ["a b c d e f g h"])
+            assert (await of(encoder, ["a b c d e f g h"], truncate=True)).truncated == [True]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        ([], {}, "texts: must be a list of one text or more"),
+        ("text", {}, "texts: must be a list of one text or more, is 'text'"),
+        (["a"], {"dimensions": 0}, "dimensions=0: must be 1 to 4"),
+        (["a"], {"dimensions": 5}, "dimensions=5: must be 1 to 4"),
+        (["a"], {"timeout": 0.0}, "timeout=0.0: must be more than 0"),
+        (["a"], {"timeout": float("nan")}, "timeout=nan: must be more than 0"),
+        (["a", ""], {}, r"texts\[1\]: '': must not be empty"),
+        (["a b"] * 3 + ["w", "bad day"], {}, r"texts\[4\]: bad word"),
+        ([*map(str, range(300)), ""], {}, r"texts\[300\]: '': must not be empty"),
+    ],
+)
+def test_bad_requests(texts: Any, options: dict[str, Any], message: str) -> None:
+    async def main() -> None:
+        async with serving() as encoder:
+            with pytest.raises(InvalidRequest, match=message):
+                await of(encoder, texts, **options)
+            assert (await of(encoder, ["fine"])).vectors.tolist() == [vector_of("fine")]
+
+    asyncio.run(main())
+
+
+def test_fewer_numbers() -> None:
+    async def main() -> None:
+        async with serving() as encoder:
+            encoded = await of(encoder, ["a b", "c"], dimensions=2)
+            assert encoded.vectors.tolist() == [[2.0, 97.0], [1.0, 99.0]]
+            assert (await of(encoder, ["a b"], dimensions=4)).vectors.shape == (1, 4)
+        async with serving(options={"normalize": True}) as encoder:
+            (vector,) = (await of(encoder, ["a b"], dimensions=2)).vectors
+            assert numpy.linalg.norm(vector) == pytest.approx(1.0)
+            assert vector[0] / vector[1] == pytest.approx(2 / 97)
+
+    asyncio.run(main())
+
+
+def test_a_vector_for_each_token() -> None:
+    async def main() -> None:
+        async with serving(PerToken) as encoder:
+            encoded = await of(encoder, ["a b", "c", "a b"])
+            assert encoded.vectors.tolist() == [[[97, -97], [98, -98]], [[99, -99], [0, 0]], [[97, -97], [98, -98]]]
+
+    asyncio.run(main())
+
+
+def test_all_texts_have_one_deadline() -> None:
+    async def main() -> None:
+        words = Words()
+        words.gate.clear()
+        async with serving(words=words) as encoder:
+            large = of(encoder, [f"{number}" for number in range(100)], timeout=0.01)
+            with pytest.raises(DeadlineExceeded, match="before all texts were computed"):
+                await large
+            small = asyncio.ensure_future(of(encoder, ["a"], timeout=0.01))
+            await asyncio.to_thread(words.began.wait)
+            await asyncio.sleep(0.02)
+            words.gate.set()
+            with pytest.raises(DeadlineExceeded):
+                await small
+            assert (await of(encoder, ["a"])).counts == [1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("count", [1, 400])
+def test_who_leaves_takes_all_along(count: int) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with serving(observers=[heard], policy="full", max_queue_delay=30.0, max_batch_size=500) as encoder:
+            asking = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(count)], client="c"))
+            await waiting(encoder, min(count, encoder.window))
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert encoder._service.state()["waiting"] == 0
+            assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
+            assert (encoder._held, encoder._in_line, dict(encoder._small), len(encoder._shares)) == (0, 0, {}, 0)
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_the_texts_are_read() -> None:
+    async def main() -> None:
+        words = Words()
+        words.gate.clear()
+        async with serving(words=words) as encoder:
+            asked = [asyncio.ensure_future(of(encoder, ["a"] + [f"{n}" for n in range(count)])) for count in (0, 400)]
+            await asyncio.to_thread(words.began.wait)
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            words.gate.set()
+            assert (await of(encoder, ["b"])).counts == [1]
+
+    asyncio.run(main())
+
+
+def test_what_the_line_refuses() -> None:
+    async def main() -> None:
+        async with serving(policy="full", max_queue_delay=30.0, max_batch_size=64, max_queue_size=4) as encoder:
+            first = [asyncio.ensure_future(of(encoder, [f"{number}"])) for number in range(4)]
+            await waiting(encoder, 4)
+            with pytest.raises(Overloaded, match="4 rows wait, max_queue_size=4"):
+                await of(encoder, ["a"])
+            for each in first:
+                each.cancel()
+            await asyncio.wait(first)
+            await encoder._service.stop()
+            for count in (1, 30):
+                with pytest.raises(ModelNotReady, match="stopped"):
+                    await of(encoder, [f"{number}" for number in range(count)])
+
+    asyncio.run(main())
+
+
+def test_what_waits_here_is_bounded() -> None:
+    async def main() -> None:
+        words = Words()
+        words.gate.clear()
+        async with serving(words=words, options={"max_held": 100}) as encoder:
+            large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(150)]))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded, match="20 texts: 150 wait, at most 100"):
+                await of(encoder, [f"{number}" for number in range(20)])
+            words.gate.set()
+            assert len((await large).counts) == 150
+            assert len((await of(encoder, [f"{number}" for number in range(20)])).counts) == 20
+
+    asyncio.run(main())

@@ -1,0 +1,98 @@
+"""shares.py: who goes next."""
+
+from collections import Counter
+
+from weir.embedding.shares import Shares
+
+
+class Work:
+    """So many texts of one cost."""
+
+    def __init__(self, name: str, texts: int, cost: float = 1.0, priority: int = 0) -> None:
+        self.name, self.texts, self.cost, self.key = name, texts, cost, (priority, name)
+        self.ready = True
+
+
+def serve(shares: Shares[Work], count: int) -> list[str]:
+    """Let so many texts go; return whose they were."""
+    served: list[str] = []
+    while len(served) < count and (work := shares.next()) is not None:
+        shares.charge(work.cost)
+        work.texts -= 1
+        served.append(work.name)
+        if not work.texts:
+            shares.leave(work.key, work)
+    return served
+
+
+def test_equal_callers_take_turns() -> None:
+    shares: Shares[Work] = Shares()
+    for work in (Work("a", 50), Work("b", 50)):
+        shares.add(work.key, work)
+    assert serve(shares, 6) == ["a", "b"] * 3
+    assert len(serve(shares, 1000)) == 94
+    assert (len(shares), shares.next()) == (0, None)
+
+
+def test_shares_are_counted_in_tokens() -> None:
+    shares: Shares[Work] = Shares()
+    for work in (Work("long", 100, 30.0), Work("short", 1000, 10.0)):
+        shares.add(work.key, work)
+    counts = Counter(serve(shares, 200))
+    assert abs(counts["short"] - 3 * counts["long"]) <= 3
+
+
+def test_a_caller_with_many_requests_has_no_more_than_one_with_one() -> None:
+    shares: Shares[Work] = Shares()
+    for number in range(100):
+        work = Work("many", 10)
+        shares.add(work.key, work)
+        if number == 50:
+            shares.add((0, "one"), Work("one", 1000))
+    counts = Counter(serve(shares, 400))
+    assert counts == {"many": 200, "one": 200}
+
+
+def test_who_comes_anew_begins_where_the_others_are() -> None:
+    shares: Shares[Work] = Shares()
+    first, late = Work("first", 1000), Work("late", 1000)
+    shares.add(first.key, first)
+    serve(shares, 500)
+    shares.add(late.key, late)
+    assert abs(Counter(serve(shares, 100))["late"] - 50) <= 1
+
+
+def test_higher_priority_goes_first() -> None:
+    shares: Shares[Work] = Shares()
+    for work in (Work("low", 2), Work("high", 2, priority=1)):
+        shares.add(work.key, work)
+    assert serve(shares, 4) == ["high", "high", "low", "low"]
+
+
+def test_who_is_not_ready_is_passed_over_until_woken() -> None:
+    shares: Shares[Work] = Shares()
+    slow, quick = Work("slow", 10), Work("quick", 10)
+    slow.ready = False
+    for work in (slow, quick):
+        shares.add(work.key, work)
+    assert serve(shares, 3) == ["quick"] * 3
+    quick.ready = False
+    assert shares.next() is None
+    slow.ready = quick.ready = True
+    shares.wake(slow.key)
+    shares.wake(quick.key)
+    assert serve(shares, 4) == ["slow", "slow", "slow", "quick"]  # it catches up
+    shares.wake((0, "nobody"))
+
+
+def test_who_leaves_is_forgotten() -> None:
+    shares: Shares[Work] = Shares()
+    first, second = Work("a", 5), Work("a", 5)
+    for work in (first, second):
+        shares.add(work.key, work)
+    shares.leave(first.key, first)
+    shares.leave(first.key, first)
+    assert shares.next() is second
+    shares.leave(second.key, second)
+    shares.leave(second.key, second)
+    assert shares.next() is None

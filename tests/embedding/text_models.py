@@ -1,0 +1,94 @@
+"""A tokenizer of words and models that answer from tokens alone: what the front needs, without a network."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from weir.embedding.texts import Text, Tokens
+from weir.errors import InvalidRequest
+from weir.model import Measure, Model
+
+DIMENSIONS = 4
+
+
+class Cut(NamedTuple):
+    """What a text became."""
+
+    ids: bytes
+    second: int
+    truncated: bool
+
+
+class Words:
+    """A tokenizer: each word is the sum of its letters. It notes how many texts it got at once; while `gate` is closed, it waits."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.began = threading.Event()
+        self.fault: Exception | None = None
+
+    def encode(self, texts: Sequence[Text], *, max_length: int, truncate: bool) -> list[Cut | InvalidRequest]:
+        """Read texts."""
+        self.began.set()
+        self.gate.wait()
+        self.rounds.append(len(texts))
+        if self.fault is not None:
+            raise self.fault
+        return [self._one(text, max_length, truncate) for text in texts]
+
+    def _one(self, text: Any, max_length: int, truncate: bool) -> Cut | InvalidRequest:
+        if text == "":
+            return InvalidRequest("'': must not be empty")
+        parts = [text] if isinstance(text, (str, list)) else list(text)
+        numbers = [
+            [sum(map(ord, word)) for word in (part.split() if isinstance(part, str) else part)] for part in parts
+        ]
+        ids = [number for part in numbers for number in part]
+        if len(ids) > max_length and not truncate:
+            return InvalidRequest(f"{len(ids)} tokens: must be at most {max_length}")
+        second = len(numbers[0]) if len(numbers) > 1 else 0
+        return Cut(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
+
+    def tokens(self, ids: bytes) -> list[str]:
+        """Return the tokens as texts."""
+        return [str(number) for number in numpy.frombuffer(ids, "<i4")]
+
+
+def vector_of(text: str) -> list[float]:
+    """Return the vector of a text: its tokens, the first of them, their sum, 1."""
+    numbers = [sum(map(ord, word)) for word in text.split()]
+    return [float(len(numbers)), float(numbers[0]), float(sum(numbers)), 1.0]
+
+
+class Summing(Model):
+    """A vector for each text. Fails at texts that begin with the word `bad`."""
+
+    padded = True
+
+    def predict(self, batch: list[Tokens]) -> list[Any]:
+        """Compute vectors."""
+        arrays = [numpy.frombuffer(item[0], "<i4") for item in batch]
+        return [
+            InvalidRequest("bad word")
+            if array[0] == sum(map(ord, "bad"))
+            else numpy.array([len(array), array[0], array.sum(), 1.0], numpy.float32)
+            for array in arrays
+        ]
+
+    @classmethod
+    def measure(cls, item: Tokens) -> Measure:
+        """A text's cost is its length."""
+        return Measure(cost=len(item.ids) / 4)
+
+
+class PerToken(Summing):
+    """Two numbers for each token of a text."""
+
+    def predict(self, batch: list[Tokens]) -> list[Any]:
+        """Compute vectors."""
+        arrays = [numpy.frombuffer(item[0], "<i4") for item in batch]
+        return [numpy.stack([array, -array], axis=1).astype(numpy.float32) for array in arrays]
