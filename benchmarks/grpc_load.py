@@ -1,50 +1,72 @@
-"""Unary gRPC calls from a process of its own: `python -m benchmarks.grpc_load PORT METHOD BODY_FILE CONNECTIONS SECONDS`.
+"""h2load (of nghttp2) as the load of gRPC: unary calls of a fixed message, one at a time on each connection.
 
-Bodies are bytes on the way out and on the way in: what is measured is the server, and not how Python reads protobuf. Prints
-one line of JSON.
+What is measured is the server: a client of grpcio costs several times as much for each call as the faster servers do.
 """
 
-import asyncio
-import json
-import sys
-import time
+import shutil
+import struct
+import subprocess
+import tempfile
 from pathlib import Path
 
-import grpc.aio
+import grpc
 import numpy
 
+from benchmarks.load import Load
 
-async def _measure(port: str, method: str, body: bytes, calls: int, seconds: float) -> dict[str, float]:
-    took: list[float] = []
-    failed = 0
-    end = time.perf_counter() + seconds
+_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+_PREFIX = 5  # bytes before a message: whether it is compressed, and how long it is
 
-    async def caller() -> None:
-        nonlocal failed
-        options = [("grpc.use_local_subchannel_pool", 1)]  # a connection of its own
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
-            call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
-            while (began := time.perf_counter()) < end:
-                try:
-                    await call(body)
-                except grpc.aio.AioRpcError:
-                    failed += 1
-                took.append(time.perf_counter() - began)
 
-    began = time.perf_counter()
-    await asyncio.gather(*[caller() for _ in range(calls)])
+def require_h2load() -> str:
+    """Return h2load's path, or end with how to install it."""
+    path = shutil.which("h2load")
+    if path is None:
+        raise SystemExit("h2load is missing. Debian, Ubuntu: apt install nghttp2-client; macOS: brew install nghttp2")
+    return path
+
+
+def grpc_load(port: int, method: str, message: bytes, connections: int, seconds: float) -> Load:
+    """Call `method` with `message` over `connections` for `seconds`.
+
+    All answers must be as long as one that a client of grpcio gets before: h2load does not read statuses, and an answer that is
+    an error has no message. Raises RuntimeError otherwise.
+    """
+    answer = _ask(port, method, message)
+    with tempfile.TemporaryDirectory() as folder:
+        body, log = Path(folder) / "body", Path(folder) / "log"
+        body.write_bytes(struct.pack(">?I", False, len(message)) + message)
+        command = [
+            require_h2load(),
+            "-D",
+            f"{seconds:g}",
+            "-c",
+            str(connections),
+            "-m",
+            "1",
+            "-d",
+            str(body),
+            *_HEADERS,
+        ]
+        done = subprocess.run(
+            [*command, f"--log-file={log}", f"http://127.0.0.1:{port}{method}"],
+            capture_output=True, text=True, timeout=seconds + 60, check=False,
+        )  # fmt: skip
+        took = numpy.loadtxt(log, usecols=2, ndmin=1) * 1e-6 if log.exists() and log.stat().st_size else numpy.empty(0)
+    received = next((_received(line) for line in done.stdout.splitlines() if line.startswith("traffic:")), 0)
+    if done.returncode or not len(took) or received < len(took) * (_PREFIX + len(answer)):
+        raise RuntimeError(f"not every call at port {port} was answered well: {done.stdout}{done.stderr}")
     p50, p99 = numpy.percentile(took, [50, 99])
-    return {
-        "requests": len(took), "seconds": time.perf_counter() - began, "p50": float(p50), "p99": float(p99),
-        "refused": failed, "broken": 0,
-    }  # fmt: skip
+    return Load(len(took), seconds, float(p50), float(p99), 0, 0)
 
 
-def main() -> None:
-    """Do what the command line says."""
-    port, method, path, calls, seconds = sys.argv[1:]
-    print(json.dumps(asyncio.run(_measure(port, method, Path(path).read_bytes(), int(calls), float(seconds)))))
+def _received(traffic: str) -> int:
+    """Return the bytes of data in h2load's line "traffic: 1.2MB (1234) total, 3KB (5) headers (...), 1.1MB (1200) data"."""
+    return int(traffic.rpartition("(")[2].partition(")")[0])
 
 
-if __name__ == "__main__":
-    main()
+def _ask(port: int, method: str, message: bytes) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+        answer: bytes = call(message, timeout=10)
+    return answer

@@ -1,19 +1,15 @@
 """Unary gRPC calls with small tensors, beside MLServer, Triton, and a grpc.aio server that does nothing."""
 
-import json
-import subprocess
 import sys
-import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
-from pathlib import Path
 
 import numpy
 
+from benchmarks.grpc_load import grpc_load
 from benchmarks.kserve_servers import MLSERVER, SIMPLE, TRITON, WEIR, servers
-from benchmarks.load import Load
 from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
-from benchmarks.servers import PEERS, ROOT, Server, environment, free_port, serving_anything
+from benchmarks.servers import PEERS, Server, free_port, serving_anything
 
 NOTHING = "nothing on grpc.aio"
 NAMES = (WEIR, MLSERVER, TRITON, NOTHING)
@@ -27,9 +23,8 @@ def measure(run: Run) -> Result:
     seen: Seen = defaultdict(lambda: defaultdict(list))
     ports = {NOTHING: free_port()}
     nothing = [sys.executable, str(PEERS / "grpc_nothing.py"), str(ports[NOTHING])]
-    with ExitStack() as running, tempfile.TemporaryDirectory() as folder:
-        body = Path(folder) / "body"
-        body.write_bytes(request_body())
+    body = request_body()
+    with ExitStack() as running:
         started = [running.enter_context(server) for server in servers([WEIR, MLSERVER, TRITON], SIMPLE, ports)]
         started.append(running.enter_context(serving_anything(NOTHING, nothing, ports[NOTHING])))
         for turn in range(run.rounds):
@@ -49,37 +44,16 @@ def request_body() -> bytes:
     return write_request(InferenceRequest("simple", inputs=inputs))
 
 
-def _one(run: Run, server: Server, port: int, body: Path, connections: int, into: dict[str, list[float]]) -> None:
+def _one(run: Run, server: Server, port: int, body: bytes, connections: int, into: dict[str, list[float]]) -> None:
     before = server.usage()
-    done = _load(port, body, connections, run.seconds)
+    done = grpc_load(port, METHOD, body, connections, run.seconds)
     after = server.usage()
-    if done.refused:
-        raise RuntimeError(f"{server.name} at {connections} connections: {done}")
     into["rate"].append(done.rate)
     into["p50"].append(done.p50)
     into["p99"].append(done.p99)
     into["front"].append((after.front_seconds - before.front_seconds) / done.requests)
     into["all"].append(into["front"][-1] + (after.worker_seconds - before.worker_seconds) / done.requests)
     run.step(f"{server.name}, {connections} connections: {count(done.rate)} calls/s")
-
-
-def _load(port: int, body: Path, connections: int, seconds: float) -> Load:
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.grpc_load",
-        str(port),
-        METHOD,
-        str(body),
-        str(connections),
-        str(seconds),
-    ]
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=seconds + 60, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"the load failed: {done.stderr[-2000:]}")
-    return Load(**json.loads(done.stdout))
 
 
 def _result(seen: Seen) -> Result:
@@ -99,8 +73,8 @@ def _result(seen: Seen) -> Result:
     times = ratio(seen[WEIR, most]["rate"], seen[MLSERVER, most]["rate"])
     result.goal(f"{most} connections: at least 2 times MLServer", f"{times:.2f}", times >= 2)
     result.notes.append(
-        "The load is a Python process of its own that sends and takes bytes; at 16 connections it is busy all the time, so "
-        "the fastest servers are faster than shown, and the CPU per call says more."
+        "The load is h2load of nghttp2, with one thread; every answer must have the length of one that grpcio's own client got. "
+        "CPU is user and system time per call, of the first process of a server and of all."
     )
     return result
 

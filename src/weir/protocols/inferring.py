@@ -47,12 +47,20 @@ async def infer(
     shorten it; `trace` is the caller's `traceparent` or a Trace. Cancelling the task that awaits this withdraws the request. Raises every WeirError that can be its end, and
     Unsupported if the model streams.
     """
+    works, limit, priority = works_for_one_answer(service, request, door, timeout)
+    outputs = await _ended(service, works, limit, priority, door, trace)
+    return response_of(service, request, [work.kind for work in works], outputs)
+
+
+def works_for_one_answer(
+    service: "Service", request: InferenceRequest, door: str, timeout: float | None
+) -> tuple[list[Work], float, int]:  # fmt: skip
+    """Return what `request` is to the line of a model that gives one answer, its timeout and its priority. Raises as `infer`
+    does; the observers have been told."""
     if service.streaming:
         error = Unsupported(f"model {service.label!r} streams its answers: ask it where streams are offered")
         raise told(service, door, error)
-    works, limit, priority = _read(service, request, door, timeout)
-    outputs = await _ended(service, works, limit, priority, door, trace)
-    return response_of(service, request, [work.kind for work in works], outputs)
+    return _read(service, request, door, timeout)
 
 
 class Part(NamedTuple):

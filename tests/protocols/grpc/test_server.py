@@ -15,6 +15,7 @@ from tests.protocols.sockets import until
 from weir.errors import Cancelled, SettingsError
 from weir.manager.registry import Registry
 from weir.manager.service import Service
+from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.opening import make_door
 from weir.protocols.grpc.server import GrpcServer, channel_options
 from weir.protocols.grpc.settings import GrpcSettings
@@ -155,3 +156,42 @@ def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
 
     observer = run(test, executor=FakeExecutor(), grpc_keepalive=0.2, grpc_keepalive_timeout=0.2)
     assert [type(error) for _, error, _ in observer.answers] == [Cancelled]
+
+
+def test_a_call_that_there_is_not() -> None:
+    async def test(rig: Rig) -> None:
+        assert (await refused(rig.raw("/inference.GRPCInferenceService/Nothing", b"")))[
+            0
+        ] is grpc.StatusCode.UNIMPLEMENTED
+
+    run(test)
+
+
+def test_a_unary_call_without_its_message() -> None:
+    async def test(rig: Rig) -> None:
+        call = rig.channel.stream_unary(INFER)()
+        await call.done_writing()
+        code, said = await refused(call)
+        assert code is grpc.StatusCode.UNIMPLEMENTED and "exactly one request message" in said
+
+    run(test)
+
+
+def test_many_calls_at_once_keep_their_answers_apart() -> None:
+    async def test(rig: Rig) -> None:
+        answers = await asyncio.gather(*[rig.infer(asking(index, -index)) for index in range(200)])
+        assert [each.outputs[0].array.tolist() for each in answers] == [[[2 * i, -2 * i]] for i in range(200)]
+
+    run(test)
+
+
+def test_a_step_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        core, taken = Core({}, []), asyncio.Event()
+        core.tell(lambda: 1 // 0)  # type: ignore[arg-type]  # steps return nothing; this one never returns
+        core.tell(taken.set)
+        await taken.wait()
+        core.discard()
+
+    asyncio.run(main())
+    assert "could not be answered" in caplog.text

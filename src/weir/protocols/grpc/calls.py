@@ -7,37 +7,56 @@ as an invalid request, and large tensors need not pass through it.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 from google.protobuf.message import DecodeError
 
 from weir.errors import CapacityError, InvalidRequest, WeirError
 from weir.protocols.answers import error_value, retry_after
+from weir.protocols.grpc.call import Call, Left, Trailers
+from weir.protocols.grpc.core import Handler
 from weir.protocols.status import grpc_code
 from weir.wire.inference import ERROR_NAME
 from weir.wire.protobuf import Method
 
 DOOR = "grpc"
-Context = Any  # grpc.aio.ServicerContext[bytes, bytes]
-Trailers = tuple[tuple[str, str], ...]
-Answer = Callable[[Any, Context], Awaitable[Any]]
+Answer = Callable[[Any, Call], Awaitable[Any]]
 
 _log = logging.getLogger("weir.grpc")
 
 
-def unary(method: Method, answer: Answer, *, development: bool) -> Any:
+def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
     """Return the handler of a unary call: `answer` takes its message and returns the message that answers it."""
 
-    async def handle(body: bytes, context: Context) -> bytes:
-        try:
-            message = await answer(parse(method, body), context)
-            answered: bytes = message.SerializeToString()
-            return answered
-        except Exception as error:
-            await refuse(error, context, development=development)
+    async def run(call: Call, body: bytes) -> None:
+        message = await answer(parse(method, body), call)
+        call.end(body=message.SerializeToString())
 
-    return grpc.unary_unary_rpc_method_handler(handle)
+    return Handler(in_task(run, development=development))
+
+
+def in_task(
+    run: Callable[[Call, bytes], Awaitable[None]], *, development: bool
+) -> Callable[[Call, bytes], None]:  # fmt: skip
+    """Return what begins `run` in a task of its own, which is cancelled when the caller leaves. What it raises is the end of the
+    call, or else it ends well."""
+
+    async def ran(call: Call, body: bytes) -> None:
+        try:
+            await run(call, body)
+        except Left:
+            return
+        except Exception as error:
+            refuse(error, call, development=development)
+        else:
+            call.end()
+
+    def begin(call: Call, body: bytes) -> None:
+        if not call.over:
+            call.on_left = asyncio.create_task(ran(call, body)).cancel
+
+    return begin
 
 
 def parse(method: Method, body: bytes) -> Any:
@@ -48,23 +67,18 @@ def parse(method: Method, body: bytes) -> Any:
         raise InvalidRequest(f"body: must be a {method.request.DESCRIPTOR.full_name} ({error})") from None
 
 
-async def refuse(
-    error: Exception, context: Context, trailers: Trailers = (), *, development: bool
-) -> NoReturn:  # fmt: skip
+def refuse(error: BaseException, call: Call, trailers: Trailers = (), *, development: bool) -> None:
     """End the call with the status of `error`, and with `trailers` as metadata."""
     note(error)
     if name := name_of(error):
         trailers = (*trailers, (ERROR_NAME, name))
     if isinstance(error, CapacityError):  # how long clients with a retry policy wait
         trailers = (*trailers, ("grpc-retry-pushback-ms", str(1000 * retry_after(error))))
-    try:
-        await context.abort(code_of(error), text_of(error, development=development), trailers)
-    except grpc.aio.InternalError:  # the client has left
-        raise asyncio.CancelledError from None
-    raise AssertionError("abort raises")
+    code: Any = code_of(error).value[0]
+    call.end(code, text_of(error, development=development), trailers)
 
 
-def note(error: Exception) -> None:
+def note(error: BaseException) -> None:
     """Log an exception that is none of ours: its caller reads of an internal error only."""
     if not isinstance(error, WeirError):
         _log.error("a call of gRPC failed", exc_info=error)
@@ -88,7 +102,6 @@ def name_of(error: BaseException) -> str:
     return type(error).__name__ if isinstance(error, WeirError) else ""
 
 
-def headers_of(context: Context) -> list[tuple[bytes, bytes]]:
+def headers_of(call: Call) -> list[tuple[bytes, bytes]]:
     """Return the metadata of a call as the headers that they were; its token is `authorization: Bearer`."""
-    metadata = context.invocation_metadata() or ()
-    return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in metadata]
+    return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in call.metadata]

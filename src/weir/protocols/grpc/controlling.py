@@ -3,7 +3,8 @@
 from typing import Any
 
 from weir.errors import InvalidRequest
-from weir.protocols.grpc.calls import Context, headers_of
+from weir.protocols.grpc.call import Call
+from weir.protocols.grpc.calls import headers_of
 from weir.protocols.grpc.showing import filled
 from weir.protocols.kserve.site import Site
 from weir.protocols.repository import load_arguments
@@ -19,22 +20,22 @@ class Controlling:
 
     # Models, as Triton has them.
 
-    async def RepositoryIndex(self, asked: Any, context: Context) -> Any:
+    async def RepositoryIndex(self, asked: Any, call: Call) -> Any:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
         states = self._site.manager.index(ready_only=asked.ready)
         return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
 
-    async def RepositoryModelLoad(self, asked: Any, context: Context) -> Any:
+    async def RepositoryModelLoad(self, asked: Any, call: Call) -> Any:
         """Load a model of the repository, or load it anew."""
-        self._check(context)
+        self._check(call)
         name = named(asked)
         config, files = load_arguments(repository_parameters(asked), self._site.control)
         await self._site.manager.load_model(name, config=config, files=files)
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
-    async def RepositoryModelUnload(self, asked: Any, context: Context) -> Any:
+    async def RepositoryModelUnload(self, asked: Any, call: Call) -> Any:
         """Serve a model no longer."""
-        self._check(context)
+        self._check(call)
         name = named(asked)
         dependents = repository_parameters(asked).get("unload_dependents", False)
         if not isinstance(dependents, bool):
@@ -44,53 +45,53 @@ class Controlling:
 
     # Models and workers, as the AMD Inference Server has them.
 
-    async def ModelLoad(self, asked: Any, context: Context) -> Any:
+    async def ModelLoad(self, asked: Any, call: Call) -> Any:
         """Load a model of the repository, or load it anew."""
-        self._check(context)
+        self._check(call)
         config, files = load_arguments(read_parameters(asked.parameters), self._site.control)
         await self._site.manager.load_model(asked.name, config=config, files=files)
         return filled("ModelLoadResponse", {})
 
-    async def ModelUnload(self, asked: Any, context: Context) -> Any:
+    async def ModelUnload(self, asked: Any, call: Call) -> Any:
         """Serve a model no longer."""
-        self._check(context)
+        self._check(call)
         await self._site.manager.unload_model(asked.name)
         return filled("ModelUnloadResponse", {})
 
-    async def WorkerLoad(self, asked: Any, context: Context) -> Any:
+    async def WorkerLoad(self, asked: Any, call: Call) -> Any:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
-        self._check(context)
+        self._check(call)
         endpoint = await self._site.manager.load_worker(asked.name, read_parameters(asked.parameters))
         return filled("WorkerLoadResponse", {"endpoint": endpoint})
 
-    async def WorkerUnload(self, asked: Any, context: Context) -> Any:
+    async def WorkerUnload(self, asked: Any, call: Call) -> Any:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
-        self._check(context)
+        self._check(call)
         await self._site.manager.unload_worker(asked.name)
         return filled("WorkerUnloadResponse", {})
 
     # Shared memory.
 
-    async def SystemSharedMemoryStatus(self, asked: Any, context: Context) -> Any:
+    async def SystemSharedMemoryStatus(self, asked: Any, call: Call) -> Any:
         """List the regions, or show one."""
-        self._check(context)
+        self._check(call)
         regions = {each["name"]: each for each in self._site.regions.status(asked.name)}
         return filled("SystemSharedMemoryStatusResponse", {"regions": regions})
 
-    async def SystemSharedMemoryRegister(self, asked: Any, context: Context) -> Any:
+    async def SystemSharedMemoryRegister(self, asked: Any, call: Call) -> Any:
         """Open a region."""
-        self._check(context)
+        self._check(call)
         self._site.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
         return filled("SystemSharedMemoryRegisterResponse", {})
 
-    async def SystemSharedMemoryUnregister(self, asked: Any, context: Context) -> Any:
+    async def SystemSharedMemoryUnregister(self, asked: Any, call: Call) -> Any:
         """Close a region, or all."""
-        self._check(context)
+        self._check(call)
         self._site.regions.unregister(asked.name)
         return filled("SystemSharedMemoryUnregisterResponse", {})
 
-    def _check(self, context: Context) -> None:
-        self._site.control.require_http(context.peer(), headers_of(context))
+    def _check(self, call: Call) -> None:
+        self._site.control.require_http(call.peer, headers_of(call))
 
 
 def named(asked: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import ModelNotFound
-from weir.protocols.grpc.calls import Context
+from weir.protocols.grpc.call import Call
 from weir.wire.protobuf import message
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Health:
         """Say from now on that nothing is served; those who watch are told, and their calls end."""
         self._refusing.set()
 
-    async def Check(self, asked: Any, context: Context) -> Any:
+    async def Check(self, asked: Any, call: Call) -> Any:
         """Say whether the server, or one model, takes requests. Raises ModelNotFound for a name that is neither."""
         status = self._status(asked.service)
         if status == _SERVICE_UNKNOWN:

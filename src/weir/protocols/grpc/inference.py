@@ -1,67 +1,61 @@
 """ModelInfer: one request, one answer."""
 
-from typing import TYPE_CHECKING, Any
-
-import grpc
+from functools import partial
+from typing import Any
 
 from weir.errors import Draining, WeirError
-from weir.protocols.grpc.calls import DOOR, Context, Trailers, headers_of, refuse
-from weir.protocols.inferring import find, infer, told
+from weir.messages import Dispatch, RequestBase
+from weir.protocols.contents import response_of
+from weir.protocols.grpc.call import Call, Trailers
+from weir.protocols.grpc.calls import DOOR, in_task, refuse
+from weir.protocols.grpc.core import Handler
+from weir.protocols.grpc.exchange import Exchange
+from weir.protocols.inferring import infer, works_for_one_answer
 from weir.protocols.kserve.site import Site
-from weir.protocols.regions import Memory
-from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
-from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
-from weir.wire.kserve_grpc import Parsed, is_typed, parse_request, read_request, write_response
-from weir.wire.kserve_json import REGION
-
-if TYPE_CHECKING:
-    from weir.manager.service import Service
+from weir.protocols.payloads import Work
+from weir.telemetry.tracecontext import HEADER
+from weir.wire.kserve_grpc import parse_request
 
 
-class Exchange:
-    """One request and its answer: what the unary call and streams share."""
+class Inferred(RequestBase):
+    """One call in the line: it needs no task, for whatever happens to it ends it."""
 
-    __slots__ = ("_context", "_parsed", "_site", "request", "service")
+    __slots__ = ("_development", "_exchange", "_received_bytes")
 
-    def __init__(self, site: Site, parsed: Parsed, context: Context) -> None:
-        """Read the request. Raises RequestErrors; the observers of its service hear of one that is malformed."""
-        self._site = site
-        self._context = context
-        self._parsed = parsed
-        asked = parsed.message
-        self.service: Service = find(site.registry, asked.model_name, asked.model_version)
+    def __init__(
+        self, exchange: Exchange, work: Work, timeout: float, priority: int, received_bytes: int, *, development: bool
+    ) -> None:  # fmt: skip
+        super().__init__(
+            work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type,
+            accept=work.accept, rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large,
+            door=DOOR,
+        )  # fmt: skip
+        self._exchange = exchange
+        self._received_bytes = received_bytes
+        self._development = development
+
+    def submit(self) -> None:
+        """Go into the line, and out of it when the caller leaves. Raises what Service.submit raises."""
+        self._exchange.service.submit(self, self.arrival)
+        self._exchange.call.on_left = self._withdraw
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Answer."""
+        exchange = self._exchange
         try:
-            self.request: InferenceRequest = read_request(self._parsed, find=self._find)
-        except WeirError as error:
-            raise told(self.service, DOOR, error) from None
+            answer = exchange.write(response_of(exchange.service, exchange.request, [self.kind], [output]))
+        except Exception as error:
+            refuse(error, exchange.call, development=self._development)
+        else:
+            exchange.call.end(body=answer)
+            exchange.transferred(self._received_bytes, len(answer))
 
-    def trace(self) -> Trace | None:
-        """Return the trace of the request, within that of its caller; None if nobody traces."""
-        if self.service.tracing is None:
-            return None
-        said = dict(headers_of(self._context)).get(HEADER.encode())
-        trace = self.service.tracing.new(None if said is None else said.decode("latin-1"))
-        CURRENT.set(trace)
-        return trace
+    def fail(self, error: WeirError) -> None:
+        """Refuse."""
+        refuse(error, self._exchange.call, development=self._development)
 
-    def write(self, response: InferenceResponse) -> bytes:
-        """Return the body of an answer; what its request wants in shared memory is put there."""
-        asked = self.request.outputs
-        if asked is not None and response.outputs and any(REGION in each.parameters for each in asked):
-            self._memory.take_outputs(self.request, response)
-        return write_response(response, typed=is_typed(self._parsed))
-
-    def transferred(self, received_bytes: int, sent_bytes: int) -> None:
-        """Tell the observers."""
-        for observer in self.service.observers:
-            observer.transferred(self.service.label, DOOR, received_bytes, sent_bytes)
-
-    def _find(self, name: str, parameters: Parameters) -> memoryview | None:
-        return self._memory.find(name, parameters) if REGION in parameters else None
-
-    @property
-    def _memory(self) -> Memory:
-        return self._site.memory(self._context.peer(), headers_of(self._context))
+    def _withdraw(self) -> None:
+        self._exchange.service.cancel(self)
 
 
 class Inference:
@@ -72,27 +66,42 @@ class Inference:
         self._development = development
         self.refusing = False
 
-    def handler(self) -> Any:
+    def handler(self) -> Handler:
         """Return what gRPC calls."""
-        return grpc.unary_unary_rpc_method_handler(self._infer)
+        return Handler(self._begin)
 
-    async def _infer(self, body: bytes, context: Context) -> bytes:
-        trailers: Trailers = ()
+    def _begin(self, call: Call, body: bytes) -> None:
+        if call.over:
+            return
         try:
             if self.refusing:
                 raise refusal()
-            exchange = Exchange(self._site, parse_request(body), context)
+            exchange = Exchange(self._site, parse_request(body), call)
+            service = exchange.service
+            if service.tracing is not None or service.needs_measure:
+                in_task(partial(self._infer, exchange), development=self._development)(call, body)
+                return
+            limit = call.time_remaining()
+            (work,), timeout, priority = works_for_one_answer(service, exchange.request, DOOR, limit)
+            Inferred(exchange, work, timeout, priority, len(body), development=self._development).submit()
+        except Exception as error:
+            refuse(error, call, development=self._development)
+
+    async def _infer(self, exchange: Exchange, call: Call, body: bytes) -> None:
+        """Answer where one request may become several, or its log lines carry a trace."""
+        trailers: Trailers = ()
+        try:
             trace = exchange.trace()
             if trace is not None:
                 trailers = ((HEADER, trace.traceparent),)
-                context.set_trailing_metadata(trailers)
-            limit = context.time_remaining()
+            limit = call.time_remaining()
             response = await infer(exchange.service, exchange.request, door=DOOR, timeout=limit, trace=trace)
             answer = exchange.write(response)
         except Exception as error:
-            await refuse(error, context, trailers, development=self._development)
-        exchange.transferred(len(body), len(answer))
-        return answer
+            refuse(error, call, trailers, development=self._development)
+        else:
+            call.end(trailers=trailers, body=answer)
+            exchange.transferred(len(body), len(answer))
 
 
 def refusal() -> Draining:

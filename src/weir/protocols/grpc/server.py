@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 
 from weir.errors import SettingsError
+from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.services import Services
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.site import Site
@@ -26,7 +27,7 @@ class GrpcServer:
         self._site = site
         self._host = settings.grpc_host or http.host
         self._services: Services | None = None
-        self._server: Any = None
+        self._core: Core | None = None
         self.port = 0
 
     @property
@@ -39,23 +40,17 @@ class GrpcServer:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
         self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
-        server: Any = grpc.aio.server(options=channel_options(self._settings))
-        server.add_generic_rpc_handlers((self._services,))
+        core = Core(self._services.handlers, channel_options(self._settings))
         host = f"[{self._host}]" if ":" in self._host else self._host
-        wanted = f"{host}:{self._settings.grpc_port}"
-        try:
-            self.port = (
-                server.add_insecure_port(wanted) if credentials is None else server.add_secure_port(wanted, credentials)
-            )
-        except RuntimeError:
-            self.port = 0
+        self.port = core.listen(f"{host}:{self._settings.grpc_port}", credentials)
         if not self.port:
+            core.discard()
             raise SettingsError(
                 f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
                 "or unusable"
             )
-        await server.start()
-        self._server = server
+        core.start()
+        self._core = core
 
     def refuse(self) -> None:
         """Refuse what is new with UNAVAILABLE; streams end once what they have asked for is answered."""
@@ -65,21 +60,21 @@ class GrpcServer:
     async def drain(self, drain_timeout: float | None = None) -> bool:
         """Accept no more calls and return when those under way have ended; False if some had to be ended after
         `drain_timeout` seconds (None: wait for ever)."""
-        if self._server is None:
+        if self._core is None:
             return True
         self.refuse()
         loop = asyncio.get_running_loop()
         limit = math.inf if drain_timeout is None else drain_timeout
         begun = loop.time()
-        await self._server.stop(min(limit, _LONGEST))
+        await self._core.stop(min(limit, _LONGEST))
         return loop.time() - begun < limit
 
     async def stop(self) -> None:
         """Close everything. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None:
+        core, self._core = self._core, None
+        if core is not None:
             self.refuse()
-            await server.stop(0)
+            await core.stop(0)
 
 
 def channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:

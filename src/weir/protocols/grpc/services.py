@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import grpc
-
 from weir.protocols.grpc import refusing
-from weir.protocols.grpc.calls import Answer, Context, parse, refuse, unary
+from weir.protocols.grpc.call import Call
+from weir.protocols.grpc.calls import Answer, in_task, parse, unary
 from weir.protocols.grpc.controlling import Controlling
+from weir.protocols.grpc.core import Handler
 from weir.protocols.grpc.health import SERVICE as HEALTH
 from weir.protocols.grpc.health import Health
 from weir.protocols.grpc.inference import Inference
@@ -23,7 +23,7 @@ ALL = (*OWN, HEALTH, *map(service_of, VERSIONS))
 
 
 class Services:
-    """Finds what answers a call. `most` requests of one stream may be under way."""
+    """What answers each call: `handlers` are by its path. `most` requests of one stream may be under way."""
 
     def __init__(self, site: Site, most: int, *, development: bool) -> None:
         self._inference = Inference(site, development=development)
@@ -31,21 +31,17 @@ class Services:
         self._health = Health(site.registry, OWN)
         self._development = development
         answering = (Showing(site), Controlling(site), refusing)
-        self._handlers = {
+        self.handlers: dict[str, Handler] = {
             method.path: unary(method, _answer(answering, method), development=development)
             for service in OWN
             for method in methods(service)
             if method.name not in ("ModelInfer", "ModelStreamInfer")
         }
-        self._handlers[f"/{INFERENCE}/ModelInfer"] = self._inference.handler()
-        self._handlers[f"/{INFERENCE}/ModelStreamInfer"] = self._streaming.handler()
+        self.handlers[f"/{INFERENCE}/ModelInfer"] = self._inference.handler()
+        self.handlers[f"/{INFERENCE}/ModelStreamInfer"] = self._streaming.handler()
         self._add_health()
         for version in VERSIONS:
             self._add_reflection(version)
-
-    def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a call; None for one that there is not, which gRPC refuses."""
-        return self._handlers.get(handler_call_details.method)
 
     def refuse(self) -> None:
         """Take no more requests; those under way go on."""
@@ -55,29 +51,23 @@ class Services:
 
     def _add_health(self) -> None:
         check, watch = methods(HEALTH)
-        self._handlers[check.path] = unary(check, self._health.Check, development=self._development)
+        self.handlers[check.path] = unary(check, self._health.Check, development=self._development)
 
-        async def watching(body: bytes, context: Context) -> Any:
-            try:
-                async for answer in self._health.watch(parse(watch, body)):
-                    yield answer.SerializeToString()
-            except Exception as error:
-                await refuse(error, context, development=self._development)
+        async def watching(call: Call, body: bytes) -> None:
+            async for answer in self._health.watch(parse(watch, body)):
+                await call.write(answer.SerializeToString())
 
-        self._handlers[watch.path] = grpc.unary_stream_rpc_method_handler(watching)
+        self.handlers[watch.path] = Handler(in_task(watching, development=self._development))
 
     def _add_reflection(self, version: str) -> None:
         (method,) = methods(service_of(version))
         reflection = Reflection(version, ALL)
 
-        async def reflecting(bodies: Any, context: Context) -> Any:
-            try:
-                async for body in bodies:
-                    yield reflection.answer(parse(method, body)).SerializeToString()
-            except Exception as error:
-                await refuse(error, context, development=self._development)
+        async def reflecting(call: Call, _: bytes) -> None:
+            while (body := await call.read()) is not None:
+                await call.write(reflection.answer(parse(method, body)).SerializeToString())
 
-        self._handlers[method.path] = grpc.stream_stream_rpc_method_handler(reflecting)
+        self.handlers[method.path] = Handler(in_task(reflecting, development=self._development), takes_stream=True)
 
 
 def _answer(answering: tuple[Any, ...], method: Method) -> Answer:

@@ -7,7 +7,7 @@ from google.protobuf.json_format import ParseDict
 
 from weir.errors import ModelNotFound
 from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
-from weir.protocols.grpc.calls import Context
+from weir.protocols.grpc.call import Call
 from weir.protocols.inferring import find
 from weir.protocols.kserve.site import Site
 from weir.wire.protobuf import POOL, message
@@ -30,15 +30,15 @@ class Showing:
         self._site = site
         self._registry = site.registry
 
-    async def ServerLive(self, asked: Any, context: Context) -> Any:
+    async def ServerLive(self, asked: Any, call: Call) -> Any:
         """Say that this process answers."""
         return filled("ServerLiveResponse", {"live": True})
 
-    async def ServerReady(self, asked: Any, context: Context) -> Any:
+    async def ServerReady(self, asked: Any, call: Call) -> Any:
         """Say whether every model takes requests."""
         return filled("ServerReadyResponse", {"ready": self._registry.ready})
 
-    async def ModelReady(self, asked: Any, context: Context) -> Any:
+    async def ModelReady(self, asked: Any, call: Call) -> Any:
         """Say whether one model takes requests; one that there is not does not."""
         try:
             ready = self._registry.get(asked.name, asked.version).ready
@@ -46,30 +46,30 @@ class Showing:
             ready = False
         return filled("ModelReadyResponse", {"ready": ready})
 
-    async def ServerMetadata(self, asked: Any, context: Context) -> Any:
+    async def ServerMetadata(self, asked: Any, call: Call) -> Any:
         """Say what this server is and what it offers."""
         return filled("ServerMetadataResponse", server_metadata(self._site.settings.server_name, self._site.extensions))
 
-    async def ModelMetadata(self, asked: Any, context: Context) -> Any:
+    async def ModelMetadata(self, asked: Any, call: Call) -> Any:
         """Describe one model."""
         service = self._service(asked)
         versions = [each for each in self._registry.versions(service.name) if each]
         return filled("ModelMetadataResponse", metadata(service, versions))
 
-    async def ModelConfig(self, asked: Any, context: Context) -> Any:
+    async def ModelConfig(self, asked: Any, call: Call) -> Any:
         """Show the configuration of one model."""
         return filled("ModelConfigResponse", {"config": config(self._service(asked))})
 
-    async def ModelStatistics(self, asked: Any, context: Context) -> Any:
+    async def ModelStatistics(self, asked: Any, call: Call) -> Any:
         """Count what one model, in one version or all, or every model, has done."""
         found = [statistics(service) for service in self._asked_for(asked)]
         return filled("ModelStatisticsResponse", {"model_stats": found})
 
-    async def ModelList(self, asked: Any, context: Context) -> Any:
+    async def ModelList(self, asked: Any, call: Call) -> Any:
         """Name the models."""
         return filled("ModelListResponse", {"models": list(self._registry.services)})
 
-    async def HasHardware(self, asked: Any, context: Context) -> Any:
+    async def HasHardware(self, asked: Any, call: Call) -> Any:
         """Say whether there are as many devices of a kind as asked for, or one."""
         found = device_count(self._site.manager.hardware(), asked.name)
         return filled("HasHardwareResponse", {"found": found >= max(1, asked.num)})

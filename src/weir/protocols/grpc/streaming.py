@@ -7,18 +7,16 @@ of one request is a message in the stream, which goes on.
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any
 
-import grpc
-
-from weir.protocols.grpc.calls import DOOR, Context, name_of, note, refuse, text_of
-from weir.protocols.grpc.inference import Exchange, refusal
+from weir.protocols.grpc.call import Call, Left
+from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
+from weir.protocols.grpc.core import Handler
+from weir.protocols.grpc.exchange import Exchange
+from weir.protocols.grpc.inference import refusal
 from weir.protocols.inferring import stream
 from weir.protocols.kserve.site import Site
 from weir.wire.inference import InferenceResponse
 from weir.wire.kserve_grpc import error_in_stream, in_stream, parse_request
-
-END: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 # Whoever sets this parameter of a request gets a last answer without outputs, if the last one with outputs did not say so.
 WANTS_FINAL = "triton_enable_empty_final_response"
@@ -38,12 +36,12 @@ class Streaming:
         """Read no more requests; streams end once those under way have their answers."""
         self._refusing.set()
 
-    def handler(self) -> Any:
+    def handler(self) -> Handler:
         """Return what gRPC calls."""
-        return grpc.stream_stream_rpc_method_handler(self._serve)
+        return Handler(in_task(self._serve, development=self._development), takes_stream=True)
 
-    async def _serve(self, _: Any, context: Context) -> None:
-        one = OneStream(self._site, context, self._most, development=self._development)
+    async def _serve(self, call: Call, _: bytes) -> None:
+        one = OneStream(self._site, call, self._most, development=self._development)
         reading = asyncio.create_task(one.read())
         refusing = asyncio.create_task(self._refusing.wait())
         try:
@@ -57,31 +55,26 @@ class Streaming:
             for task in (reading, refusing, *one.tasks):
                 task.cancel()
         if not ended:  # the client would have asked for more
-            await refuse(refusal(), context, development=self._development)
-
-
-class Left(Exception):
-    """The client of a stream has left: there is nobody to write to."""
+            raise refusal()
 
 
 class OneStream:
     """One call: reads requests, runs each in a task of its own, and writes what comes."""
 
-    def __init__(self, site: Site, context: Context, most: int, *, development: bool) -> None:
+    def __init__(self, site: Site, call: Call, most: int, *, development: bool) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._site = site
-        self._context = context
+        self._call = call
         self._development = development
         self._room = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()  # gRPC takes one message at a time
-        self._left = False
 
     async def read(self) -> None:
         """Take requests until the client sends no more."""
         while True:
             await self._room.acquire()
-            body = await self._context.read()
-            if body is END:
+            body = await self._call.read()
+            if body is None:
                 return
             task = asyncio.create_task(self._answer(body))
             self.tasks.add(task)
@@ -101,9 +94,9 @@ class OneStream:
         try:
             parsed = parse_request(body)
             model, request_id = parsed.message.model_name, parsed.message.id
-            exchange = Exchange(self._site, parsed, self._context)
+            exchange = Exchange(self._site, parsed, self._call)
             sent = 0
-            async with aclosing(answers_to(exchange, self._context)) as answers:
+            async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:
                     sent += await self._write(in_stream(answer))
             exchange.transferred(len(body), sent)
@@ -117,22 +110,16 @@ class OneStream:
 
     async def _write(self, message: bytes) -> int:
         async with self._writing:
-            if self._left:
-                raise Left
-            try:
-                await self._context.write(message)
-            except (grpc.aio.UsageError, grpc.aio.InternalError):
-                self._left = True
-                raise Left from None
+            await self._call.write(message)
         return len(message)
 
 
-async def answers_to(exchange: Exchange, context: Context) -> AsyncGenerator[bytes, None]:
+async def answers_to(exchange: Exchange) -> AsyncGenerator[bytes, None]:
     """Yield the bodies of the answers to one request; each says whether it is the last."""
     request = exchange.request
     wants_final = request.parameters.get(WANTS_FINAL) is True
     said_final = False
-    limit = context.time_remaining()
+    limit = exchange.call.time_remaining()
     parts = stream(exchange.service, request, door=DOOR, timeout=limit, trace=exchange.trace())
     async with aclosing(parts):
         async for part in parts:

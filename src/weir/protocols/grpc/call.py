@@ -1,0 +1,135 @@
+"""One call of gRPC: what the client said, and what is said to it."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py
+
+Trailers = tuple[tuple[str, str], ...]
+Tell = Callable[[Callable[[], None]], None]
+
+_LONGEST = 1e8  # seconds; whoever has not said when waits for ever
+_OK, _UNIMPLEMENTED = 0, 12
+
+
+class Left(Exception):
+    """The caller has left: there is nobody to write to."""
+
+
+class Call:
+    """What a handler has of its call; to be used on the event loop, but for what core.py does at the beginning.
+
+    `metadata` are pairs. `on_left` is called, once, when the caller leaves or the deadline passes before the end.
+    """
+
+    __slots__ = ("_begun", "_raw", "_tell", "deadline", "metadata", "on_left", "over")
+
+    def __init__(self, tell: Tell, event: Any) -> None:
+        self._tell = tell
+        self._raw: Any = event.call
+        self._begun = False
+        self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
+        self.deadline: float = event.call_details.deadline
+        self.on_left: Callable[[], object] | None = None
+        self.over = False  # it has had its end, or its caller has left
+
+    @property
+    def peer(self) -> str:
+        """Where the caller is, in gRPC's form: `ipv4:127.0.0.1:5000`."""
+        return "" if self._raw is None else _text(self._raw.peer())
+
+    def time_remaining(self) -> float | None:
+        """Return the seconds to its deadline; None if it has none."""
+        left = self.deadline - time.time()
+        return max(0.0, left) if left < _LONGEST else None
+
+    def end(self, code: int = _OK, text: str = "", trailers: Trailers = (), body: bytes | None = None) -> None:
+        """Give the call its end, with `body` as the last message; nothing happens if it has had one."""
+        if self.over:
+            return
+        said = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
+        status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
+        self._start((*self._head(), *said, status), _nothing)
+        self._close()
+
+    async def write(self, body: bytes) -> None:
+        """Send a message, one at a time; return when gRPC would take the next one. Raises Left."""
+        if self.over or not await self._done((*self._head(), cygrpc.SendMessageOperation(body, 0)), _success):
+            raise Left
+
+    async def read(self) -> bytes | None:
+        """Return the next message, one at a time; None if the client sends no more."""
+        if self.over:
+            return None
+        body: bytes | None = await self._done((cygrpc.ReceiveMessageOperation(0),), _message)
+        return body
+
+    # At the beginning, on the thread that waits for the core.
+
+    def watch(self) -> None:
+        """Hear when the caller leaves."""
+        self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+
+    def await_message(self, begin: Callable[["Call", bytes], None]) -> None:
+        """Have `begin` called on the loop with the one message that the client sends."""
+
+        def heard(event: Any) -> None:
+            body = _message(event)
+            self._tell(lambda: self._lacks_message() if body is None else begin(self, body))
+
+        self._start((cygrpc.ReceiveMessageOperation(0),), heard)
+
+    def _lacks_message(self) -> None:
+        self.end(_UNIMPLEMENTED, "the call requires exactly one request message")
+
+    def _closed(self, event: Any) -> None:
+        if event.batch_operations[0].cancelled():
+            self._tell(self._leave)
+
+    def _leave(self) -> None:
+        on_left = None if self.over else self.on_left
+        self._close()
+        if on_left is not None:
+            on_left()
+
+    def _close(self) -> None:
+        # The core counts a call until the last who knows it lets go, so no circle may hold it.
+        self.over = True
+        self._raw = self.on_left = None
+
+    def _head(self) -> tuple[Any, ...]:
+        begun, self._begun = self._begun, True
+        return () if begun else (cygrpc.SendInitialMetadataOperation((), 0),)
+
+    async def _done(self, operations: tuple[Any, ...], outcome: Callable[[Any], Any]) -> Any:
+        future = asyncio.get_running_loop().create_future()
+
+        def heard(event: Any) -> None:
+            result = outcome(event)
+            self._tell(lambda: None if future.done() else future.set_result(result))
+
+        self._start(operations, heard)
+        return await future
+
+    def _start(self, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
+        self._raw.start_server_batch(operations, heard)
+
+
+def _message(event: Any) -> bytes | None:
+    body: bytes | None = event.batch_operations[0].message()
+    return body
+
+
+def _success(event: Any) -> bool:
+    return bool(event.success)
+
+
+def _nothing(event: Any) -> None:
+    """Nobody waits for the end to be sent."""
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

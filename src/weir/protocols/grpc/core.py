@@ -1,0 +1,131 @@
+"""gRPC's core, taken where both servers of grpcio take it: one thread waits for it, and one event loop answers.
+
+Of those two, the one for asyncio spends most of a small call on futures, tasks and a lock for each step, and the other one
+a thread. Here a thread waits for what happens, and tells the event loop of all that came meanwhile at once. The module
+underneath is not public: all that is used of it is in this file and call.py.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from weir.protocols.grpc.call import Call, cygrpc
+
+Step = Callable[[], None]
+
+_log = logging.getLogger("weir.grpc")
+
+_REQUESTED = 4  # calls that can be taken from the core without asking it for the next
+_UNIMPLEMENTED = 12
+
+
+class Handler(NamedTuple):
+    """What answers calls of one method: `begin` is called on the event loop, with the message of a unary request, or with
+    none if the client sends a stream."""
+
+    begin: Callable[[Call, bytes], None]
+    takes_stream: bool = False
+
+
+class Core:
+    """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own."""
+
+    def __init__(self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]]) -> None:
+        self._handlers = handlers
+        self._queue = cygrpc.CompletionQueue()
+        self._server = cygrpc.Server(tuple(options), False)
+        self._server.register_completion_queue(self._queue)
+        self._steps: deque[Step] = deque()
+        self._told = False  # whether the loop knows that there are steps
+        self._ending = False
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
+
+    def listen(self, address: str, credentials: Any) -> int:
+        """Return the port that was taken, 0 if the address cannot be had. `credentials` None: without TLS."""
+        try:
+            if credentials is None:
+                return int(self._server.add_http2_port(address.encode()))
+            return int(self._server.add_http2_port(address.encode(), credentials._credentials))
+        except RuntimeError:
+            return 0
+
+    def start(self) -> None:
+        """Take calls."""
+        self._server.start()
+        for _ in range(_REQUESTED):
+            self._request()
+        self._thread.start()
+
+    def discard(self) -> None:
+        """Let go of a server that was not started."""
+        self._server.destroy()
+
+    async def stop(self, grace: float) -> None:
+        """Take no more calls; return when those under way have ended. After `grace` seconds they are cancelled."""
+        if not self._ending:
+            self._ending = True
+            self._server.shutdown(self._queue, self._shut)
+        try:
+            async with asyncio.timeout(grace):
+                await asyncio.shield(self._ended)
+        except TimeoutError:
+            self._server.cancel_all_calls()
+            await asyncio.shield(self._ended)
+        self._thread.join()
+        self._server.destroy()
+
+    def tell(self, step: Step) -> None:
+        """Have the event loop take `step`. May be called on any thread."""
+        self._steps.append(step)
+        if not self._told:
+            self._told = True
+            self._loop.call_soon_threadsafe(self._take_steps)
+
+    def _take_steps(self) -> None:
+        self._told = False
+        for _ in range(len(self._steps)):
+            try:
+                self._steps.popleft()()
+            except Exception:
+                _log.exception("a call of gRPC could not be answered")
+
+    # On the thread that waits. What happened says itself what is to be done with it.
+
+    def _wait(self) -> None:
+        while True:
+            event = self._queue.poll()
+            if event.completion_type == cygrpc.CompletionType.queue_shutdown:
+                break
+            try:
+                event.tag(event)
+            except Exception:  # the loop has been closed, or a call ends in the middle of its beginning
+                if not self._loop.is_closed():
+                    _log.exception("an event of gRPC could not be heard")
+            event = None  # nor its call kept alive while waiting for the next
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+    def _request(self) -> None:
+        self._server.request_call(self._queue, self._queue, self._arrived)
+
+    def _arrived(self, event: Any) -> None:
+        if not event.success or self._ending:
+            return
+        self._request()
+        handler = self._handlers.get(event.call_details.method.decode("latin-1"))
+        call = Call(self.tell, event)
+        call.watch()
+        if handler is None:
+            call.end(_UNIMPLEMENTED, "Method not found!")
+        elif handler.takes_stream:
+            self.tell(lambda: handler.begin(call, b""))
+        else:
+            call.await_message(handler.begin)
+
+    def _shut(self, event: Any) -> None:
+        self._queue.shutdown()
