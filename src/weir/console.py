@@ -15,6 +15,7 @@ from weir.checking import Report, check_model_runs
 from weir.manager.service import Service
 from weir.messages import JSON
 from weir.model import Example
+from weir.protocols.product import Product
 from weir.settings import Settings
 from weir.telemetry.logs import logging_to
 from weir.telemetry.silent import SilentObserver
@@ -24,15 +25,16 @@ _LONGEST_EXAMPLE = 200  # characters of JSON that still fit into a line to be co
 _LONGEST_VALUE = 40
 
 
-def serve(settings: Settings) -> None:
+def serve(settings: Settings, product: Product | None = None) -> None:
     """Serve until a signal; see App.run for what is raised."""
     with logging_to(settings.telemetry):
         loading = Loading()
-        app = App(settings, [loading])
+        app = App(settings, [loading], product)
 
         def ready() -> None:
             loading.close()
-            _print(_served(app), "", *_curl_lines(app), *_other_doors(app))
+            lines = _curl_lines(app) if product is None else product.to_try(*_address(app))
+            _print(_served(app), "", *lines, *_other_doors(app))
 
         try:
             loading.show(list(app.registry.services.values()))
@@ -109,15 +111,18 @@ def _policy_of(service: Service) -> str:
     return f"{text} (limits {min(limits)}-{max(limits)})"
 
 
-def _curl_lines(app: App) -> list[str]:
+def _address(app: App) -> tuple[str, str]:
+    """Return how curl is called for this server, and its URL."""
     uds = app.settings.http.uds
-    base = (
-        "http://localhost" if uds else app.server.address.replace("0.0.0.0", "localhost").replace("[::]", "localhost")
-    )
-    socket = f"--unix-socket {shlex.quote(uds)} " if uds else ""
+    if uds:
+        return f"curl --unix-socket {shlex.quote(uds)}", "http://localhost"
+    return "curl", app.server.address.replace("0.0.0.0", "localhost").replace("[::]", "localhost")
+
+
+def _curl_lines(app: App) -> list[str]:
+    curl, base = _address(app)
     return [
-        f"  curl {socket}-d {_example_of(service)} {base}/infer/{name}"
-        for name, service in app.registry.services.items()
+        f"  {curl} -d {_example_of(service)} {base}/infer/{name}" for name, service in app.registry.services.items()
     ]
 
 

@@ -13,6 +13,7 @@ from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode
 from weir.embedding.openai import OpenAI
 from weir.embedding.openapi import text_paths
+from weir.embedding.status import Status
 from weir.embedding.texts import Encodes
 from weir.manager.registry import Registry
 from weir.protocols.control import Control
@@ -21,16 +22,6 @@ from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
 
 MAX_TEXTS = 50
-
-
-class NoStatistics:
-    """Pages of the state that say something."""
-
-    def server_status(self) -> dict[str, Any]:
-        return {"num_total_seq": 3}
-
-    def client_status(self) -> dict[str, Any]:
-        return {"clients": {}}
 
 
 class Served:
@@ -67,4 +58,7 @@ async def served(*encoders: Encodes, **http: Any) -> AsyncIterator[Served]:
 def routes_of(models: Models, http: HttpSettings, counts: Counts, end: Callable[[], None]) -> list[BaseRoute]:
     """Return the routes of both doors."""
     site = Site(models, http, MAX_TEXTS, counts)
-    return [*OpenAI(site).routes(), *Encode(site, NoStatistics(), control=Control(), end=end).routes()]
+    return [
+        *OpenAI(site).routes(),
+        *Encode(site, Status(models.encoders, site.clients), control=Control(), end=end).routes(),
+    ]

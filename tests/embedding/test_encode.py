@@ -8,7 +8,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tests.embedding.doors import Served, served
+from tests.embedding.doors import served
 from tests.embedding.hashing import HashingEncoder, vector_of, words_of
 
 from weir.errors import Overloaded
@@ -151,14 +151,18 @@ def test_pages_of_other_origins_may_ask() -> None:
 
 
 def test_the_state_is_shown() -> None:
-    async def main(server: Served) -> tuple[Any, Any]:
-        return (await server.client.get("/status/server")).json(), (await server.client.get("/status/client")).json()
-
     async def run() -> tuple[Any, Any]:
         async with served(HashingEncoder()) as server:
-            return await main(server)
+            await server.client.post("/encode", json={"texts": TEXTS}, headers={"x-client-id": "me"})
+            await server.client.post("/v1/embeddings", json={"input": TEXTS})
+            state = await server.client.get("/status/server")
+            return state.json(), (await server.client.get("/status/client", headers={"x-client-id": "me"})).json()
 
-    assert asyncio.run(run()) == ({"num_total_seq": 3}, {"clients": {}})
+    server, client = asyncio.run(run())
+    assert server["max_seq_len"] == 6 and server["models"]["hashing"]["dimensions"] == 8
+    assert server["statistic"]["num_total_seq"] == 4 and server["statistic"]["num_sys_request"] == 1
+    assert (client["identity"], client["num_request"]) == ("me", 1)
+    assert {row["identity"]: row["door"] for row in client["clients"]} == {"me": "encode", "127.0.0.1": "openai"}
 
 
 def test_who_may_control_the_server_may_end_it() -> None:

@@ -4,21 +4,8 @@ from typing import Any
 
 import pytest
 
-from weir.embedding.recipe import Pooling, Precision, Recipe
-from weir.embedding.settings import CallerSettings, ComputingSettings, TextSettings, recipe_of
+from weir.embedding.settings import CallerSettings, ComputingSettings, TextSettings
 from weir.errors import SettingsError
-
-OWN = Recipe(Pooling.CLS, (-1,), normalize=True)
-
-
-def test_what_is_not_said_is_the_models_own() -> None:
-    assert recipe_of(TextSettings(), ComputingSettings(), OWN) == OWN
-
-
-def test_what_is_said_wins() -> None:
-    text = TextSettings("REDUCE_MEAN", [-4, -3], mask_special=True, positions=False, normalize=False, dimensions=3)
-    expected = Recipe(Pooling.MEAN, (-4, -3), True, False, False, 3, Precision.INT8)
-    assert recipe_of(text, ComputingSettings(precision="int8"), OWN) == expected
 
 
 @pytest.mark.parametrize(("kind", "said", "rule"), [

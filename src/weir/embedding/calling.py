@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound
@@ -37,32 +38,37 @@ class Models:
 
 
 class TextCall:
-    """What the head of a call says. `whose` identifies the caller for fairness: X-Client-Id, else the address."""
+    """What the head of a call at the door `door` says. `client` is whom the caller says to be (X-Client-Id): his calls share one
+    share of the line; a call without it has its own. `whose` is who is counted: he, or else his address."""
 
-    def __init__(self, call: Call, door: str) -> None:
-        self.call = call
-        self.door = door
-        self.whose = call.peer or "local"
+    def __init__(self, site: "Site", call: Call, door: str) -> None:
+        self._site = site
+        self._receive = call.receive
+        self._door = door
+        self.client = ""
         self._wishes = Wishes(0.0)  # 0: the server's own timeout
         for name, value in call.headers:
             if name == CLIENT_ID:
-                self.whose = _client_id(value.decode("latin-1"))
+                self.client = _client_id(value.decode("latin-1"))
             else:
                 self._wishes.read(name, value)
+        self.whose = self.client or call.peer or "local"
 
     async def encoded(
-        self, encoder: Encodes, texts: Sequence[Text], *, whose: str = "", dimensions: int | None = None,
+        self, encoder: Encodes, texts: Sequence[Text], *, client: str = "", dimensions: int | None = None,
         truncate: bool | None = None, want_tokens: bool = False,
     ) -> Encoded:  # fmt: skip
         """Return what `encoder` makes of `texts`. Raises its errors, and Cancelled when the caller has left: nothing of it goes on
         then."""
+        client = client or self.client
+        self._site.clients.asked(client or self.whose, len(texts), door=self._door)
         work = asyncio.ensure_future(
             encoder.encode(
-                texts, door=self.door, client=whose or self.whose, priority=self._wishes.priority,
+                texts, door=self._door, client=client, priority=self._wishes.priority,
                 timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
             )
         )  # fmt: skip
-        leaving = asyncio.ensure_future(disconnected(self.call.receive))
+        leaving = asyncio.ensure_future(disconnected(self._receive))
         try:
             await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -72,9 +78,9 @@ class TextCall:
             leaving.cancel()
             work.cancel()
 
-    async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer], http: HttpSettings) -> Answer:
+    async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer]) -> Answer:
         """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread."""
-        make = partial(self._written, encoded, write, http.compress_above)
+        make = partial(self._written, encoded, write, self._site.http.compress_above)
         return await asyncio.to_thread(make) if encoded.vectors.size > _LONG_WORK else make()
 
     def _written(self, encoded: Encoded, write: Callable[[Encoded], Answer], compress_above: int) -> Answer:
@@ -91,11 +97,14 @@ class TextCall:
 class Site:
     """What the HTTP doors share: the models, settings, and who counts."""
 
-    def __init__(self, models: Models, http: HttpSettings, max_texts: int, counts: Counts) -> None:
+    def __init__(
+        self, models: Models, http: HttpSettings, max_texts: int, counts: Counts, clients: Clients | None = None
+    ) -> None:
         self.models = models
         self.http = http
         self.max_texts = max_texts
         self.counts = counts
+        self.clients = clients or Clients()
 
     def check_count(self, count: int, field: str) -> None:
         """Raise InvalidRequest for a list of texts that may not have so many."""

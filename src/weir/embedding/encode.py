@@ -7,13 +7,15 @@ A text that is longer than the model reads is cut, unless the server was told no
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from starlette.routing import Route
 
 from weir.embedding.asking import Asked, read_body
 from weir.embedding.calling import Site, TextCall, truncated_places
+from weir.embedding.status import Status
+from weir.embedding.stock import client_fields
 from weir.embedding.texts import Encoded, Encodes
 from weir.errors import Cancelled, InvalidRequest, WeirError
 from weir.messages import JSON, MSGPACK
@@ -26,22 +28,12 @@ from weir.protocols.status import http_code
 NAME = "encode"
 
 
-class Statistics(Protocol):
-    """Knows what the pages of the state show."""
-
-    def server_status(self) -> dict[str, Any]:
-        """Return the configuration, the versions, and what has been asked."""
-
-    def client_status(self) -> dict[str, Any]:
-        """Return what has been asked by whom; bounded."""
-
-
 class Encode:
     """Answers the calls. `end` has the server end, for those whom `control` lets."""
 
-    def __init__(self, site: Site, statistics: Statistics, *, control: Control, end: Callable[[], None]) -> None:
+    def __init__(self, site: Site, status: Status, *, control: Control, end: Callable[[], None]) -> None:
         self._site = site
-        self._statistics = statistics
+        self._status = status
         self._control = control
         self._end = end
 
@@ -65,7 +57,7 @@ class Encode:
             accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
             encoder = self._site.models.get(asked.model)
             model = encoder.name
-            return await self._encoded(TextCall(call, NAME), encoder, asked, accept)
+            return await self._encoded(TextCall(self._site, call, NAME), encoder, asked, accept)
         except Cancelled:
             return None
         except WeirError as error:
@@ -79,17 +71,21 @@ class Encode:
         encoded = await call.encoded(
             encoder, asked.texts, dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens
         )
-        answer = await call.answer(encoded, partial(_WRITERS[accept], asked.id), self._site.http)
+        answer = await call.answer(encoded, partial(_WRITERS[accept], asked.id))
         self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
         return answer
 
     async def server_status(self, call: Call) -> Answer:
         """Show the server's configuration and what it has been asked."""
-        return _document(self._statistics.server_status())
+        whose = TextCall(self._site, call, NAME).whose
+        self._site.clients.asked_about(whose, door=NAME)
+        return _document(self._status.server_status(whose))
 
     async def client_status(self, call: Call) -> Answer:
-        """Show what the clients have asked."""
-        return _document(self._statistics.client_status())
+        """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
+        whose = TextCall(self._site, call, NAME).whose
+        known = self._status.client_status()
+        return _document(client_fields(whose, known["clients"], self._site.http) | known)
 
     async def terminate(self, call: Call) -> Answer:
         """Have the server finish what it has accepted, and end: for who may control it."""

@@ -74,7 +74,7 @@ class OpenAI:
             asked = read_body(call.body, self._site)
             encoder = self._site.models.get(asked.model)
             model = encoder.name
-            return await self._encoded(TextCall(call, NAME), encoder, asked)
+            return await self._encoded(TextCall(self._site, call, NAME), encoder, asked)
         except Cancelled:
             return None
         except WeirError as error:
@@ -85,12 +85,12 @@ class OpenAI:
             rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
             raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
         encoded = await call.encoded(
-            encoder, asked.texts, whose=asked.user, dimensions=asked.dimensions, truncate=asked.truncate
+            encoder, asked.texts, client=asked.user, dimensions=asked.dimensions, truncate=asked.truncate
         )
         if encoded.vectors.ndim != 2:
             raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
         write = partial(self._written, encoder.name, asked.encoding_format)
-        answer = await call.answer(encoded, write, self._site.http)
+        answer = await call.answer(encoded, write)
         self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
         return answer
 

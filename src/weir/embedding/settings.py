@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from weir.embedding.recipe import OLD_NAMES, Pooling, Precision, Recipe, pooling_named
+from weir.embedding.recipe import OLD_NAMES, Pooling, Precision
+from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, Rule, check, one_of, setting
 
@@ -59,10 +60,6 @@ class TextSettings:
     def __post_init__(self) -> None:
         check(self)
 
-    def pooling_or(self, default: Pooling) -> Pooling:
-        """Return the pooling that was asked for, else `default`."""
-        return default if self.pooling is None else pooling_named(self.pooling)
-
 
 @dataclass(frozen=True)
 class ComputingSettings:
@@ -111,17 +108,4 @@ class CallerSettings:
 
 
 MODEL_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}
-SERVER_PARTS = {"Callers": CallerSettings}
-
-
-def recipe_of(text: TextSettings, computing: ComputingSettings, own: Recipe) -> Recipe:
-    """Return what is computed: what was said, and for the rest `own`, what the model's files say."""
-    return Recipe(
-        text.pooling_or(own.pooling),
-        tuple(text.layers) or own.layers,
-        text.mask_special,
-        text.positions,
-        own.normalize if text.normalize is None else text.normalize,
-        text.dimensions if text.dimensions is not None else own.dimensions,
-        Precision(computing.precision),
-    )
+SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}

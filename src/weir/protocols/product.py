@@ -24,6 +24,9 @@ class Product(Protocol):
     def doors(self, context: DoorContext) -> Sequence[Door]:
         """Return its own doors, none of them open; the server opens, drains and closes them."""
 
+    def to_try(self, curl: str, url: str) -> Sequence[str]:
+        """Return lines for people who want to try it; `curl` is how it is called for this server at `url`."""
+
     def collectors(self) -> Sequence[Collector]:
         """Return what /metrics shows of it."""
 
