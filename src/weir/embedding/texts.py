@@ -18,6 +18,10 @@ class Tokens(NamedTuple):
     ids: bytes
     second: int = 0
 
+    def as_plain(self) -> bytes | tuple[bytes, int]:
+        """Return what it travels to a worker as: bytes cost nothing to pack."""
+        return (self.ids, self.second) if self.second else self.ids
+
 
 class Encoded(NamedTuple):
     """What came of `n` texts, in order.

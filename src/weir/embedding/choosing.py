@@ -1,0 +1,39 @@
+"""What is computed where a user has not said: what the model's files say."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from weir.embedding.recipe import Pooling, Precision, Recipe, pooling_named
+from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from weir.embedding.checkpoint.reading import Checkpoint
+
+# A model's files may say that its vectors have length 1. That is not meant of its tokens' vectors, nor of probabilities.
+NEVER_NORMALIZED = (Pooling.NONE, Pooling.CLASSIFICATION, Pooling.REGRESSION)
+
+
+def chosen_recipe(
+    checkpoint: "Checkpoint", *, pooling: str | None = None, layers: Sequence[int] | None = None,
+    mask_special: bool = False, positions: bool = True, normalize: bool | None = None, dimensions: int | None = None,
+    precision: str = "fp32",
+) -> Recipe:  # fmt: skip
+    """Return the recipe that these options make of `checkpoint`: None is what its files say, and the mean where they say nothing.
+
+    Raises SettingsError for a name that is none. Whether the model can do it is said when its runtime is opened.
+    """
+    try:
+        numbers = Precision(precision)
+    except ValueError:
+        known = ", ".join(each.value for each in Precision)
+        raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
+    chosen = checkpoint.pooling or Pooling.MEAN if pooling is None else pooling_named(pooling)
+    return Recipe(
+        chosen,
+        tuple(layers or checkpoint.layers),
+        mask_special,
+        positions,
+        checkpoint.normalize and chosen not in NEVER_NORMALIZED if normalize is None else normalize,
+        dimensions,
+        numbers,
+    )

@@ -1,0 +1,133 @@
+"""The other runtime: torch, with any model that transformers knows, on CPUs and GPUs, in half precision, compiled."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from weir.embedding.graph.refusing import OF_LAST_LAYER, WITH_CLASSIFIER, dense_layers
+from weir.embedding.recipe import Pooling, Precision, Recipe
+from weir.embedding.runtime import Computing
+from weir.embedding.runtime.devices import CPU
+from weir.embedding.runtime.torch_pooling import bent, pooled
+from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from weir.embedding.checkpoint.reading import Checkpoint
+
+DTYPES = {Precision.FP32: "float32", Precision.FP16: "float16", Precision.BF16: "bfloat16"}
+# Where a model of transformers keeps what tells it the place of a token.
+PLACES = ("position_embeddings", "relative_attention_bias")
+
+
+def library() -> Any:
+    """Return the module torch. Raises SettingsError naming the extra if it or transformers is not installed."""
+    try:
+        import torch
+        import transformers
+    except ImportError:
+        raise SettingsError(
+            "runtime='torch': needs torch and transformers: pip install 'weir-serving[torch]'"
+        ) from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return torch
+
+
+def gpu_memory() -> Sequence[int]:
+    """Return how many bytes are free on each GPU that torch can use."""
+    cuda = library().cuda
+    return [int(cuda.mem_get_info(gpu)[0]) for gpu in range(cuda.device_count())] if cuda.is_available() else []
+
+
+def open_torch(checkpoint: "Checkpoint", recipe: Recipe, computing: Computing, device: str) -> "TorchRuntime":
+    """Return the runtime for `recipe`. See open_runtime."""
+    from weir.embedding.runtime.reading import dimensions_in
+
+    if recipe.precision not in DTYPES:
+        raise SettingsError(f"precision={recipe.precision.value!r}: the torch runtime has fp32, fp16 and bf16")
+    dimensions = dimensions_in(checkpoint, recipe)
+    torch = library()
+    torch.set_num_threads(computing.threads)
+    if device != CPU and computing.gpu_memory_fraction is not None:
+        torch.cuda.set_per_process_memory_fraction(computing.gpu_memory_fraction, device)
+    network = _network(checkpoint, recipe).to(device, getattr(torch, DTYPES[recipe.precision])).eval()
+    call = torch.compile(network, dynamic=True) if computing.compiled else network
+    return TorchRuntime(torch, call, checkpoint, recipe, device, dimensions)
+
+
+def _network(checkpoint: "Checkpoint", recipe: Recipe) -> Any:
+    """Load what is in the directory: no code of it is run, nothing is fetched, pickles are not read."""
+    import transformers
+
+    classifies = recipe.pooling in WITH_CLASSIFIER
+    kind = transformers.AutoModelForSequenceClassification if classifies else transformers.AutoModel
+    try:
+        network = kind.from_pretrained(
+            str(checkpoint.layout.network), local_files_only=True, trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:  # no such architecture; one that brings its own code; broken files
+        raise SettingsError(f"{checkpoint.directory}: transformers does not read it: {error}") from error
+    if not recipe.positions:
+        for name, weight in network.named_parameters():
+            if any(place in name for place in PLACES):
+                weight.data.zero_()
+    return network
+
+
+class TorchRuntime:
+    """A network of transformers, and what comes behind it. See Runtime."""
+
+    def __init__(
+        self, torch: Any, network: Any, checkpoint: "Checkpoint", recipe: Recipe, device: str, dimensions: int
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.dimensions = dimensions
+        self._torch = torch
+        self._network = network
+        self._recipe = recipe
+        self._has_types = checkpoint.architecture.type_vocab_size > 1
+        layers: list[Any] = list(dense_layers(checkpoint, recipe))
+        self._dense = [
+            (self._tensor(layer.weight), None if layer.bias is None else self._tensor(layer.bias), layer.activation)
+            for layer in layers
+        ]
+
+    def run(
+        self, ids: "NDArray[Any]", mask: "NDArray[Any]", types: "NDArray[Any]", pool: "NDArray[Any]"
+    ) -> "NDArray[Any]":
+        """See Runtime."""
+        torch = self._torch
+        with torch.inference_mode():
+            given = {"input_ids": self._tensor(ids).long(), "attention_mask": self._tensor(mask).long()}
+            if self._has_types:
+                given["token_type_ids"] = self._tensor(types).long()
+            vectors = self._pooled(given, self._tensor(pool))
+            for weight, bias, activation in self._dense:
+                vectors = bent(torch, torch.nn.functional.linear(vectors, weight, bias), activation)
+            if self._recipe.dimensions is not None:
+                vectors = vectors[..., : self._recipe.dimensions]
+            if self._recipe.normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+            result: NDArray[Any] = vectors.cpu().numpy()
+            return result
+
+    def _pooled(self, given: dict[str, Any], pool: Any) -> Any:
+        pooling, layers = self._recipe.pooling, self._recipe.layers
+        if pooling in OF_LAST_LAYER:
+            return self._of_last_layer(self._network(**given), pooling)
+        if layers == (-1,):
+            value = self._network(**given).last_hidden_state
+        else:
+            states = self._network(**given, output_hidden_states=True).hidden_states
+            value = self._torch.cat([states[layer] for layer in layers], dim=-1)
+        return pooled(self._torch, value.float(), given["attention_mask"], pool, pooling)
+
+    def _of_last_layer(self, answer: Any, pooling: Pooling) -> Any:
+        if pooling is Pooling.POOLER:
+            return answer.pooler_output.float()
+        logits = answer.logits.float()
+        return logits.sigmoid() if pooling is Pooling.REGRESSION else logits.softmax(dim=-1)
+
+    def _tensor(self, array: "NDArray[Any]") -> Any:
+        return self._torch.from_numpy(array.copy()).to(self.device)

@@ -1,0 +1,44 @@
+"""How torch makes one vector of those of a text's tokens: the same sums as in the graphs."""
+
+from typing import Any
+
+from weir.embedding.recipe import Pooling
+
+LEAST = 1e-9  # what is divided by is at least that
+
+
+def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling) -> Any:
+    """Return `value` [texts, length, size] pooled, float32: what `pool` [texts, length] is 0 for does not count."""
+    weights = pool.unsqueeze(-1)
+    if pooling is Pooling.NONE:
+        return value * weights
+    if pooling is Pooling.CLS:
+        return value[:, 0]
+    if pooling is Pooling.SEP:
+        return value[torch.arange(len(value), device=value.device), mask.sum(dim=1) - 1]
+    if pooling is Pooling.MAX:
+        return _highest(value, weights)
+    if pooling is Pooling.MEAN_MAX:
+        return torch.cat([_mean(value, weights), _highest(value, weights)], dim=-1)
+    if pooling is Pooling.WEIGHTED_MEAN:
+        places = torch.arange(1, value.shape[1] + 1, device=value.device)
+        return _mean(value, weights * places[None, :, None])
+    return _mean(value, weights, root=pooling is Pooling.MEAN_SQRT)
+
+
+def bent(torch: Any, value: Any, activation: str) -> Any:
+    """Return what the activation of a dense layer makes of its result."""
+    if activation == "identity":
+        return value
+    return torch.nn.functional.gelu(value) if activation == "gelu" else getattr(torch, activation)(value)
+
+
+def _mean(value: Any, weights: Any, root: bool = False) -> Any:
+    count = weights.sum(dim=1).clamp(min=LEAST)
+    return (value * weights).sum(dim=1) / (count.sqrt() if root else count)
+
+
+def _highest(value: Any, weights: Any) -> Any:
+    counts = weights > 0
+    highest = value.masked_fill(~counts, float("-inf")).amax(dim=1)
+    return highest.masked_fill(~counts.any(dim=1), 0.0)
