@@ -7,12 +7,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
 from weir.protocols.fastlane.head import END_OF_HEAD, HeadReader
 from weir.wire import kserve_binary, kserve_grpc, kserve_json
 from weir.wire import websocket as messages
+from weir.wire import zeromq as zeromq_frames
 from weir.wire.bytes_tensors import pack_elements, unpack_elements
 from weir.wire.frames import FrameError
 from weir.wire.generate import read_generate
@@ -20,6 +21,8 @@ from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_outline import Outliner
 from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays
+from weir.wire.zmtp import GREETING, Received
+from weir.wire.zmtp import Parser as ZmtpParser
 from weir.workers.kservework import BodyReader, Listed
 from weir.workers.outsidework import Work
 
@@ -134,9 +137,37 @@ def lockstep(data: bytes) -> None:
                 assert None not in events.outputs[:2]
 
 
+def zmtp(data: bytes) -> None:
+    """What a peer sends after the greeting; the first byte chooses the socket and whether it comes in pieces."""
+    kind, size = ("PULL", "PUB")[data[:1] > b"\x7f"], (5, 4096)[data[:1] > b"\x3f"]
+    parser, stream = ZmtpParser(kind, 1024, zeromq_frames.MAX_FRAMES), GREETING + data[1:]
+    with contextlib.suppress(InvalidRequest, TooLarge):
+        for start in range(0, len(stream), size):
+            for event in parser.feed(stream[start : start + size]):
+                assert not isinstance(event, Received) or sum(map(len, event.frames)) <= 1024
+            assert parser.held <= 1024 + size + 9
+
+
+def zeromq(data: bytes) -> None:
+    """The frames of a request and of an answer, cut at each 0xFF: texts that were read can be written and are read the same."""
+    frames = data.split(b"\xff")
+    with contextlib.suppress(InvalidRequest):
+        ask = zeromq_frames.read_ask(frames)
+        if ask.wishes is not None:
+            zeromq_frames.read_wishes(ask.wishes)
+        texts = zeromq_frames.read_texts(ask)
+        again = ask._replace(payload=zeromq_frames.write_texts(texts), wishes=b"{}")
+        assert zeromq_frames.read_texts(again) == texts
+    with contextlib.suppress(InvalidRequest):
+        answer = zeromq_frames.read_answer(frames)
+        assert answer.vectors is None or answer.vectors.nbytes <= len(data)
+    with contextlib.suppress(InvalidRequest):
+        zeromq_frames.read_stock_answer(frames)
+
+
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
-    for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate, lockstep)
+    for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate, lockstep, zmtp, zeromq)
 }
 
 

@@ -1,0 +1,317 @@
+"""Whoever finds the ports: garbage, scans and floods are dropped, and take no memory; who serves goes on serving."""
+
+import contextlib
+import random
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+import psutil
+import pytest
+import zmq
+from tests.embedding.zeromq.hashing import vector_of
+from tests.embedding.zeromq.opened import Opened
+
+from weir.client import EmbeddingClient
+from weir.client.embedding_zeromq import ZeroMqTransport
+from weir.client.retrying import NEVER
+from weir.embedding.clients import MOST
+from weir.protocols.settings import HttpSettings
+from weir.wire.zmtp import GREETING, LONG, MORE, frame, ready
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Opened]:
+    with Opened() as opened:
+        yield opened
+
+
+def still_serves(opened: Opened) -> None:
+    with EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0) as client:
+        assert (client.encode(["a b"]) == numpy.stack([vector_of("a b")])).all()
+
+
+def memory() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+def connected(port: int, kind: str | None = None) -> socket.socket:
+    """Return a connection; of a socket of `kind`, after the handshake, if that is said."""
+    found = socket.create_connection(("127.0.0.1", port), timeout=20)
+    if kind is not None:
+        found.sendall(GREETING + ready(kind))
+        left = len(GREETING) + len(ready("PULL" if kind == "PUSH" else "PUB"))
+        while left:
+            left -= len(found.recv(left))
+    return found
+
+
+def message(*frames: bytes) -> bytes:
+    return b"".join(frame(each, MORE if place + 1 < len(frames) else 0) for place, each in enumerate(frames))
+
+
+def ends(stranger: socket.socket) -> bool:
+    """Tell whether the other side ends the connection."""
+    with contextlib.suppress(ConnectionError):
+        while stranger.recv(1 << 16):
+            pass
+    stranger.close()
+    return True
+
+
+def floods(stranger: socket.socket, chunks: Sequence[bytes]) -> int:
+    """Send until the other side ends the connection; return how much was sent."""
+    sent = 0
+    with contextlib.suppress(OSError):
+        for chunk in chunks:
+            stranger.sendall(chunk)
+            sent += len(chunk)
+    stranger.close()
+    return sent
+
+
+def test_what_is_not_zeromq_is_ended_at_once(opened: Opened) -> None:
+    generator = random.Random(4)
+    heads = (
+        b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        b"SSH-2.0-x\r\n",
+        b"\xff" + bytes(8) + b"\x7e",
+    )
+    old = GREETING[:10] + b"\x01\x00" + GREETING[12:]
+    secured = GREETING[:12] + b"CURVE".ljust(20, b"\0") + GREETING[32:]
+    noise = [bytes(generator.randrange(255) for _ in range(200)) for _ in range(20)]
+    for port in (opened.port, opened.port_out):
+        for head in (*heads, old, secured, *noise):
+            stranger = connected(port)
+            stranger.sendall(head)
+            assert ends(stranger)
+    still_serves(opened)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\x03REP", 4),
+        frame(b"\x05READY\x0bSocket-Type\x00\x00\x00\xffPUSH", 4),
+        frame(b"\x05READY\xffx", 4),
+        frame(b"\x05HELLO", 4),
+        frame(b"", 4),
+        frame(b"\x09x", 4),
+        frame(b"no handshake"),
+        b"\x80\x00",
+        b"\x05\x00",
+        b"\x06" + struct.pack(">Q", 1 << 20),
+    ],
+)
+def test_a_wrong_handshake_ends_the_connection(opened: Opened, said: bytes) -> None:
+    stranger = connected(opened.port)
+    stranger.sendall(GREETING + said)
+    assert ends(stranger)
+
+
+def test_what_is_no_request_is_dropped(opened: Opened) -> None:
+    before = opened.door.drops.counts["message"]
+    wrong = (
+        [b"one"],
+        [b"me", b"[]", b"1"],
+        [b"me", b'["a"]', b"one", b"1"],
+        [b"me", b'["a"]', b"1", b"\xb2"],
+        [b"me", b'["a"]', b"1" * 40, b"1"],
+        [b"", b'["a"]', b"1", b"1"],
+        [b"\0me", b'["a"]', b"1", b"1"],
+        [b"m" * MIB, b'["a"]', b"1", b"1"],
+    )
+    context = zmq.Context()
+    sender = context.socket(zmq.PUSH)
+    sender.connect(opened.url)
+    for frames in wrong:
+        sender.send_multipart(frames)
+    opened.until(lambda: opened.door.drops.counts["message"] == before + len(wrong))
+    refused = opened.door.drops.counts["request"]
+    for payload in (b"{", b"[1]", b"[]", b'["a", "b"]', b'[["a", 1]]', b'["\\ud800"]', b"\xff", b"[" * 5000):
+        sender.send_multipart([b"me", payload, b"1", b"1"])
+    sender.send_multipart([b"0", b"TERMINATION", b"0", b"0", b"no json"])
+    opened.until(lambda: opened.door.drops.counts["request"] == refused + 8)
+    context.destroy(linger=0)
+    assert not opened.ended.is_set()
+    still_serves(opened)
+
+
+def test_nothing_larger_than_allowed_is_taken(opened: Opened) -> None:
+    before = memory()
+    huge = connected(opened.port, "PUSH")
+    huge.sendall(bytes((LONG,)) + struct.pack(">Q", 1 << 40))
+    assert ends(huge)
+    part = frame(b"x" * (MIB // 2), MORE)
+    assert floods(connected(opened.port, "PUSH"), [part] * 400) < 100 * MIB  # libzmq takes all of it
+    assert floods(connected(opened.port, "PUSH"), [frame(b"", MORE) * 1000] * 2000) < 20 * MIB
+    subscriptions = [b"".join(frame(b"\1" + b"%d" % number) for number in range(300))]
+    assert floods(connected(opened.port_out, "SUB"), subscriptions * 100) < 100 * len(subscriptions[0])
+    for topic in (b"\1" + b"x" * 400, b"\1" + b"x" * MIB, b"\2x", b""):
+        stranger = connected(opened.port_out, "SUB")
+        stranger.sendall(message(topic))
+        assert ends(stranger)
+    assert memory() - before < 60 * MIB
+    still_serves(opened)
+
+
+def test_scans_leave_nothing_behind(opened: Opened) -> None:
+    def scan(times: int) -> None:
+        for number in range(times):
+            port = (opened.port, opened.port_out)[number % 2]
+            stranger = connected(port)
+            stranger.sendall((b"\x00" * 50, GREETING, GREETING[:20], b"x" * 2000)[number % 4])
+            stranger.close()
+        opened.until(lambda: not opened.door._in.peers and not opened.door._out.peers)
+
+    scan(300)
+    before = memory()
+    scan(2000)
+    assert memory() - before < 5 * MIB
+    assert opened.door._in.held == opened.door._out.held == 0
+    still_serves(opened)
+
+
+def test_who_asks_under_many_names_fills_no_table(opened: Opened) -> None:
+    sender = connected(opened.port, "PUSH")
+    for number in range(2 * MOST):
+        sender.sendall(message(b"client-%d" % number, b"SHOW_CONFIG", b"1", b"0"))
+    opened.until(lambda: opened.door.clients.system_requests >= 2 * MOST)
+    sender.close()
+    assert len(opened.door.clients.table()) <= MOST
+    opened.until(lambda: opened.door._publisher._kept_bytes > 0)
+    still_serves(opened)
+
+
+def test_so_many_connections_may_be_open() -> None:
+    with Opened(http=HttpSettings(max_connections=8)) as opened:
+        few = [connected(opened.port, "PUSH") for _ in range(8)]
+        for _ in range(20):
+            assert ends(connected(opened.port))
+        for each in few:
+            each.close()
+        opened.until(lambda: not opened.door._in.peers)
+        still_serves(opened)
+
+
+def test_who_is_slow_to_say_something_is_not_waited_for() -> None:
+    with Opened(http=HttpSettings(header_timeout=0.1, body_timeout=0.1)) as opened:
+        assert ends(connected(opened.port))
+        stranger = connected(opened.port, "PUSH")
+        stranger.sendall(message(b"me", b"[]")[:-1])
+        assert ends(stranger)
+        still_serves(opened)
+
+
+def test_unfinished_messages_are_bounded_together() -> None:
+    with Opened(zmq_max_in_flight=2 * MIB) as opened:
+        strangers = [connected(opened.port, "PUSH") for _ in range(8)]
+        for each in strangers:
+            with contextlib.suppress(OSError):
+                each.sendall(frame(b"x" * MIB)[:-1])
+        opened.until(lambda: len(opened.door._in.peers) < 8)
+        assert opened.call(lambda: opened.door._in.held) <= 2 * MIB
+        for each in strangers:
+            each.close()
+        still_serves(opened)
+
+
+def test_while_much_is_under_way_nothing_is_read() -> None:
+    with Opened(zmq_max_in_flight=1000) as opened:
+        with EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0) as client:
+            for _ in range(20):
+                client.encode(["!wait", "x" * 500], blocking=False)
+            opened.until(lambda: opened.door._in.paused)
+            assert len(opened.encoder.asked) < 20
+            late = connected(opened.port, "PUSH")
+            opened.call(opened.encoder.released.set)
+            assert len(client.fetch_all()) == 20
+            late.close()
+        assert not opened.door._in.paused
+
+
+def test_who_does_not_read_gets_no_more() -> None:
+    with Opened(zmq_max_unread=MIB) as opened:
+        with EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0, identity="slow") as asking:
+            slow = connected(opened.port_out, "SUB")
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.sendall(message(b"\1slow") + message(b"\1\0weir\0slow") + message(b"\0nothing"))
+            opened.until(lambda: len(opened.door._publisher._peers) >= 3)
+            texts = ["a"] * 20_000  # 640 kB of vectors
+            while not opened.door.drops.counts["answer"]:
+                assert asking.encode(texts).shape == (20_000, 8)
+            assert opened.call(lambda: opened.door._publisher.unread) < 2 * MIB
+            assert opened.call(lambda: opened.door._publisher.waiting)
+            slow.sendall(frame(b"\x04PING\x00\x01abc", 4) * 100)  # not answered either
+            slow.close()
+        still_serves(opened)
+
+
+def test_who_has_gone_costs_nothing() -> None:
+    with Opened(zmq_grace=0.2) as opened:
+        asking = connected(opened.port, "PUSH")
+        asking.sendall(message(b"nobody", b'["!wait"]', b"1", b"1"))
+        opened.until(lambda: opened.encoder.cancelled == 1)
+        asking.sendall(message(b"nobody", b'["a"]', b"2", b"1"))
+        opened.until(lambda: opened.door.drops.counts["answer"] == 1)
+        assert not opened.call(lambda: opened.door._publisher.waiting)
+        asking.close()
+
+
+def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:
+    asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
+    asking.sendall(message(b"late", b'["a b"]', b"7", b"1"))
+    opened.until(lambda: opened.door._publisher.kept(b"late") == {b"7"})
+    listening.sendall(frame(b"\x09SUBSCRIBElat", 4) + frame(b"\x04PING\x00\x01abc", 4))
+    expected = frame(b"\x04PONGabc", 4)
+    got = b""
+    while not got.endswith(expected):
+        got += listening.recv(1 << 16)
+    assert vector_of("a b").tobytes() in got
+    listening.sendall(frame(b"\x06CANCELlat", 4))
+    opened.until(lambda: not opened.door._publisher._listeners(b"late"))
+    asking.close()
+    listening.close()
+
+
+def test_no_more_is_kept_for_who_does_not_come_than_allowed() -> None:
+    with Opened(zmq_max_unread=2000) as opened:
+        asking = connected(opened.port, "PUSH")
+        for number in range(100):
+            asking.sendall(message(b"nobody", b'["a b"]', b"%d" % number, b"1"))
+        opened.until(lambda: opened.encoder.asked[99:] != [])
+        opened.until(lambda: opened.door.drops.counts["answer"] > 50)
+        assert opened.door._publisher._kept_bytes <= 2000
+        asking.close()
+
+
+def test_only_this_machine_may_end_the_server(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    stock: list[Any] = [b"0", b"TERMINATION", b"0", b"0"]
+    opened.call(lambda: opened.door._answering.received(stock, "192.0.2.7"))
+    assert not opened.ended.is_set()
+    sender = connected(opened.port, "PUSH")
+    sender.sendall(message(*stock))
+    assert opened.ended.wait(20)
+    sender.close()
+
+
+def test_a_client_bears_strange_answers(opened: Opened) -> None:
+    transport = ZeroMqTransport(opened.url, identity="me", token=None, retry=NEVER, port_out=opened.port_out)
+    own = b"\0weir\0me\0"
+    for frames in (
+        [own],
+        [own, b"{", b"", b"1"],
+        [own, b"{}", b"", b"one"],
+        [own, b'{"dtype": "float32", "shape": [3]}', b"1234", b"1"],
+        [own, b'{"dtype": "object", "shape": [3]}', b"1234", b"1"],
+        [own + b"else", b"{}", b"", b"1"],
+        [own, b"{}", b"", b"1"],
+    ):
+        transport._take(frames)
+    assert transport.config(20.0)["max_seq_len"] == 6
+    transport.close()
