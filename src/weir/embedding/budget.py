@@ -1,0 +1,73 @@
+"""The best size of a batch of texts, from how long batches of each size have taken."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens
+MAX_ROWS = 256
+GOOD_ENOUGH = 0.97  # of the best throughput: the smallest batch that reaches it makes callers wait least
+NEAR = 4  # times the budget: the sizes from which the price of a batch is learned
+
+
+class Timed(NamedTuple):
+    """So many texts of this length took so many seconds, in one batch."""
+
+    rows: int
+    length: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is what a batch costs beyond its tokens, as tokens;
+    `tokens_per_second` is what one worker then reaches."""
+
+    max_batch_cost: float
+    max_batch_size: int
+    max_padding: float
+    tokens_per_second: float
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of a service that has it."""
+        said = asdict(self)
+        del said["tokens_per_second"]
+        return {"padded": True, **said}
+
+
+def choose(measured: Sequence[Timed]) -> Budget:
+    """Return the smallest budget with which short texts and long ones, as many tokens of each, are computed about as fast as with any."""
+    budgets = sorted({timed.rows * timed.length for timed in measured})
+    speeds = {budget: _speed(measured, budget) for budget in budgets}
+    best = max(speeds.values())
+    budget = next(budget for budget in budgets if speeds[budget] >= GOOD_ENOUGH * best)
+    return Budget(
+        max_batch_cost=float(budget),
+        max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
+        max_padding=float(round(min(_price(measured, budget), budget / 2))),
+        tokens_per_second=round(speeds[budget], 1),
+    )
+
+
+def _speed(measured: Iterable[Timed], budget: int) -> float:
+    """Return the tokens per second within `budget`, over all lengths: a text that is longer goes alone."""
+    by_length: dict[int, list[Timed]] = {}
+    for timed in measured:
+        by_length.setdefault(timed.length, []).append(timed)
+    seconds = 0.0
+    for length, timings in by_length.items():
+        fitting = [timed for timed in timings if timed.rows == 1 or timed.rows * length <= budget]
+        chosen = max(fitting, key=lambda timed: timed.rows)
+        seconds += chosen.seconds / (chosen.rows * length)
+    return len(by_length) / seconds
+
+
+def _price(measured: Iterable[Timed], budget: int) -> float:
+    """Return what a batch costs whatever is in it, in tokens: seconds are fitted as a + b * tokens, each point by its relative error."""
+    near = [timed for timed in measured if timed.rows * timed.length <= NEAR * budget]
+    seconds = np.array([timed.seconds for timed in near])
+    tokens = np.array([timed.rows * timed.length for timed in near], float)
+    fixed, each = np.linalg.lstsq(np.stack([1 / seconds, tokens / seconds], axis=1), np.ones(len(near)), rcond=None)[0]
+    return max(0.0, float(fixed / each)) if each > 0 else 0.0
