@@ -1,0 +1,105 @@
+"""Batches by length beside batches by arrival: how much of what is computed is padding. Virtual time, the real batcher."""
+
+from collections.abc import Sequence
+from random import Random
+from typing import NamedTuple
+
+from benchmarks.paragraphs import paragraphs
+from benchmarks.result import Part, Result, Run, count
+from weir.batching.batcher import Batcher
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.messages import RequestBase, Wakeup
+from weir.policy.rules import Greedy
+
+WAITING = (16, 64, 256, 512, 10_000)
+ROWS, TOKENS = 64, 2048
+PRICE = 40.0  # of a batch beyond its tokens, as tokens
+MOST_TOKENS = 256  # the model's length
+TEXTS = 20_000
+ALL = "by arrival", "by length"
+
+
+class Seen(NamedTuple):
+    """What came of one run: tokens, and the cells that were computed for them."""
+
+    tokens: float
+    cells: float
+    batches: int
+    texts: int
+
+    @property
+    def waste(self) -> float:
+        """The share of what was computed that was padding."""
+        return 1.0 - self.tokens / self.cells
+
+
+def measure(run: Run) -> Result:
+    """Keep so many texts waiting, and cut batches of them in both ways."""
+    lengths = token_counts(paragraphs())
+    lengths.sort()
+    result = Result(["waiting", *(f"padding {way}" for way in ALL), *(f"texts in a batch {way}" for way in ALL)])
+    for waiting in WAITING:
+        seen = {way: simulate(lengths, waiting, padded=way == ALL[1]) for way in ALL}
+        result.rows.append([
+            count(waiting), *(f"{100 * each.waste:.1f} %" for each in seen.values()),
+            *(f"{each.texts / each.batches:.1f}" for each in seen.values()),
+        ])  # fmt: skip
+        result.values |= {f"{way} {waiting}": each.waste for way, each in seen.items()}
+        run.step(f"{waiting:,} waiting: " + ", ".join(f"{way} {100 * each.waste:.1f} %" for way, each in seen.items()))
+    waste = result.values[f"{ALL[1]} 256"]
+    result.goal("padding below 10 % with 256 texts waiting", f"{100 * waste:.1f} %", waste < 0.1)
+    middle, longest = lengths[len(lengths) // 2], lengths[-1]
+    result.notes.append(
+        f"{len(lengths):,} texts, the paragraphs of the standard library's docstrings, of {lengths[0]} to {longest} tokens (median {middle}, cut at "
+        f"{MOST_TOKENS}). Batches of up to {ROWS} texts, by length also of up to {TOKENS:,} tokens, padding included, at most "
+        f"{PRICE:g} of them padding. As soon as a batch is done, as many new texts come as were in it."
+    )
+    return result
+
+
+def token_counts(texts: Sequence[str]) -> list[int]:
+    """Return how many tokens each text has for the small model."""
+    from weir.embedding.checkpoint.installed import INSTALL, installed_model
+    from weir.embedding.checkpoint.reading import read_checkpoint
+
+    folder = installed_model()
+    if folder is None:
+        raise SettingsError(f"the model whose tokens are counted is not installed: {INSTALL}")
+    found = read_checkpoint(folder).tokenizer().encode(texts, max_length=MOST_TOKENS, truncate=True)
+    return [len(each.ids) // 4 for each in found if not isinstance(each, Exception)]
+
+
+def simulate(lengths: Sequence[int], waiting: int, *, padded: bool, texts: int = TEXTS) -> Seen:
+    """Run so many texts through one worker, `waiting` in the line when a batch is cut."""
+    random = Random(1)
+    settings = BatchingSettings(
+        max_batch_size=ROWS, max_batch_cost=float(TOKENS) if padded else None, padded=padded, max_padding=PRICE,
+        max_queue_size=2 * max(waiting, ROWS),
+    )  # fmt: skip
+    batcher = Batcher(settings, Greedy())
+    now, tokens, cells, batches, done, missing = 0.0, 0.0, 0.0, 0, 0, waiting
+    while done < texts:
+        for _ in range(missing):
+            now += 1e-6
+            batcher.submit(RequestBase(None, now, 1e9, cost=float(random.choice(lengths))), now)  # type: ignore[arg-type]  # nobody hears of its end
+        if not batches:
+            batcher.worker_ready(0, 1, now)
+        (cut,) = batcher.poll(now, Wakeup.WORKER)
+        costs = [request.cost for request in cut.requests]
+        tokens, cells = tokens + sum(costs), cells + len(costs) * max(costs)
+        batches, done, missing = batches + 1, done + cut.rows, cut.rows
+        now += 1e-3
+        batcher.finished(cut.batch_id, now)
+        for request in cut.requests:
+            request.settled = True
+    return Seen(tokens, cells, batches, done)
+
+
+PART = Part(
+    "padding",
+    "Padding",
+    "Texts of mixed length in batches by length and by arrival: the share of all that is computed that is padding.",
+    lambda rounds: len(WAITING),
+    measure,
+)
