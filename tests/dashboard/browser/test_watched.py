@@ -1,0 +1,150 @@
+"""The page, shown what a test says: fifteen minutes, hostile names, servers that count nothing."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from tests.dashboard.browser.site import Page, shown
+from tests.dashboard.kit import Scene
+
+from weir.dashboard.ring import Ring
+from weir.dashboard.routes import make_dashboard, pages_of
+from weir.dashboard.sampling import Sampler
+from weir.dashboard.watching import Watch
+from weir.errors import Overloaded
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+pytestmark = pytest.mark.browser
+HOSTILE = """<img src=x onerror="window.hacked=1"><script>window.hacked=1</script>"&amp;'__proto__"""
+
+
+class Nobody:
+    """A timer that nobody winds."""
+
+    def cancel(self) -> None: ...
+
+
+def told_by_hand(scene: Scene) -> Watch:
+    """Return a watch that samples only when it is told."""
+    return Watch(scene.sampler, Ring(), counted=True, clock=lambda: 0.0, later=lambda *_: Nobody())
+
+
+@pytest.fixture(scope="module")
+def long_page(browser: "Chrome") -> Iterator[Page]:
+    """Twenty minutes of a request a second, half of them refused in the last minute."""
+    scene = Scene("square")
+    watch = told_by_hand(scene)
+    watch.look()
+    for second in range(1200):
+        scene.now += 1
+        refused = second >= 1140 and second % 2
+        scene.metrics.ended["square", "http", Overloaded if refused else None] += 1
+        watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        yield Page(browser, url)
+
+
+def in_time(page: Page) -> list[str]:
+    return [cells[3] for cells in page.rows("#ends")]
+
+
+def test_the_last_fifteen_minutes_are_there(long_page: Page) -> None:
+    page = long_page
+    totals = [cells[4] for cells in page.rows("#ends")]
+    assert totals == ["1,170", "30"]
+    for span, expected in ((900, ["870", "30"]), (300, ["270", "30"]), (60, ["30", "30"])):
+        page.click(f'[name=span][value="{span}"]')
+        assert in_time(page) == expected
+    page.click('[name=span][value="900"]')
+    drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
+    first, last = (float(point.split(" ")[0]) for point in (drawn[1:].split("h")[0], drawn.split("L")[-1]))
+    width = page.run("return document.querySelector('#requests svg').viewBox.baseVal.width")
+    assert first < 0.02 * width
+    assert last > 0.98 * width
+
+
+def test_looking_back_shows_what_was_then(long_page: Page) -> None:
+    page = long_page
+    page.click('[name=span][value="300"]')
+    slider = page.find("#moment")
+    assert page.number("requests", "failed") > 0
+    page.run("arguments[0].value = 60; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert page.number("requests", "answered") == 1
+    assert page.number("requests", "failed") == 0
+    assert "ago" in page.text("#moment-said")
+    assert "ago" in str(slider.get_attribute("aria-valuetext"))
+    page.run("arguments[0].value = arguments[0].max; arguments[0].dispatchEvent(new Event('input'))", slider)
+    assert page.text("#moment-said").startswith("now")
+
+
+def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
+    scene = Scene("square")
+    told = Counter("weir_client_requests", "", ["client"], registry=CollectorRegistry())
+    told.labels(HOSTILE).inc()
+    scene.sampler = Sampler(scene.registry, scene.metrics, [told], clock=lambda: scene.now)
+    watch = told_by_hand(scene)
+    for name in (HOSTILE, "__proto__", "constructor"):
+        scene.metrics.ended[name, HOSTILE, None] += 1
+        scene.metrics.bytes[name, HOSTILE][0] += 1
+    watch.look()
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        page.complaints()
+        page.until(lambda: len(page.rows("#models")) == 4)
+        assert {row[0] for row in page.rows("#models")} == {HOSTILE, "__proto__", "constructor", "square"}
+        assert page.rows("#clients")[0][0] == HOSTILE
+        for number in range(4):
+            page.click(f"#models tr:nth-child({number + 1}) button")
+            assert [row[1] for row in page.rows("#ends")] in ([HOSTILE], [])
+        assert page.run("return [window.hacked, document.images.length, document.scripts.length]") == [None, 0, 1]
+        assert page.complaints() == []
+
+
+def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
+    scene = Scene("square")
+    registry = CollectorRegistry()
+    tokens = Counter("weir_tokens", "", ["model"], registry=registry).labels("square")
+    padding = Counter("weir_padding_tokens", "", ["model"], registry=registry).labels("square")
+    without = Scene("square")
+    both = Sampler(scene.registry, scene.metrics, [tokens, padding], clock=lambda: scene.now)
+    scene.sampler = both
+    watch = told_by_hand(scene)
+    watch.look()
+    tokens.inc(190)
+    padding.inc(10)
+    scene.now += 1
+    watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        assert page.seen("#padding")
+        assert page.number("padding", "waste") == 5
+    with shown(pages_of(told_by_hand(without)).routes) as url:
+        assert not Page(browser, url).seen("#padding")
+
+
+def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
+    scene = Scene("square")
+    with shown(make_dashboard(scene.registry, None).routes) as url:
+        page = Page(browser, url)
+        assert page.seen("#uncounted")
+        assert page.seen("#waiting")
+        assert not page.seen("#requests")
+        assert not page.seen("#ends")
+        assert "takes no requests" in page.text("#verdict")
+
+
+def test_several_processes_at_one_address_are_told_apart(browser: "Chrome") -> None:
+    scenes = [Scene("square"), Scene("square")]
+    lives = [told_by_hand(scene) for scene in scenes]
+    turn = iter(range(1_000_000))
+
+    class Turns(Watch):
+        def look(self, life: str = "", since: int = 0) -> bytes:
+            return lives[next(turn) % 2].look(life, since)
+
+    with shown(pages_of(Turns(scenes[0].sampler, Ring(), counted=True)).routes) as url:
+        page = Page(browser, url)
+        page.until(lambda: page.seen("#several"), "the note")
