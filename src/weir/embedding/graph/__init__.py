@@ -1,0 +1,1 @@
+"""The ONNX graph of a sentence encoder, made from its weights: token ids in, vectors out."""

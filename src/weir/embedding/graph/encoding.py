@@ -1,0 +1,121 @@
+"""The encoder of the BERT family: embeddings, then layers of attention and feed-forward parts.
+
+Which operators are used was measured on CPUs (`python -m benchmarks.graphs`): onnxruntime's Attention beats every other form of attention there,
+but its SkipLayerNormalization is several times slower than Sum and LayerNormalization. Sum, not Add, for onnxruntime fuses Add with what
+follows into just that. On GPUs the fused form is the fast one.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.embedding.graph.assembling import FUSED, Assembly
+from weir.embedding.graph.dense import Numbers
+from weir.embedding.graph.relative import distance_table
+
+if TYPE_CHECKING:
+    from weir.embedding.checkpoint.architecture import Architecture
+
+Array = NDArray[Any]
+PARTS = ("query", "key", "value")
+
+
+class Encoder:
+    """Adds an encoder to a graph, layer by layer: `value` is what the last one left, [batch, length, hidden size]."""
+
+    def __init__(
+        self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
+        device: str, positions: bool,
+    ) -> None:  # fmt: skip
+        self._assembly = assembly
+        self._numbers = numbers
+        self._architecture = architecture
+        self._weights = weights
+        self._fused_norm = device == "cuda"
+        self._positions = positions
+        self.value = self._embed()
+        self._distances = self._distance_bias() if positions and architecture.relative_buckets else ""
+
+    def _embed(self) -> str:
+        """Add the embeddings of words, positions and types. Where all tokens are of one type, that is in the positions already."""
+        architecture, weights, numbers = self._architecture, self._weights, self._numbers
+        self._ids = self._assembly.input("ids", "int32", ("batch", "length"))
+        self._mask = self._assembly.input("mask", "int32", ("batch", "length"))
+        shape = self._assembly.add("Shape", self._ids, start=1, end=2)
+        terms = [numbers.look_up("words", weights["embeddings.word"], self._ids)]
+        table = np.zeros((architecture.max_length, architecture.hidden_size), dtype=np.float32)
+        if self._positions:
+            table += weights["embeddings.position"][architecture.position_offset :][: architecture.max_length]
+        if architecture.type_vocab_size == 1:
+            table += weights["embeddings.type"][0]
+        if table.any():
+            zero = self._assembly.constant([0], "int64")
+            places = self._assembly.weight("positions", table.astype(numbers.dtype))
+            terms.append(self._assembly.add("Slice", places, zero, shape, zero))
+        if architecture.type_vocab_size > 1:
+            types = self._assembly.input("types", "int32", ("batch", "length"))
+            rows = self._assembly.weight("types-table", weights["embeddings.type"].astype(numbers.dtype))
+            terms.append(self._assembly.add("Gather", rows, types))
+        return self._norm(self._assembly.add("Sum", *terms), "embeddings.norm")
+
+    def _distance_bias(self) -> str:
+        """Return what attention adds for the distance of two tokens, [1, heads, length, length]; it is the same in all layers."""
+        assembly, longest = self._assembly, self._architecture.max_length
+        table = distance_table(self._weights["relative_bias"], longest)
+        zero, one = assembly.constant(0, "int64"), assembly.constant(1, "int64")
+        first, second = assembly.constant([0], "int64"), assembly.constant([1], "int64")
+        length = assembly.add("Squeeze", assembly.add("Shape", self._ids, start=1, end=2), first)
+        places = assembly.add("Range", zero, length, one)
+        apart = assembly.add("Sub", assembly.add("Unsqueeze", places, first), assembly.add("Unsqueeze", places, second))
+        rows = assembly.add("Add", apart, assembly.constant(longest - 1, "int64"))
+        found = assembly.add("Gather", assembly.weight("distances", table.astype(self._numbers.dtype)), rows)
+        return assembly.add("Unsqueeze", assembly.add("Transpose", found, perm=[2, 0, 1]), first)
+
+    def add_layer(self, index: int) -> str:
+        """Add the layer of this number, from 0, and return its result."""
+        name = f"layer.{index}."
+        self._join(self._attend(name), name + "output", name + "attention_norm")
+        wide = self._dense(self.value, name + "up", self._architecture.activation)
+        self._join(wide, name + "down", name + "norm")
+        return self.value
+
+    def _attend(self, name: str) -> str:
+        """Add the attention of all heads, without the layer that mixes them. The three matrices are one."""
+        weight = np.concatenate([self._weights[f"{name}{part}.weight"] for part in PARTS])
+        bias = np.concatenate([self._weights[f"{name}{part}.bias"] for part in PARTS])
+        told: dict[str, Any] = {"domain": FUSED, "num_heads": self._architecture.heads}
+        if self._numbers.eight_bits:
+            three, _ = self._numbers.product(self.value, name + "qkv", weight, bias)
+            query, key, value = self._assembly.add_several("Split", (three,), 3, axis=2, num_outputs=3)
+            distances = [self._distances] if self._distances else []
+            return self._assembly.add("MultiHeadAttention", query, key, value, "", self._mask, *distances, **told)
+        matrix = self._numbers.matrix(name + "qkv.weight", weight)
+        inputs = [self.value, matrix, self._numbers.vector(name + "qkv.bias", bias), self._mask]
+        return self._assembly.add("Attention", *inputs, *(["", self._distances] if self._distances else []), **told)
+
+    def _dense(self, value: str, name: str, activation: str) -> str:
+        weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
+        return self._numbers.dense(value, name, weight, bias, activation)
+
+    def _join(self, value: str, dense: str, norm: str) -> None:
+        """Multiply, add the bias and what came before, normalise."""
+        weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
+        out, missing = self._numbers.product(value, dense, weight, bias)
+        missing_too = [missing] if missing else []
+        if self._fused_norm:
+            told: dict[str, Any] = {"domain": FUSED, "epsilon": self._architecture.epsilon}
+            self.value = self._assembly.add(
+                "SkipLayerNormalization", out, self.value, *self._scales(norm), *missing_too, **told
+            )
+        else:
+            self.value = self._norm(self._assembly.add("Sum", out, *missing_too, self.value), norm)
+
+    def _norm(self, value: str, name: str) -> str:
+        return self._assembly.add(
+            "LayerNormalization", value, *self._scales(name), axis=-1, epsilon=self._architecture.epsilon
+        )
+
+    def _scales(self, name: str) -> list[str]:
+        return [self._numbers.vector(f"{name}.{part}", self._weights[f"{name}.{part}"]) for part in ("weight", "bias")]
