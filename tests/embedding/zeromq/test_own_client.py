@@ -25,6 +25,7 @@ from weir.errors import (
     ModelNotFound,
     Overloaded,
     SettingsError,
+    TooLarge,
     Unauthorized,
     Unsupported,
     WeirError,
@@ -95,11 +96,9 @@ def test_what_is_wished_for_reaches_the_model(connect: Connect, opened: Opened) 
     assert connect(model="other").encode(TEXTS).shape == (3, DIMENSIONS)
 
 
-def test_small_requests_overtake(connect: Connect, opened: Opened) -> None:
-    client = connect()
-    for size, priority in ((16, 1), (17, 0)):
-        client.encode(["a"] * size)
-        assert opened.encoder.asked[-1]["priority"] == priority
+def test_a_request_has_so_many_texts(connect: Connect) -> None:
+    with pytest.raises(TooLarge, match="100001; one request may have 100000"):
+        connect().encode(["a"] * 100_001)
 
 
 def test_answers_are_fetched_later(connect: Connect) -> None:

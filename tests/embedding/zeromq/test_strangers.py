@@ -222,10 +222,10 @@ def test_unfinished_messages_are_bounded_together() -> None:
 
 
 def test_while_much_is_under_way_nothing_is_read() -> None:
-    with Opened(zmq_max_in_flight=1000) as opened:
+    with Opened(zmq_max_in_flight=500_000) as opened:
         with EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0) as client:
             for _ in range(20):
-                client.encode(["!wait", "x" * 500], blocking=False)
+                client.encode(["!wait", "x" * 200_000], blocking=False)
             opened.until(lambda: opened.door._in.paused)
             assert len(opened.encoder.asked) < 20
             late = connected(opened.port, "PUSH")

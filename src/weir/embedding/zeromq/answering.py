@@ -19,6 +19,7 @@ from weir.errors import (
     InvalidRequest,
     ModelError,
     ModelNotFound,
+    TooLarge,
     Unauthorized,
     WeirError,
 )
@@ -33,7 +34,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request
 
 
 class Means(NamedTuple):
-    """What answering needs. `terminate` has the server drain and end; `small` is the most texts of a request that overtakes."""
+    """What answering needs. `terminate` has the server drain and end; `max_texts` are what one request may have."""
 
     served: Mapping[str, Encodes]
     publisher: Publisher
@@ -43,7 +44,7 @@ class Means(NamedTuple):
     terminate: Callable[[], None]
     drops: Drops
     logger: BoundLogger
-    small: int
+    max_texts: int
     show_tokens: bool
 
 
@@ -110,15 +111,16 @@ class Answering:
 
     async def _encode(self, ask: Ask, wishes: Wishes) -> Encoded:
         means = self._means
+        if ask.size > means.max_texts:
+            raise TooLarge(f"texts: {ask.size}; one request may have {means.max_texts}")
         texts = zeromq.read_texts(ask)
         encodes = _find(means.served, wishes.model)
         stock = ask.wishes is None
-        priority = wishes.priority if wishes.priority is not None else int(len(texts) <= means.small)
         wait = _FIRST_WAIT
         while True:
             try:
                 return await encodes.encode(
-                    texts, door=DOOR, client=_name(ask), priority=priority, timeout=wishes.timeout,
+                    texts, door=DOOR, client=_name(ask), priority=wishes.priority or 0, timeout=wishes.timeout,
                     dimensions=wishes.dimensions, truncate=wishes.truncate,
                     want_tokens=means.show_tokens if stock else wishes.tokens,
                 )  # fmt: skip

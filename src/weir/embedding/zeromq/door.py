@@ -26,7 +26,7 @@ from weir.telemetry.logs import get_logger
 from weir.wire.zeromq import MAX_FRAMES
 from weir.wire.zmtp import Event, Received, Subscribed
 
-PRIORITY_BATCH_SIZE = 16
+MAX_TEXTS = 100_000  # of one request
 _SWEEP_INTERVAL = 0.5  # seconds
 _LOOK_INTERVAL = 0.02  # seconds between two looks at whether all answers have left, at the end
 _MAX_SUBSCRIPTION = 1024  # bytes
@@ -40,14 +40,13 @@ def end_process() -> None:
 class ZeroMqDoor:
     """Serves `served`, models by name of which the first is the default, over ZeroMQ.
 
-    Requests of at most `priority_batch_size` texts overtake larger ones. `terminate` is called when somebody who may (`control`)
-    asks the server to end. `clients` counts who asks, `status` answers for the server; both may be shared with other doors.
+    One request may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks, `status` answers for the server; both may be shared with other doors.
     """
 
     def __init__(
         self, served: Mapping[str, Encodes], settings: ZeroMqSettings, http: HttpSettings, *, control: Control | None = None,
         clients: Clients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
-        priority_batch_size: int = PRIORITY_BATCH_SIZE,
+        max_texts: int = MAX_TEXTS,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._host = http.host
@@ -58,7 +57,7 @@ class ZeroMqDoor:
         self._answering = Answering(
             Means(
                 served, self._publisher, self.clients, status or Status(served, self.clients), control or Control(), terminate,
-                self.drops, logger, priority_batch_size, settings.zmq_show_tokens,
+                self.drops, logger, max_texts, settings.zmq_show_tokens,
             ),
             self._changed,
         )  # fmt: skip
