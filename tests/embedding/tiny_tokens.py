@@ -45,6 +45,11 @@ def write_merges(directory: Path) -> int:
     return int(made.get_vocab_size())
 
 
+def vocabulary_size() -> int:
+    """Return how many tokens the vocab.txt of an uncased BERT has."""
+    return len(pieces(SQUARE))
+
+
 def size(family: str) -> int:
     """Return how many tokens a family's tokenizer knows."""
     return int(made_for(family)[0].get_vocab_size())
@@ -127,7 +132,7 @@ def _unigram() -> tuple[Any, dict[str, Any]]:
             unk_id=3,
         )
     )
-    made.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" {2,}", " ")])
+    made.normalizer = normalizers.Sequence([normalizers.Replace(" {2,}", " ")])
     made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
     made.decoder = decoders.Metaspace()
     return _finished(made, "<s>", "</s>", "<unk>", "<pad>", "<mask>", {})

@@ -1,6 +1,8 @@
 """Directories of each family are understood."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from tests.embedding import tiny
 from weir.embedding.checkpoint.installed import installed_model
 from weir.embedding.checkpoint.names import names_of
 from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.checkpoint.tensors import open_tensors
 from weir.embedding.recipe import Pooling
 
 
@@ -42,3 +45,73 @@ def test_the_installed_model() -> None:
     assert (checkpoint.architecture.layers, checkpoint.architecture.hidden_size) == (6, 384)
     assert (checkpoint.pooling, checkpoint.normalize, checkpoint.layers) == (Pooling.MEAN, True, (-1,))
     assert checkpoint.max_length == 256
+
+
+@pytest.mark.parametrize("prefix", ["bert.", "model.", "0.auto_model.", "model.bert."])
+def test_models_that_were_part_of_another(prefix: str, tmp_path: Path) -> None:
+    plain = read_checkpoint(tiny.model(tmp_path / "plain")).weights()
+    stored = open_tensors(tmp_path / "plain" / "model.safetensors")
+    tiny.model(tmp_path)
+    old = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+        for name, value in stored.items()
+    }
+    other = {"cls.predictions.bias": np.zeros(181, np.float32), "embeddings.position_ids": np.zeros(64, np.float32)}
+    tiny.save(tmp_path / "model.safetensors", {prefix + name: value for name, value in old.items()} | other)
+    found = read_checkpoint(tmp_path).weights()
+    assert set(found) == set(plain)
+    for name, value in plain.items():
+        np.testing.assert_array_equal(found[name], value)
+
+
+def test_weights_in_several_files(tmp_path: Path) -> None:
+    plain = dict(read_checkpoint(tiny.model(tmp_path)).weights())
+    stored = dict(open_tensors(tmp_path / "model.safetensors"))
+    (tmp_path / "model.safetensors").unlink()
+    files = {name: f"model-{place % 2 + 1:05}-of-00002.safetensors" for place, name in enumerate(stored)}
+    for file in set(files.values()):
+        tiny.save(tmp_path / file, {name: stored[name] for name in stored if files[name] == file})
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    checkpoint = read_checkpoint(tmp_path)
+    for name, value in checkpoint.weights().items():
+        np.testing.assert_array_equal(plain[name], value)
+    before = checkpoint.content_hash()
+    last = tmp_path / "model-00002-of-00002.safetensors"
+    last.write_bytes(last.read_bytes()[:-1] + b"\x55")
+    assert checkpoint.content_hash() != before
+
+
+@pytest.mark.parametrize(("kind", "error"), [("F16", 2**-11), ("BF16", 2**-7)])
+def test_half_precision_comes_as_float32(kind: str, error: float, tmp_path: Path) -> None:
+    whole = read_checkpoint(tiny.model(tmp_path / "whole")).weights()
+    half = read_checkpoint(tiny.model(tmp_path / "half", kind=kind)).weights()
+    for name, value in whole.items():
+        assert half[name].dtype == np.float32
+        np.testing.assert_allclose(half[name], value, rtol=error, atol=1e-6)
+
+
+def test_weights_are_views_of_the_file(tmp_path: Path) -> None:
+    """Processes that read one file share its pages; nothing may write to them."""
+    weight = read_checkpoint(tiny.model(tmp_path)).weights()["layer.0.up.weight"]
+    base = weight
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    assert isinstance(base, np.memmap)
+    assert not weight.flags.writeable
+
+
+def test_the_hash_is_that_of_what_decides_the_vectors(tmp_path: Path) -> None:
+    first = read_checkpoint(tiny.sentence_model(tmp_path / "a")).content_hash()
+    assert read_checkpoint(tiny.sentence_model(tmp_path / "b")).content_hash() == first
+    (tmp_path / "b" / "README.md").write_text("changes nothing")
+    assert read_checkpoint(tmp_path / "b").content_hash() == first
+    others: list[dict[str, Any]] = [{"seed": 1}, {"pooling": "cls"}, {"dense": 8}, {"layer_norm_eps": 0.5}]
+    hashes = {
+        read_checkpoint(tiny.sentence_model(tmp_path / f"c{place}", **other)).content_hash()
+        for place, other in enumerate(others)
+    }
+    assert len(hashes | {first}) == len(others) + 1
+
+
+def test_camembert_is_read_as_a_roberta(tmp_path: Path) -> None:
+    assert read_checkpoint(tiny.model(tmp_path, "roberta", model_type="camembert")).architecture.family == "roberta"

@@ -172,7 +172,7 @@ class Tokenizer:
                 return InvalidRequest(
                     f"max_length={max_length}: must leave room for the text beside the special tokens"
                 )
-        if not length:
+        if not length and not template.first:
             return InvalidRequest("the text has no tokens, and none are added")
         first = parts[0]
         if not pair:

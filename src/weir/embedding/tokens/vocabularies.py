@@ -33,7 +33,7 @@ def from_vocabulary(directory: Path, config: Document, options: TokenizerOptions
     _check(path, vocabulary, named)
     lowercase = options.lowercase
     if lowercase is None:
-        lowercase = config.switch("do_lower_case", default=not _has_capitals(lines))
+        lowercase = config.switch("do_lower_case", default=not has_capitals(lines))
     pieces = Tokenizer(models.WordPiece(vocabulary, unk_token=named["unk"], max_input_chars_per_word=100))
     pieces.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -76,7 +76,7 @@ def _check(path: Path, vocabulary: dict[str, Any], named: dict[str, str]) -> Non
             raise SettingsError(f"{path}: has no {named[role]!r}, which a vocabulary must have")
 
 
-def _has_capitals(tokens: list[str]) -> bool:
+def has_capitals(tokens: list[str]) -> bool:
     """Return whether a vocabulary has words with capitals, other than `[unused0]` and the like."""
     return any(token != token.lower() and not token.startswith(("[", "<")) for token in tokens)
 

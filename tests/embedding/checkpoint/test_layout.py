@@ -1,0 +1,166 @@
+"""What sentence-transformers adds to a model: pooling, dense layers, normalisation, lengths, prompts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.embedding import tiny
+
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.recipe import Pooling
+from weir.errors import SettingsError
+
+TODAY = {
+    "cls": Pooling.CLS, "max": Pooling.MAX, "mean": Pooling.MEAN, "mean_sqrt_len_tokens": Pooling.MEAN_SQRT,
+    "weightedmean": Pooling.WEIGHTED_MEAN, "lasttoken": Pooling.SEP,
+}  # fmt: skip
+OLD = {
+    "pooling_mode_cls_token": Pooling.CLS, "pooling_mode_max_tokens": Pooling.MAX, "pooling_mode_mean_tokens": Pooling.MEAN,
+    "pooling_mode_mean_sqrt_len_tokens": Pooling.MEAN_SQRT, "pooling_mode_weightedmean_tokens": Pooling.WEIGHTED_MEAN,
+    "pooling_mode_lasttoken": Pooling.SEP,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.sentence_model(tmp_path_factory.mktemp("model"), dense=16)
+
+
+def change(path: Path, **values: Any) -> None:
+    """Change keys of a JSON file; None takes one out."""
+    now = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({key: value for key, value in now.items() if value is not None}))
+
+
+@pytest.mark.parametrize("name", TODAY)
+def test_poolings_of_today(name: str, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=name, normalize=False))
+    assert (checkpoint.pooling, checkpoint.normalize, checkpoint.layers) == (TODAY[name], False, (-1,))
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_switches_of_older_files(name: str, tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path)
+    switches = {other: other == name for other in OLD}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | switches))
+    assert read_checkpoint(tmp_path).pooling is OLD[name]
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32}))
+    assert read_checkpoint(tmp_path).pooling is Pooling.MEAN
+
+
+def test_several_poolings_must_be_chosen_from(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=["cls", "mean"]))
+    with pytest.raises(SettingsError, match="join the poolings cls and mean: say the one to use by --pooling"):
+        _ = checkpoint.pooling
+
+
+def test_lengths_are_the_smallest_that_is_said(tmp_path: Path) -> None:
+    for said, expected in ((None, 64), (40, 40), (1000, 64)):
+        assert read_checkpoint(tiny.sentence_model(tmp_path, "roberta", max_length=said)).max_length == expected
+    change(tmp_path / "sentence_bert_config.json", max_seq_length=None)
+    change(tmp_path / "tokenizer_config.json", model_max_length=20)
+    assert read_checkpoint(tmp_path).max_length == 20
+    change(tmp_path / "tokenizer_config.json", model_max_length=10**30)
+    assert read_checkpoint(tmp_path).max_length == 64
+
+
+def test_prompts(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, prompts={"query": "query: ", "passage": "passage: "}))
+    assert checkpoint.prompts == {"query": "query: ", "passage": "passage: "}
+    assert checkpoint.default_prompt is None
+    change(tmp_path / "config_sentence_transformers.json", default_prompt_name="query")
+    assert read_checkpoint(tmp_path).default_prompt == "query"
+    change(tmp_path / "config_sentence_transformers.json", default_prompt_name="question")
+    with pytest.raises(SettingsError, match="default_prompt_name='question': must be one of query, passage"):
+        read_checkpoint(tmp_path)
+
+
+def test_dense_layers(directory: Path) -> None:
+    checkpoint = read_checkpoint(directory)
+    (layer,) = checkpoint.dense
+    assert (layer.weight.shape, layer.bias is not None, layer.activation) == ((16, 32), True, "tanh")
+    assert checkpoint.normalize
+
+
+def test_the_network_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path)
+    (tmp_path / "0_Transformer").mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "sentence_bert_config.json"):
+        (tmp_path / name).rename(tmp_path / "0_Transformer" / name)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[0] |= {"path": "0_Transformer", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.pooling is Pooling.MEAN
+    assert checkpoint.tokenizer().cls_id == 2
+
+
+def test_texts_that_the_model_wants_in_lower_case(tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path, "roberta")
+    plain = read_checkpoint(tmp_path).tokenizer()
+    change(tmp_path / "sentence_bert_config.json", do_lower_case=True)
+    lower = read_checkpoint(tmp_path).tokenizer()
+    assert (
+        lower.encode(["DO IT"], max_length=64)
+        == plain.encode(["do it"], max_length=64)
+        != plain.encode(["DO IT"], max_length=64)
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "rule"),
+    [
+        ("1_Pooling/config.json", {"pooling_mode": "median"}, "pooling_mode='median': must be one or several of cls, max"),
+        ("1_Pooling/config.json", {"pooling_mode": []}, r"pooling_mode=\[\]: must be one or several"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "include_prompt=False: must be true"),
+        ("2_Dense/config.json", {"activation_function": "mine.Own"}, "activation_function='mine.Own': must be torch's Identity"),
+        ("2_Dense/config.json", {"out_features": 8}, r"must hold 'linear.weight' of the shape \[8, 32\]"),
+        ("2_Dense/config.json", {"use_residual": True}, "use_residual=True: must be false"),
+        ("2_Dense/config.json", {"module_input_name": "token_embeddings"}, "must be sentence_embedding"),
+        ("sentence_bert_config.json", {"max_seq_length": "long"}, "max_seq_length='long': must be a whole number of at least 3"),
+        ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be texts by name"),
+    ],
+)  # fmt: skip
+def test_settings_that_are_not_understood(file: str, values: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path, dense=16)
+    change(tmp_path / file, **values)
+    with pytest.raises(SettingsError, match=rule) as caught:
+        read_checkpoint(tmp_path)
+    assert str(tmp_path / file.split("/")[0]) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rule"),
+    [
+        (["Transformer", "Pooling", "Normalize", "Dense"], "the module Dense: must not come behind a Normalize"),
+        (["Transformer", "LSTM", "Pooling"], "the module LSTM: must be Transformer, Pooling, Dense or Normalize"),
+        (["StaticEmbedding"], "the module StaticEmbedding: must begin with a Transformer"),
+        (["Transformer"], "the module Transformer: must be followed by a Pooling"),
+        ([], "names no modules"),
+    ],
+)
+def test_modules_that_are_not_computed(kinds: list[str], rule: str, tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path, dense=16)
+    folders = {"Pooling": "1_Pooling", "Dense": "2_Dense"}
+    modules = [{"path": folders.get(kind, ""), "type": f"sentence_transformers.models.{kind}"} for kind in kinds]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SettingsError, match=rule):
+        read_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [[{"path": "../up", "type": "a.Transformer"}], [{"path": "/etc", "type": "a.Transformer"}], [{}], {}, [3]],
+)
+def test_lists_of_modules_that_are_none(modules: Any, tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path)
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(SettingsError, match=r"modules\.json"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_dense_layer_that_does_not_fit(tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path, dense=16, pooling=["cls", "mean"])
+    with pytest.raises(SettingsError, match="a dense layer takes vectors of 32 numbers, what it gets has 64"):
+        read_checkpoint(tmp_path)

@@ -1,0 +1,66 @@
+"""Tables that are broken anywhere are refused, or read as something: never an error of another kind."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.embedding.checkpoint import bundles
+
+from weir.embedding.checkpoint.bundle import Bundle
+from weir.embedding.checkpoint.table import Malformed, fields, read_table
+from weir.errors import SettingsError
+
+ENTRIES = {f"some/name/{place:03}".encode(): bytes([place]) * place for place in range(40)}
+
+
+def test_all_entries_of_several_blocks() -> None:
+    assert read_table(bundles.table(ENTRIES)) == ENTRIES
+
+
+def test_fields_of_every_kind() -> None:
+    message = (
+        bundles.field(1, 300)
+        + bundles.field(2, b"abc")
+        + bundles.varint(3 << 3 | 5)
+        + b"\1\0\0\0"
+        + bundles.varint(4 << 3 | 1)
+        + b"\2"
+        + bytes(7)
+    )
+    assert list(fields(message)) == [(1, 300), (2, b"abc"), (3, 1), (4, 2)]
+
+
+@pytest.mark.parametrize("message", [b"\x80", b"\x12\x05abc", b"\x0b", b"\x08" + b"\xff" * 11, b"\x0d\1"])
+def test_fields_that_are_cut_off(message: bytes) -> None:
+    with pytest.raises(Malformed):
+        list(fields(message))
+
+
+def test_a_compressed_block() -> None:
+    data = bytearray(bundles.table({b"a": b"b"}))
+    data[len(bundles.block({b"a": b"b"}))] = 1
+    with pytest.raises(Malformed, match="compressed"):
+        read_table(bytes(data))
+
+
+def test_bytes_changed_at_random(tmp_path: Path) -> None:
+    found, _ = bundles.variables()
+    bundles.write_bundle(tmp_path / "model", found)
+    path = tmp_path / "model.index"
+    whole = path.read_bytes()
+    random = np.random.default_rng(5)
+    refused = 0
+    for _ in range(400):
+        data = bytearray(whole[: random.integers(len(whole))] if random.random() < 0.3 else whole)
+        for place in random.integers(max(len(data), 1), size=random.integers(1, 5)):
+            if place < len(data):
+                data[place] = random.integers(256)
+        path.write_bytes(data)
+        try:
+            bundle = Bundle(tmp_path / "model")
+            for name in bundle.variables:
+                bundle.read(name)
+        except SettingsError as error:
+            assert str(tmp_path) in error.message
+            refused += 1
+    assert refused > 200
