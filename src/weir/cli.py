@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from weir._version import __version__
-from weir.commands import register
+from weir.commands import COMMANDS
 from weir.commands.options import EPILOG, parameter, settings_of, settings_parameters, with_signature
+from weir.commands.registering import register
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import Declared, Settings, declared_settings
 
@@ -86,4 +87,4 @@ def _command(name: str, run: Callable[[Settings], int], declared: Iterable[Decla
 
 _command("serve", _serve, declared_settings().values())
 _command("check", _check, [each for each in declared_settings().values() if each.of_model])
-register(cli)
+register(cli, COMMANDS, "weir.commands")

@@ -180,8 +180,9 @@ def read_settings(
     environment: Mapping[str, str],
     config: str | None = None,
     kind: Kind = MODELS,
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> Settings:
-    """Return what is to be served, and how.
+    """Return what is to be served, and how. `given` are values that a program says; they win over all else.
 
     `targets` are of the form that `kind` reads; `flags` has the texts given for each setting, by name;
     `config` is the path of a TOML file. Raises SettingsError naming where it was said, the value and the rule.
@@ -189,6 +190,7 @@ def read_settings(
     catalog = declared_settings(kind)
     general, tables = _read_file(config or environment.get(CONFIG), catalog, kind.key)
     said = _layered(_from_environment(environment, catalog), _from_flags(flags, catalog))
+    said = _layered(said, _from_table(dict(given), "settings", list(catalog), catalog))
     server = _layered(general, said)
     only_repository = bool(server.get("model_repository")) and not (targets or tables)
     models = [] if only_repository else _models(targets, general, tables, said, catalog, kind)
@@ -329,7 +331,7 @@ def _from_table(table: dict[str, Any], source: str, allowed: list[str], catalog:
 
 
 def _misplaced(name: str, where: str, allowed: list[str], catalog: dict[str, Declared]) -> str:
-    if name in ("name", "route", "target"):
+    if name in ("name", "route") or (name in ("target", "directory") and ": models." not in where):
         return f"{where}: belongs to one model: say it in [models.NAME]" + (", as NAME" if name == "name" else "")
     if name in catalog:
         return f"{where}: is a setting of the whole server, not of one model"

@@ -1,1 +1,24 @@
-"""Sentence vectors as a service: vectors = encode(texts), on Weir's public surface."""
+"""Sentence vectors as a service: vectors = encode(texts), on Weir's public surface.
+
+with weir.embedding.serve("./bge-small-en", port=0) as server:
+    print(server.url)
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weir.textserving import EmbeddingServer, serve
+
+__all__ = ["EmbeddingServer", "serve"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'weir.embedding' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("weir.textserving"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

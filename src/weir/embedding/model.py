@@ -104,7 +104,7 @@ class TextEncoder(Model):
 
         self._checkpoint = checkpoint = read_for(self.computing.kind, self.directory)
         self._recipe = chosen_recipe(checkpoint, **self.chosen)
-        self._longest = min(self.max_length or checkpoint.max_length, checkpoint.max_length)
+        self._longest = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id
         tokenizer = checkpoint.tokenizer(TokenizerOptions(**self.reading))
         vocabulary = checkpoint.architecture.vocab_size

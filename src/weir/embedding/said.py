@@ -34,7 +34,10 @@ class Said(NamedTuple):
             "cased": text.cased, "pair_separator": text.pair_separator, "run_tokens": computing.run_tokens,
             "cache": computing.cache,
         }  # fmt: skip
-        return ModelToServe(TARGET, self.name, params, [], {**self.settings, "threads": threads})
+        settings = {key: value for key, value in self.settings.items() if key != "threads"}
+        if settings.get("executor", "process") == "process":
+            settings["threads"] = threads  # of its other libraries; threads of this process are not ours to set
+        return ModelToServe(TARGET, self.name, params, [], settings)
 
 
 def read_model(model: ModelToServe) -> Said:

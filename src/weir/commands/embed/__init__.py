@@ -1,0 +1,16 @@
+"""`weir embed`: the vectors of texts. One module for each subcommand, named like it, with a function of that name."""
+
+import typer
+
+from weir.commands.registering import register
+
+COMMANDS = {  # each with an example
+    "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
+}
+
+embed = typer.Typer(
+    help="Turn texts into vectors: serve a model of texts, and what belongs to that.", no_args_is_help=True,
+    # The flags of bert-serving-start have underscores.
+    context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
+)  # fmt: skip
+register(embed, COMMANDS, "weir.commands.embed")

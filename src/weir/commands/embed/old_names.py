@@ -1,0 +1,89 @@
+"""The flags of `bert-serving-start`, for what they are called here. docs/reference has the table."""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import typer
+
+from weir.commands.options import parameter, text_of
+from weir.errors import SettingsError
+
+
+class Old(NamedTuple):
+    """A flag: the setting that it is now, and for one without a value of its own, the value. `drop` is a value that says
+    nothing: the default holds."""
+
+    setting: str
+    value: str | None = None
+    drop: str | None = None
+
+
+# By name of the parameter: the flag has dashes for the underscores, which are taken too.
+OLD: Mapping[str, Old] = {
+    "max_seq_len": Old("max_length", drop="NONE"),
+    "cased_tokenization": Old("cased", "true"),
+    "pooling_layer": Old("layers"),
+    "pooling_strategy": Old("pooling"),
+    "mask_cls_sep": Old("mask_special", "true"),
+    "no_special_token": Old("special_tokens", "false"),
+    "no_position_embeddings": Old("positions", "false"),
+    "show_tokens_to_client": Old("zmq_show_tokens", "true"),
+    "fixed_embed_length": Old("fixed_length", "true"),
+    "graph_tmp_dir": Old("cache"),
+    "port_in": Old("zmq_port"),
+    "port_data": Old("zmq_port"),
+    "port_out": Old("zmq_port_out"),
+    "port_result": Old("zmq_port_out"),
+    "http_port": Old("port"),
+    "http_max_connect": Old("max_connections"),
+    "cors": Old("cors_origins"),
+    "num_worker": Old("workers"),
+    "priority_batch_size": Old("small_request_size"),
+    "device": Old("device_map"),
+    "cpu": Old("device_map", "cpu"),
+    "fp16": Old("precision", "fp16"),
+    "xla": Old("compile", "true"),
+    "verbose": Old("log_level", "debug"),
+}
+MODEL_DIRECTORY, PREFETCH = "model_dir", ("prefetch", "prefetch_size")
+
+
+def old_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each, which `--help` does not show."""
+    valued = [MODEL_DIRECTORY, *PREFETCH, *(name for name, old in OLD.items() if old.value is None)]
+    switches = [name for name, old in OLD.items() if old.value is not None]
+    return [
+        parameter(name, kind, typer.Option(None, "--" + name.replace("_", "-"), hidden=True))
+        for names, kind in ((valued, list[str]), (switches, list[bool]))
+        for name in names
+    ]
+
+
+def translated(
+    directories: list[str] | None, said: Mapping[str, list[Any] | None]
+) -> tuple[list[str], dict[str, list[Any]]]:
+    """Return the directories, and what was said by today's names. Raises SettingsError for a value that cannot be."""
+    found = list(directories or [])
+    today: dict[str, list[Any]] = {}
+    for name, values in said.items():
+        if not values:
+            continue
+        if name == MODEL_DIRECTORY:
+            found += values
+        elif name in PREFETCH:
+            today.setdefault("pipeline_depth", []).extend(_depth(name, value) for value in values)
+        elif name in OLD:
+            old = OLD[name]
+            kept = [value if old.value is None else old.value for value in values if value != old.drop]
+            today.setdefault(old.setting, []).extend(kept)
+        else:
+            today.setdefault(name, []).extend(map(text_of, values))
+    return found, today
+
+
+def _depth(name: str, value: str) -> str:
+    """A worker of bert-as-service had so many batches in its queue; ours has one beside the one that it computes, or none."""
+    if not value.isdecimal():
+        raise SettingsError(f"--{name.replace('_', '-')}={value!r}: must be a whole number; 0 fetches nothing ahead")
+    return "1" if int(value) == 0 else "2"

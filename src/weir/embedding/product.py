@@ -1,0 +1,99 @@
+"""The service of sentence vectors as a product: its models, its doors, and what they share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prometheus_client.registry import Collector
+from starlette.routing import BaseRoute
+
+from weir.embedding.calling import Models, Site
+from weir.embedding.clients import Clients
+from weir.embedding.counts import Counts
+from weir.embedding.encode import Encode
+from weir.embedding.encoder import Encoder
+from weir.embedding.front import Front
+from weir.embedding.openai import OpenAI
+from weir.embedding.openapi import text_paths
+from weir.embedding.said import read_model
+from weir.embedding.settings import CallerSettings
+from weir.embedding.status import Status
+from weir.embedding.stock import stock_fields
+from weir.embedding.zeromq.door import ZeroMqDoor
+from weir.embedding.zeromq.settings import ZeroMqSettings
+from weir.manager.spec import ModelToServe
+from weir.protocols.door import Door, DoorContext
+
+
+class EmbeddingProduct:
+    """Serves the vectors of texts: `models` have directories as their targets, and settings of texts among theirs.
+
+    Raises SettingsError naming the file of a model that cannot be used.
+    """
+
+    def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
+        self._said = [read_model(model) for model in models]
+        self._fronts = [Front(said) for said in self._said]
+        self._callers = callers
+        self._zeromq = zeromq
+        self._clients = Clients()
+        self._counts = Counts()
+        self._encoders: dict[str, Encoder] = {}
+        self._context: DoorContext
+        self._status: Status
+
+    @property
+    def models(self) -> list[ModelToServe]:
+        """What the server is to run."""
+        return [said.served() for said in self._said]
+
+    def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
+        """Return those of the HTTP doors."""
+        self._context = context
+        self._encoders = {front.name: front.encoder(context.registry.get(front.name)) for front in self._fronts}
+        self._status = Status(self._encoders, self._clients, self._stock_fields)
+        site = Site(Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients)
+        encode = Encode(site, self._status, control=context.control, end=context.end)
+        return [*OpenAI(site).routes(), *encode.routes()]
+
+    def paths(self) -> Mapping[str, Any]:
+        """Describe them."""
+        return text_paths()
+
+    def doors(self, context: DoorContext) -> Sequence[Door]:
+        """Return the ZeroMQ door, if there is to be one."""
+        if self._zeromq.zmq_port is None:
+            return []
+        door = ZeroMqDoor(
+            self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
+            status=self._status, terminate=context.end,
+        )  # fmt: skip
+        return [door]
+
+    def to_try(self, curl: str, url: str) -> Sequence[str]:
+        """Return a call of each HTTP door."""
+        return [
+            f"  {curl} -H 'Content-Type: application/json' -d '{{\"input\": \"First do it\"}}' {url}/v1/embeddings",
+            f'  {curl} -d \'{{"id": 1, "texts": ["First do it", "then do it right"]}}\' {url}/encode',
+            f'  python -c \'import weir.client as c; print(c.EmbeddingClient("{url}").encode(["First do it"]).shape)\'',
+        ]
+
+    def collectors(self) -> Sequence[Collector]:
+        """Return what counts calls and texts."""
+        return [self._counts]
+
+    async def prepare(self) -> None:
+        """Nothing is to be made beforehand: the first worker makes the graphs, in a process of its own."""
+
+    async def start(self) -> None:
+        """Nothing is left to be done."""
+
+    async def stop(self) -> None:
+        """End the threads that read texts."""
+        for encoder in self._encoders.values():
+            encoder.close()
+
+    def _stock_fields(self) -> Mapping[str, Any]:
+        said, front = self._said[0], self._fronts[0]
+        service = self._context.registry.get(front.name)
+        settings = self._context.settings.http
+        return stock_fields(service, said, front.recipe, http=settings, zeromq=self._zeromq)

@@ -1,0 +1,73 @@
+"""A server of text models: which settings `weir embed serve` has, and the server that follows from them."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weir.embedding import settings as embedding
+from weir.errors import SettingsError
+from weir.settings import MODEL_PARTS, SERVER_PARTS, Kind, Settings, read_settings
+
+if TYPE_CHECKING:
+    from weir.embedding.product import EmbeddingProduct
+
+_SMALL_MODEL = "all-minilm-l6-v2"
+
+
+def named(target: str) -> tuple[str, str]:
+    """Return the model's name and its directory: of `NAME=DIRECTORY`, or of a directory whose last part is the name."""
+    name, equals, directory = target.partition("=")
+    if equals and "/" not in name and not Path(target).exists():
+        if not (name and directory):
+            raise SettingsError(f"{target!r}: must be DIRECTORY or NAME=DIRECTORY")
+        return name, directory
+    return Path(target).resolve().name, target
+
+
+def installed() -> Sequence[str]:
+    """Return the small model, named. Raises SettingsError with the command that installs it."""
+    from weir.embedding.checkpoint.installed import INSTALL, installed_model
+
+    directory = installed_model()
+    if directory is None:
+        raise SettingsError(f"no model: name a DIRECTORY, or install the small one: {INSTALL}")
+    return [f"{_SMALL_MODEL}={directory}"]
+
+
+# What `weir embed serve` serves. A model's own name is said with it, and its class and parameters follow from the settings.
+TEXTS = Kind(
+    {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
+    {**embedding.SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
+    named, "directory", "the directory of a model", installed,
+)  # fmt: skip
+
+
+class TextServer(NamedTuple):
+    """The settings of a server, its models among them, and the product that it serves."""
+
+    settings: Settings
+    product: "EmbeddingProduct"
+
+
+def compose(settings: Settings) -> TextServer:
+    """Return the server that `settings` of the kind TEXTS make. Raises SettingsError naming the file of a model that cannot be
+    used."""
+    from weir.embedding.product import EmbeddingProduct  # loads a server, which the command line does not need
+
+    product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
+    return TextServer(settings._replace(models=product.models), product)
+
+
+def text_settings(
+    directories: Sequence[str],
+    flags: Mapping[str, Sequence[str]],
+    environment: Mapping[str, str],
+    config: str | None = None,
+) -> Settings:
+    """Return the settings of a server of text models; see read_settings."""
+    return read_settings(directories, flags, environment, config, TEXTS)
+
+
+def given_settings(directories: Sequence[str], values: Mapping[str, Any]) -> Settings:
+    """Return the same of values that a program says; it reads no variables and no file."""
+    return read_settings(directories, {}, {}, None, TEXTS, values)

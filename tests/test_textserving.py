@@ -1,0 +1,152 @@
+"""Servers of tiny models of texts: every door, started from Python."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tests.embedding import tiny
+
+import weir.embedding
+from weir.client.embedding import EmbeddingClient
+from weir.client.retrying import NEVER
+from weir.embedding import EmbeddingServer
+from weir.errors import InvalidRequest, ModelError, SettingsError
+
+TEXTS = ["first do it", "then do it right", "it"]
+SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[EmbeddingServer]:
+    """Two models: one of sentence-transformers', cut to 8 tokens, and a plain one."""
+    small = tiny.sentence_model(folder / "small", max_length=8)
+    plain = tiny.model(folder / "plain", layers=2)
+    with weir.embedding.serve(small, f"other={plain}", zmq_port=0, cache=str(folder / "cache"), **SETTINGS) as made:
+        assert made.is_ready.is_set()
+        yield made
+
+
+@pytest.fixture
+def client(server: EmbeddingServer) -> Iterator[EmbeddingClient]:
+    with EmbeddingClient(server.url, check_length=False) as made:
+        yield made
+
+
+def test_every_door_gives_the_same_vectors(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    vectors = client.encode(TEXTS)
+    assert vectors.shape == (3, tiny.HIDDEN)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    with httpx.Client(base_url=server.url) as http, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as stock:
+        encoded = http.post("/encode", json={"id": 1, "texts": TEXTS}).json()["result"]
+        native = http.post("/infer/small/batch", json=TEXTS).json()
+        items = {
+            "inputs": [{"name": "input", "shape": [3], "datatype": "BYTES", "data": [f'"{text}"' for text in TEXTS]}]
+        }
+        kserve = http.post("/v2/models/small/infer", json=items).json()
+        embedded = stock.embeddings.create(model="small", input=TEXTS).data
+    answers = [encoded, [each["output"] for each in native], [each.embedding for each in embedded]]
+    assert "outputs" in kserve, kserve
+    for answer in answers:
+        np.testing.assert_allclose(np.array(answer, np.float32), vectors, atol=1e-6)
+
+
+def test_the_zeromq_door_gives_them_too(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    pytest.importorskip("zmq")
+    assert server.zmq_ports is not None
+    port, port_out = server.zmq_ports
+    with EmbeddingClient(f"tcp://127.0.0.1:{port}", port_out=port_out, check_length=False, timeout=20) as other:
+        np.testing.assert_allclose(other.encode(TEXTS), client.encode(TEXTS), atol=1e-6)
+
+
+def test_the_models_own_length_pooling_and_names_hold(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        listed = http.get("/v1/models").json()["data"]
+        state = http.get("/status/server").json()
+    assert [(each["id"], each["max_length"]) for each in listed] == [("small", 8), ("other", tiny.POSITIONS)]
+    assert (state["pooling_strategy"], state["pooling_layer"], state["num_worker"]) == (2, [-1], 1)
+    plain = client.encode(TEXTS, model="other")
+    assert not np.allclose(np.linalg.norm(plain, axis=1), 1, atol=1e-3)
+
+
+def test_a_text_that_is_too_long_is_cut_or_refused(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    long = "it " * 20
+    with httpx.Client(base_url=server.url) as http:
+        answer = http.post("/encode", json={"texts": ["it", long]}).json()
+    assert answer["truncated"] == [1]
+    with pytest.raises(InvalidRequest, match=r"text.?\[?1"):
+        client.encode(["it", long], truncate=False)
+
+
+def test_metrics_and_the_description_know_the_doors(server: EmbeddingServer) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        http.post("/encode", json={"texts": ["it"]})
+        metrics = http.get("/metrics").text
+        paths = http.get("/openapi.json").json()["paths"]
+    assert 'weir_text_calls_total{code="200",door="encode",model="small"}' in metrics
+    assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(paths)
+
+
+def test_whoever_may_control_it_can_end_it(folder: Path) -> None:
+    server = EmbeddingServer(folder / "small", cache=str(folder / "cache"), **SETTINGS)
+    server.start()
+    server.wait_until_ready(60)
+    with pytest.raises(SettingsError, match="started already"):
+        server.start()
+    with EmbeddingClient(server.url, retry=NEVER) as client:
+        client.terminate()
+    server.join(30)
+    server.close()
+
+
+def test_a_server_can_be_closed_at_any_time(folder: Path) -> None:
+    before = set(threading.enumerate())
+    server = EmbeddingServer(folder / "small", cache=str(folder / "cache"), **SETTINGS)
+    server.close()
+    server.start()
+    server.close()
+    server.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "file").write_text("")
+    with (
+        pytest.raises((ModelError, SettingsError)),
+        EmbeddingServer(folder / "small", cache=str(folder / "file" / "cache"), **SETTINGS),
+    ):
+        raise AssertionError("it must not become ready")
+
+
+@pytest.mark.parametrize(("settings", "rule"), [
+    ({"max_length": 1000}, "max_length=1000: the model reads at most 64 tokens"),
+    ({"pooling": "median"}, "pooling='median'"),
+    ({"layers": [-9]}, "layers: -9 is none"),
+    ({"dimensions": 1000}, "dimensions=1000"),
+    ({"colour": 1}, "colour: there is no such setting"),
+    ({"port": "x"}, "port='x': must be a whole number"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    folder: Path, settings: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(SettingsError, match=rule):
+        EmbeddingServer(folder / "small", **settings)
+
+
+def test_a_loop_of_the_program_is_left_alone(folder: Path) -> None:
+    async def main() -> Any:
+        with EmbeddingServer(folder / "small", cache=str(folder / "cache"), **SETTINGS) as server:
+            async with httpx.AsyncClient(base_url=server.url) as http:
+                return (await http.post("/encode", json={"id": 5, "texts": ["it"]})).json()["id"]
+
+    assert asyncio.run(main()) == 5
