@@ -30,7 +30,7 @@ class Encoder:
     """Implements Encodes over `service`, whose model takes Tokens.
 
     `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say; with `normalize` vectors of which only
-    the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts.
+    the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does).
     `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
 

@@ -66,7 +66,7 @@ class Reading:
 
 
 class Readers:
-    """Threads that read. `heard`, if given, is told (began, ended, texts) of each round, in seconds of time.monotonic, on the loop's thread."""
+    """Threads that read; with none, the event loop does. `heard`, if given, is told (began, ended, texts) of each round, in seconds of time.monotonic, on the loop's thread."""
 
     def __init__(
         self, tokenizer: Tokenizes, threads: int = 2, heard: Callable[[float, float, int], None] | None = None
@@ -85,7 +85,7 @@ class Readers:
 
     def start(self) -> None:
         """Start the threads, for the running loop. Idempotent."""
-        if self._threads:
+        if self._loop is not None and len(self._threads) == self._count:
             return
         self._loop = asyncio.get_running_loop()
         for number in range(self._count):
@@ -107,7 +107,9 @@ class Readers:
 
     def add(self, reading: Reading, urgent: bool) -> None:
         """Have `reading` read."""
-        if urgent:
+        if not self._count:
+            asyncio.get_running_loop().call_soon(self._read, [reading])
+        elif urgent:
             self._urgent.append(reading)
             self._for_first.put(True)
         else:

@@ -1,0 +1,161 @@
+"""Several callers of one model: nobody takes more than a share, and nobody waits behind another's large request."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy
+import pytest
+from tests.embedding.text_models import DIMENSIONS, Summing, Words
+
+from weir import Service
+from weir.embedding.encoder import Encoder
+from weir.embedding.texts import Encoded, Tokens
+from weir.testing import FakeClock, FakeExecutor
+
+ROWS = 16
+SETTLED = 30  # turns of the loop in which all that follows from something has happened
+
+
+def answers(batch: list[Tokens]) -> list[Any]:
+    """Answer as Summing does."""
+    return Summing().predict(batch)
+
+
+class Bench:
+    """A model whose batches take a tenth of a second, driven batch by batch in virtual time."""
+
+    def __init__(self, encoder: Encoder, executor: FakeExecutor, clock: FakeClock) -> None:
+        self.encoder, self.executor, self.clock = encoder, executor, clock
+        self.waiting: set[asyncio.Future[Encoded]] = set()
+        self.texts: Counter[str] = Counter()  # that were answered, by client, as the batches say
+
+    def send(self, client: str, count: int) -> "asyncio.Future[Encoded]":
+        """Send a request; the first word of each text is its client's letter."""
+        texts = [f"{client} {number}" + " more" * (number % 3) for number in range(count)]
+        asked = asyncio.ensure_future(self.encoder.encode(texts, door="test", client=client, timeout=1e6))
+        self.waiting.add(asked)
+        return asked
+
+    async def settle(self) -> None:
+        """Let all that follows happen."""
+        for _ in range(SETTLED):
+            await asyncio.sleep(0)
+
+    async def batch(self) -> None:
+        """Let one batch run to its end."""
+        await self.settle()
+        self.clock.advance(0.1)
+        for tokens in self.executor.pending[0][1].payloads:
+            self.texts[chr(int(numpy.frombuffer(tokens.ids, "<i4")[0]))] += 1
+        self.executor.answer_next(answers)
+        await self.settle()
+
+    async def leave(self) -> None:
+        """Let nobody wait any more."""
+        for asked in self.waiting:
+            asked.cancel()
+        await asyncio.gather(*self.waiting, return_exceptions=True)
+        while self.executor.pending:
+            await self.batch()
+
+
+@asynccontextmanager
+async def bench(places: int = 1, **options: Any) -> AsyncIterator[Bench]:
+    """Serve."""
+    clock, executor = FakeClock(), FakeExecutor(places=places)
+    async with Service(Summing, executor=executor, clock=clock, max_batch_size=ROWS, max_padding=8.0) as service:
+        encoder = Encoder(service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0, **options)
+        made = Bench(encoder, executor, clock)
+        yield made
+        await made.leave()
+        encoder.close()
+
+
+def run(scene: Callable[[], Awaitable[None]]) -> None:
+    """Run a scene."""
+
+    async def main() -> None:
+        await scene()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_a_client_with_one_sentence_waits_three_batches_at_most_whatever_another_sends(places: int) -> None:
+    async def scene() -> None:
+        async with bench(places) as served:
+            waits = []
+            for turn in range(20):
+                if turn < 4:
+                    served.send("a", 3000)
+                await served.batch()
+                sent, asked = served.clock(), served.send("b", 1)
+                while not asked.done():
+                    await served.batch()
+                waits.append(served.clock() - sent)
+            assert max(waits) <= 0.1 * (1 + places) + 1e-9
+            assert served.texts["a"] > 300
+
+    run(scene)
+
+
+def test_small_requests_of_one_caller_do_not_crowd_out_those_of_another() -> None:
+    async def scene() -> None:
+        async with bench() as served:
+            for _ in range(400):
+                served.send("a", 1)
+            await served.batch()
+            asked, batches = served.send("b", 1), 0
+            while not asked.done():
+                await served.batch()
+                batches += 1
+            assert batches <= 3
+
+    run(scene)
+
+
+def test_two_callers_with_large_requests_get_as_much() -> None:
+    async def scene() -> None:
+        async with bench() as served:
+            asked = {client: served.send(client, 900) for client in "ab"}
+            for turn in range(240):
+                await served.batch()
+                if turn == 40:
+                    served.texts.clear()
+                for client in "ab":
+                    if asked[client].done():
+                        asked[client] = served.send(client, 900)
+            assert served.texts["a"] / served.texts["b"] == pytest.approx(1.0, abs=0.1)
+
+    run(scene)
+
+
+def test_a_large_request_goes_on_among_small_ones() -> None:
+    async def scene() -> None:
+        async with bench() as served:
+            large = served.send("l", 40)
+            for turn in range(60):
+                for number in range(ROWS):
+                    served.send(chr(ord("A") + (turn * ROWS + number) % 26), 1)
+                await served.batch()
+                if large.done():
+                    break
+            assert large.done()
+            assert served.texts["l"] == 40
+            assert sum(served.texts.values()) > 120
+
+    run(scene)
+
+
+def test_what_a_large_request_has_in_the_line_is_bounded() -> None:
+    async def scene() -> None:
+        async with bench() as served:
+            served.send("a", 20_000)
+            for _ in range(10):
+                await served.batch()
+                assert served.encoder._service.state()["waiting"] <= served.encoder.window == 256
+
+    run(scene)
