@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
 WEIGHTS = "weights.bin"  # the file beside the graph
-VERSION = 1  # of the graphs that this makes; higher with each change, for cached ones are made again then
+VERSION = 2  # of the graphs that this makes; higher with each change, for cached ones are made again then
 
 
 def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Graph:

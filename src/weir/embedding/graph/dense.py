@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.graph.assembling import FUSED, Assembly
-from weir.embedding.graph.quantizing import quantize, weight_bits
+from weir.embedding.graph.quantizing import balance, quantize, weight_bits
 from weir.embedding.recipe import Precision
 from weir.errors import SettingsError
 
@@ -55,17 +55,26 @@ class Numbers:
         values, scales = quantize(weight.T.astype(np.float32), weight_bits())
         return self._assembly.weight(f"{name}.int8", values), self._assembly.weight(f"{name}.scale", scales)
 
-    def product(self, value: str, name: str, weight: Array, bias: Array) -> tuple[str, str]:
-        """Return `value` times the matrix, and the bias that is still to be added: empty if it has been."""
-        told = self.vector(f"{name}.bias", bias)
-        if self.eight_bits:
-            matrix, scale = self.eighth(f"{name}.weight", weight)
-            return self._assembly.add("DynamicQuantizeMatMul", value, matrix, scale, "", told, domain=FUSED), ""
-        return self._assembly.add("MatMul", value, self.matrix(f"{name}.weight", weight)), told
+    def product(self, value: str, name: str, weight: Array, bias: Array, reach: Array | None = None) -> tuple[str, str]:
+        """Return `value` times the matrix, and the bias that is still to be added: empty if it has been.
 
-    def dense(self, value: str, name: str, weight: Array, bias: Array, activation: str = "identity") -> str:
+        `reach` is how far each number of `value` goes, where that is known: eight bits make more of it.
+        """
+        told = self.vector(f"{name}.bias", bias)
+        if not self.eight_bits:
+            return self._assembly.add("MatMul", value, self.matrix(f"{name}.weight", weight)), told
+        if reach is not None:
+            factors = balance(weight, reach)
+            value = self._assembly.add("Mul", value, self.vector(f"{name}.balance", 1 / factors))
+            weight = weight * factors
+        matrix, scale = self.eighth(f"{name}.weight", weight)
+        return self._assembly.add("DynamicQuantizeMatMul", value, matrix, scale, "", told, domain=FUSED), ""
+
+    def dense(
+        self, value: str, name: str, weight: Array, bias: Array, activation: str, reach: Array | None = None
+    ) -> str:
         """Return `value` after a whole dense layer. Raises SettingsError naming an activation that is not known."""
-        out, missing = self.product(value, name, weight, bias)
+        out, missing = self.product(value, name, weight, bias, reach)
         if activation == "gelu" and missing:
             return self._assembly.add("BiasGelu", out, missing, domain=FUSED)
         if activation in _TANH_GELU:

