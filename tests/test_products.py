@@ -14,8 +14,10 @@ from starlette.routing import BaseRoute, Route
 
 from weir.app import App
 from weir.errors import SettingsError
+from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
 from weir.settings import read_settings
+from weir.telemetry.silent import SilentObserver
 
 TARGET = "tests.served_models:Square"
 
@@ -55,6 +57,9 @@ class Shop:
     def __init__(self, wrong: str = "") -> None:
         self.heard: list[str] = []
         self._wrong = wrong
+
+    def observers(self) -> Sequence[Observer]:
+        return [SilentObserver()]
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
         async def greet(request: Request) -> PlainTextResponse:

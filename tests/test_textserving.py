@@ -19,7 +19,7 @@ from weir.embedding import EmbeddingServer
 from weir.errors import InvalidRequest, ModelError, SettingsError
 
 TEXTS = ["first do it", "then do it right", "it"]
-SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"]}
+SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
 
 
 @pytest.fixture(scope="module")

@@ -67,6 +67,7 @@ class App:
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
         heard = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
+        heard += () if product is None else product.observers()
         token = settings.control.control_token_file
         make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
         folder = _folder(settings)

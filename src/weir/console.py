@@ -2,11 +2,11 @@
 
 import shlex
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -86,6 +86,40 @@ class Loading(SilentObserver):
         """Count a worker that is ready."""
         if state == "ready" and model in self._rows:
             self._progress.advance(self._rows[model])
+
+
+class Measuring:
+    """Shows how far the measurement of models has come, if stderr is a terminal."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("measuring {task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[what]}"),
+        )
+        self._progress = Progress(
+            *columns, TimeElapsedColumn(), console=console, transient=True, disable=not console.is_terminal
+        )
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def of(self, name: str) -> Callable[[float, str], None]:
+        """Return what hears of the model called so: a share, and what is measured. It is shown once it has heard something."""
+        task: list[TaskID] = []
+
+        def heard(share: float, what: str) -> None:
+            if not task:
+                task.append(self._progress.add_task(name, total=1.0, what=what))
+            self._progress.update(task[0], completed=share, what=what)
+
+        return heard
 
 
 def _served(app: App) -> Table:

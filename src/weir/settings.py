@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
+from weir.embedding import settings as embedding
 from weir.errors import SettingsError
 from weir.fields import Rule, setting
 from weir.manager.repository.settings import RepositorySettings
@@ -143,6 +144,13 @@ def _nothing() -> Sequence[str]:
         "--model-repository"
     )
 
+
+_OTHER_VARIABLES = frozenset(
+    PREFIX + each.name.upper()
+    for kinds in (embedding.MODEL_PARTS, embedding.SERVER_PARTS)
+    for kind in kinds.values()
+    for each in fields(kind)
+)
 
 # What `weir serve` serves.
 MODELS = Kind(
@@ -283,6 +291,8 @@ def _from_environment(environment: Mapping[str, str], catalog: dict[str, Declare
     for variable, text in environment.items():
         if not variable.startswith(PREFIX) or variable == CONFIG or _is_of_kubernetes(variable, text):
             continue
+        if variable in _OTHER_VARIABLES and variable not in by_variable:
+            continue  # one environment may be that of several commands
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
         declared = by_variable[variable]

@@ -1,6 +1,6 @@
 """A server of text models: which settings `weir embed serve` has, and the server that follows from them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,6 +9,7 @@ from weir.errors import SettingsError
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Kind, Settings, read_settings
 
 if TYPE_CHECKING:
+    from weir.embedding.calibration import Progress
     from weir.embedding.product import EmbeddingProduct
 
 _SMALL_MODEL = "all-minilm-l6-v2"
@@ -49,12 +50,16 @@ class TextServer(NamedTuple):
     product: "EmbeddingProduct"
 
 
-def compose(settings: Settings) -> TextServer:
-    """Return the server that `settings` of the kind TEXTS make. Raises SettingsError naming the file of a model that cannot be
-    used."""
+async def compose(settings: Settings, progress: "Callable[[str], Progress]") -> TextServer:
+    """Return the server that `settings` of the kind TEXTS make, after its models have been measured where they have to be.
+
+    `progress` returns what hears of the measurement of the model called so. Raises SettingsError naming the file of a model that
+    cannot be used, and what the start of a worker raises.
+    """
     from weir.embedding.product import EmbeddingProduct  # loads a server, which the command line does not need
 
     product = EmbeddingProduct(settings.models, settings.more["Callers"], settings.more["ZeroMQ"])
+    await product.calibrate(progress)
     return TextServer(settings._replace(models=product.models), product)
 
 

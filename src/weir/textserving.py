@@ -8,12 +8,14 @@ import asyncio
 import contextlib
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
 
 import uvloop
 
 from weir.app import App
+from weir.embedding.calibration import nothing
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.errors import SettingsError
 from weir.textserver import compose, given_settings
@@ -24,11 +26,14 @@ class EmbeddingServer:
     `weir embed serve` as keyword arguments. Neither variables nor a file are read.
 
     A context manager: serves when its block begins, and has finished what it accepted when the block ends. Or call `start`, wait for
-    `is_ready`, and `close`. Raises SettingsError before anything is started.
+    `is_ready`, and `close`. Raises SettingsError before anything is started. Where a model has to be measured first, that is done when this is
+    made, and raises what the start of a worker raises.
     """
 
     def __init__(self, *directories: str | os.PathLike[str], **settings: Any) -> None:
-        server = compose(given_settings([os.fspath(directory) for directory in directories], settings))
+        said = given_settings([os.fspath(directory) for directory in directories], settings)
+        with ThreadPoolExecutor(1) as aside:  # here a loop may be running
+            server = aside.submit(asyncio.run, compose(said, lambda name: nothing)).result()
         self._app = App(server.settings, product=server.product)
         self._runner: asyncio.Runner
         self._loop: asyncio.AbstractEventLoop

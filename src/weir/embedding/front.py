@@ -1,16 +1,25 @@
 """What the server itself must know of a model of texts: its tokenizer, its sizes. The workers have the weights."""
 
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from weir.embedding.budget import Budget
+from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
 from weir.embedding.encoder import Encoder
+from weir.embedding.padding import runs
 from weir.embedding.runtime.reading import dimensions_in, read_for
 from weir.embedding.said import Said
 from weir.embedding.tokens.options import TokenizerOptions
+from weir.embedding.waste import Computing
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
+
+# What a worker that is measured has in common with those that will serve.
+_OF_WORKERS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "predict_timeout")
 
 
 class Front:
@@ -31,7 +40,8 @@ class Front:
         )  # fmt: skip
         self.dimensions = dimensions_in(checkpoint, self.recipe)
         self.max_length = text.max_length or checkpoint.max_length
-        self._text = text
+        self._said = said
+        self._checkpoint = checkpoint
         self._tokenizer = checkpoint.tokenizer(
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
@@ -39,10 +49,40 @@ class Front:
             )
         )  # fmt: skip
 
+    async def budget(self, progress: Progress) -> Budget | None:
+        """Return how large batches should be on this machine, measured if nobody has before; None where nobody wants to know."""
+        from weir.embedding.graph.cache import cache_directory
+        from weir.embedding.model import TextEncoder
+
+        said = self._said
+        if not said.wants_calibration:
+            return None
+        computing = said.computing
+        params = said.params(MOST_TOKENS)
+        settings = {key: said.settings[key] for key in _OF_WORKERS if key in said.settings}
+        return await budget_for(
+            TextEncoder, params, identity=self._identity(), max_length=self.max_length,
+            folder=(Path(computing.cache) if computing.cache else cache_directory()) / "budgets",
+            vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
+        )  # fmt: skip
+
+    def _identity(self) -> dict[str, Any]:
+        """Say what is measured: not where it lies, and not what leaves its speed as it is."""
+        params = self._said.params()
+        for name in ("directory", "cache", "truncate", "cased", "pair_separator", "special_tokens", "run_tokens"):
+            del params[name]
+        executor = self._said.settings.get("executor", "process")
+        return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
+
+    def computing(self, run_tokens: int | None) -> Computing:
+        """Return how workers that compute so many tokens at once cut batches into runs, for what counts padding."""
+        cut = None if run_tokens is None else partial(runs, run_tokens=run_tokens)
+        return Computing(cut, self.max_length if self._said.text.fixed_length else 0)
+
     def encoder(self, service: "Service") -> Encoder:
         """Return what encodes texts by `service`."""
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
-            truncate=self._text.truncate, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._text.fixed_length else None,
+            truncate=self._said.text.truncate, normalize=self.recipe.normalize,
+            fixed_length=self.max_length if self._said.text.fixed_length else None,
         )  # fmt: skip

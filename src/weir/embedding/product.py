@@ -1,11 +1,13 @@
 """The service of sentence vectors as a product: its models, its doors, and what they share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
+from weir.embedding.budget import Budget
+from weir.embedding.calibration import Progress
 from weir.embedding.calling import Models, Site
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
@@ -18,9 +20,11 @@ from weir.embedding.said import read_model
 from weir.embedding.settings import CallerSettings
 from weir.embedding.status import Status
 from weir.embedding.stock import stock_fields
+from weir.embedding.waste import Waste
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.manager.spec import ModelToServe
+from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
 
 
@@ -37,14 +41,32 @@ class EmbeddingProduct:
         self._zeromq = zeromq
         self._clients = Clients()
         self._counts = Counts()
+        self._waste = Waste()
+        self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
         self._context: DoorContext
         self._status: Status
 
+    async def calibrate(self, progress: Callable[[str], Progress]) -> None:
+        """Find out how large the batches of each model should be; to be called, if at all, before `models` are asked for.
+
+        `progress` returns what hears of the measurement of the model called so. Raises what the start of a worker raises.
+        """
+        for front in self._fronts:
+            budget = await front.budget(progress(front.name))
+            if budget is not None:
+                self._budgets[front.name] = budget
+
     @property
     def models(self) -> list[ModelToServe]:
         """What the server is to run."""
-        return [said.served() for said in self._said]
+        return [said.served(self._budgets.get(said.name)) for said in self._said]
+
+    def observers(self) -> Sequence[Observer]:
+        """Return what counts padding."""
+        for front, model in zip(self._fronts, self.models, strict=True):
+            self._waste.models[front.name] = front.computing(model.params["run_tokens"])
+        return [self._waste]
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
         """Return those of the HTTP doors."""
@@ -78,8 +100,8 @@ class EmbeddingProduct:
         ]
 
     def collectors(self) -> Sequence[Collector]:
-        """Return what counts calls and texts."""
-        return [self._counts]
+        """Return what counts calls, texts and padding."""
+        return [self._counts, self._waste]
 
     async def prepare(self) -> None:
         """Nothing is to be made beforehand: the first worker makes the graphs, in a process of its own."""

@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weir.embedding.budget import Budget
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.manager.spec import ModelToServe
 
@@ -20,24 +21,45 @@ class Said(NamedTuple):
     computing: ComputingSettings
     settings: dict[str, Any]
 
-    def served(self) -> ModelToServe:
-        """Return what the server runs."""
+    @property
+    def threads(self) -> int:
+        """How many threads a worker computes with: as was said, else its share of the CPUs that this process may use."""
+        said: int | None = self.settings.get("threads")
+        return said or max(1, len(os.sched_getaffinity(0)) // int(self.settings.get("workers", 1)))
+
+    @property
+    def wants_calibration(self) -> bool:
+        """Whether somebody has to find out how large batches should be."""
+        told = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
+        return self.computing.calibrate and not told
+
+    def params(self, run_tokens: int | None = None) -> dict[str, Any]:
+        """Return the model's parameters; `run_tokens` is what a batch may have, if that is known."""
         text, computing = self.text, self.computing
-        threads = self.settings.get("threads") or _threads(self.settings.get("workers", 1))
-        params = {
+        return {
             "directory": str(self.directory), "pooling": text.pooling, "layers": text.layers or None,
             "mask_special": text.mask_special, "positions": text.positions, "normalize": text.normalize,
             "dimensions": text.dimensions, "precision": computing.precision, "runtime": computing.runtime,
-            "devices": computing.device_map, "threads": threads, "compiled": computing.compile,
+            "devices": computing.device_map, "threads": self.threads, "compiled": computing.compile,
             "gpu_memory_fraction": computing.gpu_memory_fraction, "max_length": text.max_length,
             "fixed_length": text.fixed_length, "truncate": text.truncate, "special_tokens": text.special_tokens,
-            "cased": text.cased, "pair_separator": text.pair_separator, "run_tokens": computing.run_tokens,
-            "cache": computing.cache,
+            "cased": text.cased, "pair_separator": text.pair_separator,
+            "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens, "cache": computing.cache,
         }  # fmt: skip
+
+    def of_workers(self) -> dict[str, Any]:
+        """Return the settings of the line and the workers."""
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
-            settings["threads"] = threads  # of its other libraries; threads of this process are not ours to set
-        return ModelToServe(TARGET, self.name, params, [], settings)
+            settings["threads"] = self.threads  # of its other libraries; threads of this process are not ours to set
+        return settings
+
+    def served(self, budget: Budget | None = None) -> ModelToServe:
+        """Return what the server runs, in batches of `budget` as far as nothing else was said."""
+        if budget is None:
+            return ModelToServe(TARGET, self.name, self.params(), [], self.of_workers())
+        settings = {**budget.settings(), **self.of_workers()}
+        return ModelToServe(TARGET, self.name, self.params(int(settings["max_batch_cost"])), [], settings)
 
 
 def read_model(model: ModelToServe) -> Said:
@@ -50,8 +72,3 @@ def read_model(model: ModelToServe) -> Said:
 
 def _taken(kind: type[Any], settings: dict[str, Any]) -> dict[str, Any]:
     return {each.name: settings.pop(each.name) for each in fields(kind) if each.name in settings}
-
-
-def _threads(workers: int) -> int:
-    """Return how many threads a worker computes with when nobody said: its share of the CPUs that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) // workers)

@@ -80,11 +80,17 @@ class ComputingSettings:
     )
     compile: bool = setting(False, "compile the model (torch alone)")
     run_tokens: int | None = setting(
-        None, "tokens, padding included, that are computed at once (default: what was found best for the device)",
+        None, "tokens, padding included, that are computed at once (default: as many as a batch may have)",
         rule=POSITIVE,
     )  # fmt: skip
+    calibrate: bool = setting(
+        True,
+        "measure at the first start of a model on a machine how large its batches should be, unless --max-batch-cost says so",
+    )
     cache: str | None = setting(
-        None, "folder of the graphs that were made (default: in the user's cache folder)", metavar="DIR"
+        None,
+        "folder of graphs that were made and of what was measured (default: weir in the user's cache folder)",
+        metavar="DIR",
     )
 
     def __post_init__(self) -> None:

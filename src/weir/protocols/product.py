@@ -9,11 +9,16 @@ from typing import Any, Protocol
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
+from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
 
 
 class Product(Protocol):
-    """Its parts are asked for before anything is started; then come `prepare`, `start` and, whatever happened, `stop`."""
+    """Its parts are asked for before anything is started, the observers first; then come `prepare`, `start` and, whatever happened,
+    `stop`."""
+
+    def observers(self) -> Sequence[Observer]:
+        """Return who of it wants to hear what happens."""
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
         """Return the routes that it adds to the HTTP door. Raises SettingsError for what cannot be served."""

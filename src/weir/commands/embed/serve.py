@@ -19,11 +19,15 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
 
     The flags of bert-serving-start are taken too, with two dashes.
     """
-    from weir.console import serve
+    import asyncio
+
+    from weir.console import Measuring, serve
+    from weir.telemetry.logs import logging_to
 
     found, today = translated(directories, said)
     settings = settings_of(found, config, today, TEXTS)
-    server = compose(settings)
+    with logging_to(settings.telemetry), Measuring() as measuring:
+        server = asyncio.run(compose(settings, measuring.of))
     serve(server.settings, server.product)
     return 0
 
