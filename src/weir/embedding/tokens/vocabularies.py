@@ -51,6 +51,9 @@ def from_merges(directory: Path, config: Document) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocabulary = read_document(directory / "vocab.json").values
+    for token, number in vocabulary.items():
+        if type(number) is not int or number < 0:
+            raise SettingsError(f"{directory / 'vocab.json'}: {token!r} has the id {number!r}: must be a whole number")
     pieces = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
     named = _special(directory, config, ANGLE)
     _check(directory / "vocab.json", vocabulary, named)
