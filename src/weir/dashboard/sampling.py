@@ -14,8 +14,9 @@ from weir.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
+    from weir.manager.service import Service
 
-_SETTINGS = ("max_batch_size", "max_queue_size", "max_queue_delay", "policy")
+_SETTINGS = ("max_batch_size", "max_queue_size")
 _MOST_CLIENTS = 100  # that are shown
 
 
@@ -46,7 +47,8 @@ class Sampler:
         """
         now = self._clock()
         counts = count(self._metrics, code_of, self._collectors) if self._metrics is not None else {}
-        states = self._registry.state()
+        services = {service.label: service for service in self._registry.all}
+        states = {label: service.state(brief=True) for label, service in services.items()}
         levels = {label: _levels(state) for label, state in states.items()}
         uses = _uses(states)
         at, total = self._time_of_day(), _total(uses)
@@ -63,7 +65,7 @@ class Sampler:
             }
             changes = {"at": at, "seconds": now - self._at, "late": late, "machine": machine, "models": changed}
         self._before, self._total, self._at = counts, total, now
-        models = {label: _model(state, levels[label], uses) for label, state in states.items()}
+        models = {label: _model(services[label], state, levels[label], uses) for label, state in states.items()}
         for label, counted in counts.items():
             models.setdefault(label, {})["counts"] = counted
         present = {"at": at, "models": models, "machine": total, "clients": clients(self._collectors)}
@@ -94,7 +96,9 @@ def _levels(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _model(state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, Use]) -> dict[str, Any]:
+def _model(
+    service: "Service", state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, Use]
+) -> dict[str, Any]:
     workers = [worker | _use(uses.get(worker["pid"])) for worker in state["workers"]]
     gauges = state["gauges"]
     return {
@@ -103,7 +107,7 @@ def _model(state: Mapping[str, Any], levels: dict[str, Any], uses: Mapping[int, 
         "levels": levels,
         "workers": workers,
         "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
-        "settings": {name: state["settings"].get(name) for name in _SETTINGS},
+        "settings": {name: getattr(service.batching, name) for name in _SETTINGS},
     }
 
 

@@ -21,7 +21,7 @@ from weir.manager.many import infer_each
 from weir.manager.measuring import describe, is_hashable, measure
 from weir.manager.naming import check_name, check_version
 from weir.manager.settings import compose
-from weir.manager.snapshot import snapshot
+from weir.manager.snapshot import present, snapshot
 from weir.manager.stream import Window, stream_async, stream_sync
 from weir.manager.streamed import Streamed, new_stream, read, several, takes_one
 from weir.manager.succession import latest
@@ -319,9 +319,9 @@ class Service:
         """Whether the service is finishing what it accepted, before it stops."""
         return latest(self._driver).draining
 
-    def state(self) -> dict[str, Any]:
-        """Return what there is to see, as a JSON-able dict: settings, waiting, in flight, workers, the last batches."""
-        return snapshot(self, self._driver)
+    def state(self, *, brief: bool = False) -> dict[str, Any]:
+        """Return what there is to see, as a JSON-able dict; `brief`: what changes from moment to moment, which costs little."""
+        return (present if brief else snapshot)(self, self._driver)
 
     def explain_policy(self) -> dict[str, Any]:
         """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""

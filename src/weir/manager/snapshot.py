@@ -10,24 +10,31 @@ if TYPE_CHECKING:
 
 def snapshot(service: "Service", driver: "Driver") -> dict[str, Any]:
     """Return the state of `service`. Sizes are in rows unless the name says otherwise, ages in seconds."""
+    batcher = driver.batcher
+    return present(service, driver) | {
+        "settings": settings_of(service),
+        "batches": {reason.name.lower(): count for reason, count in batcher.counts.items()},
+        "recent": list(batcher.recent),
+        "policy": brief(service.explain_policy()),
+    }
+
+
+def present(service: "Service", driver: "Driver") -> dict[str, Any]:
+    """Return of the state what can be looked at every second: neither settings nor history, and nothing of the policy."""
     batcher, now = driver.batcher, service.now()
     return {
         "model": service.name,
         "ready": service.ready,
         "reason": service.not_ready_reason,
         "draining": service.draining,
-        "settings": settings_of(service),
         "waiting": batcher.waiting_rows,
         "waiting_requests": batcher.waiting_requests,
         "waiting_outside": len(driver.outside),
         "oldest_age": batcher.oldest_age(now),
         "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
         "in_flight_batches": len(batcher.running),
-        "batches": {reason.name.lower(): count for reason, count in batcher.counts.items()},
         "workers": [worker_line(state) for state in driver.executor.states()],
         "gauges": driver.executor.gauges(),
-        "recent": list(batcher.recent),
-        "policy": brief(service.explain_policy()),
     }
 
 
