@@ -79,6 +79,9 @@ class Shop:
     def collectors(self) -> Sequence[Collector]:
         return [Count()]
 
+    def clients(self) -> Sequence[Mapping[str, Any]]:
+        return [{"client": "somebody", "requests": 3}]
+
     async def prepare(self) -> None:
         self.heard.append("prepare")
         if self._wrong:

@@ -192,7 +192,7 @@ def _added(
     if exposition is not None:
         for collector in collectors:
             exposition.registry.register(collector)
-    shown = make_dashboard(context.registry, metrics, collectors)
+    shown = make_dashboard(context.registry, metrics, collectors, product.clients)
     return Added([*shown.routes, *product.routes(context)], {**shown.paths, **product.paths()})
 
 

@@ -1,10 +1,9 @@
 import os
 
-from prometheus_client import CollectorRegistry, Counter
 from tests.dashboard.kit import Scene
 
 from weir.dashboard.machine import use_of
-from weir.dashboard.sampling import Sampler, clients
+from weir.dashboard.sampling import Sampler
 
 
 def test_a_sample_has_what_changed_since_the_one_before() -> None:
@@ -72,11 +71,8 @@ def test_the_use_of_processes() -> None:
 
 
 def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
-    counter = Counter("weir_client_requests", "", ["client"], registry=CollectorRegistry())
-    for number in range(150):
-        counter.labels(f"client {number}").inc(number)
-    told = clients([counter])
-    assert len(told) == 100
-    assert told[7]["client"] == "client 7"
-    assert told[7]["weir_client_requests_total"] == 7
-    assert clients([]) == []
+    scene = Scene("square")
+    told = [{"client": f"client {number}", "requests": number} for number in range(150)]
+    _, present = Sampler(scene.registry, scene.metrics, clients=lambda: told).sample()
+    assert present["clients"] == told[:100]
+    assert scene.sampler.sample()[1]["clients"] == []

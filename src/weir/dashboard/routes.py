@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weir.dashboard.ring import Ring
-from weir.dashboard.sampling import Sampler
+from weir.dashboard.sampling import Sampler, TellClients, nobody
 from weir.dashboard.watching import Watch
 from weir.protocols.answers import Answer, Headers
 from weir.protocols.rest import Added
@@ -58,13 +58,15 @@ PATHS = {
 }  # fmt: skip
 
 
-def make_dashboard(registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = ()) -> Added:
+def make_dashboard(
+    registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (), clients: TellClients = nobody
+) -> Added:
     """Return a page about the services of `registry`, as what is added to the HTTP door.
 
     `metrics` must be among their observers; without it the page shows what waits and works, and says that nothing is counted.
-    `collectors` are those of a product.
+    `collectors` and `clients` are those of a product.
     """
-    return pages_of(Watch(Sampler(registry, metrics, collectors), Ring(), counted=metrics is not None))
+    return pages_of(Watch(Sampler(registry, metrics, collectors, clients), Ring(), counted=metrics is not None))
 
 
 def pages_of(watch: Watch) -> Added:

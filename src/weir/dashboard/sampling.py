@@ -19,20 +19,30 @@ if TYPE_CHECKING:
 _SETTINGS = ("max_batch_size", "max_queue_size")
 _MOST_CLIENTS = 100  # that are shown
 
+TellClients = Callable[[], Sequence[Mapping[str, Any]]]  # a row for each, by column, the first of which names it
+
+
+def nobody() -> Sequence[Mapping[str, Any]]:
+    """Tell of no clients."""
+    return []
+
 
 class Sampler:
     """Looks at the services of `registry` and at what `metrics` and `collectors` have counted; reads only.
 
-    Without `metrics` there are levels and no counts. `clock` returns seconds, `time_of_day` seconds since 1970.
+    Without `metrics` there are levels and no counts. `clients` tells of those whom a product
+    tells apart. `clock` returns seconds, `time_of_day` seconds since 1970.
     """
 
     def __init__(
-        self, registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (), *,
-        clock: Callable[[], float] = time.monotonic, time_of_day: Callable[[], float] = time.time,
+        self, registry: "Registry", metrics: Metrics | None, collectors: Sequence[Collector] = (),
+        clients: TellClients = nobody, *, clock: Callable[[], float] = time.monotonic,
+        time_of_day: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
         self._registry = registry
         self._metrics = metrics
         self._collectors = collectors
+        self._clients = clients
         self._clock = clock
         self._time_of_day = time_of_day
         self._before: Counts = {}
@@ -68,20 +78,8 @@ class Sampler:
         models = {label: _model(services[label], state, levels[label], uses) for label, state in states.items()}
         for label, counted in counts.items():
             models.setdefault(label, {})["counts"] = counted
-        present = {"at": at, "models": models, "machine": total, "clients": clients(self._collectors)}
+        present = {"at": at, "models": models, "machine": total, "clients": list(self._clients()[:_MOST_CLIENTS])}
         return changes, present
-
-
-def clients(collectors: Sequence[Collector]) -> list[dict[str, Any]]:
-    """Return what products tell of each of their clients, by the labels and names of their metrics."""
-    found: dict[str, dict[str, Any]] = {}
-    for collector in collectors:
-        for family in collector.collect():
-            for sample in family.samples:
-                name = sample.labels.get("client")
-                if name is not None and (name in found or len(found) < _MOST_CLIENTS):
-                    found.setdefault(name, {"client": name})[sample.name] = sample.value
-    return list(found.values())
 
 
 def _levels(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,16 @@ class EmbeddingProduct:
         """Return what counts calls, texts and padding."""
         return [self._counts, self._waste]
 
+    def clients(self) -> Sequence[Mapping[str, Any]]:
+        """Return those that are remembered, the one heard of last first."""
+        return [
+            {
+                "client": row["identity"], "door": row["door"], "requests": row["num_request"], "texts": row["num_total_seq"],
+                "seconds ago": round(row["last"], 1),
+            }
+            for row in self._clients.table()
+        ]  # fmt: skip
+
     async def prepare(self) -> None:
         """Nothing is to be made beforehand: the first worker makes the graphs, in a process of its own."""
 

@@ -35,6 +35,10 @@ class Product(Protocol):
     def collectors(self) -> Sequence[Collector]:
         """Return what /metrics shows of it."""
 
+    def clients(self) -> Sequence[Mapping[str, Any]]:
+        """Return a row for each caller that it tells apart, by column: the first names the caller, the others are texts or numbers.
+        None are told apart: no rows."""
+
     async def prepare(self) -> None:
         """Make what its models need, before they are loaded; the doors are open already. Raises SettingsError."""
 

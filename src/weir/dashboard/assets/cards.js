@@ -25,7 +25,7 @@ const CARDS = [
     },
   },
   {
-    id: "rows", title: "Rows", unit: "/s", counted: true,
+    id: "rows", title: "Rows", unit: "/s", counted: true, titled: ({ padded }) => (padded ? "Sentences" : "Rows"),
     series: [{ label: "dispatched", line: "a", of: (stretch) => rate(total(stretch.counts.rows), stretch) }],
     note: (stretch) => joined([
       stretch.counts.tokens && `${number(rate(stretch.counts.tokens, stretch))} tokens/s`,
@@ -128,15 +128,17 @@ class Card {
     });
     this.note = make("p", { class: "quiet note-line" });
     const title = `${card.id}-title`;
+    this.title = make("h3", { id: title }, card.title);
     this.element = make(
       "section", { class: card.counted ? "card counted" : "card", id: card.id, "aria-labelledby": title },
-      make("h3", { id: title }, card.title), make("div", { class: "numbers" }, ...this.numbers.map(({ element }) => element)),
+      this.title, make("div", { class: "numbers" }, ...this.numbers.map(({ element }) => element)),
       this.note, this.chart.element,
     );
   }
 
   show(view) {
     const { card } = this;
+    if (card.titled) say(this.title, card.titled(view));
     mark(this.element, "data-absent", card.there && !card.there(view) ? "" : null);
     const { bins, shown, span, end, chosen } = view;
     card.series.forEach(({ of }, index) => {

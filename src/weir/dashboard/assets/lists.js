@@ -134,17 +134,20 @@ export class Clients {
     this.names = "";
   }
 
+  /** Show a row for each of `clients`, whose first column names it. */
   show(clients) {
     this.part.hidden = !clients.length;
-    const names = [...new Set(clients.flatMap((client) => Object.keys(client)))].filter((name) => name !== "client");
+    if (!clients.length) return;
+    const names = Object.keys(clients[0]);
     if (names.join() !== this.names) {
       this.names = names.join();
-      const heads = names.map((name) => name.replace(/^weir_/, "").replace(/^client_/, "").replace(/_total$/, "").replaceAll("_", " "));
-      this.table = new Table("Clients", [{ head: "Client" }, ...NUMBERS(heads)]);
+      const columns = names.map((head) => ({ head, number: typeof clients[0][head] === "number" }));
+      this.table = new Table("Clients", columns);
       this.parent.replaceChildren(this.table.element);
     }
-    this.table?.show(clients.map((client) => ({
-      key: client.client, cells: [client.client, ...names.map((name) => number(client[name]))],
+    const text = (value) => (typeof value === "number" ? number(value) : String(value));
+    this.table.show(clients.map((client) => ({
+      key: JSON.stringify(client[names[0]]), cells: names.map((name) => text(client[name])),
     })), "none");
   }
 }
