@@ -164,6 +164,17 @@ def test_nothing_larger_than_allowed_is_taken(opened: Opened) -> None:
     still_serves(opened)
 
 
+def test_libzmq_takes_a_message_without_end() -> None:
+    """Why the door does not use it: its limits are for a frame, and for whole messages."""
+    with zmq.Context() as context, context.socket(zmq.PULL) as pull:
+        pull.setsockopt(zmq.MAXMSGSIZE, MIB)
+        pull.setsockopt(zmq.RCVHWM, 2)
+        stranger = connected(pull.bind_to_random_port("tcp://127.0.0.1"), "PUSH")
+        before = memory()
+        assert floods(stranger, [frame(b"x" * (MIB // 2), MORE)] * 120) > 59 * MIB
+        assert memory() - before > 30 * MIB
+
+
 def test_scans_leave_nothing_behind(opened: Opened) -> None:
     def scan(times: int) -> None:
         for number in range(times):
