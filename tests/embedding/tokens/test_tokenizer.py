@@ -115,7 +115,9 @@ def test_words_that_are_tokens_stay_what_they_are(directory: Path) -> None:
 
 
 def test_pairs_in_one_text_on_request(directory: Path, tokenizer: Tokenizer) -> None:
-    asked = Tokenizer(directory, TokenizerOptions(pair_separator="|||"))
+    asked = Tokenizer(directory, TokenizerOptions(pair_separator=" ||| "))
+    with pytest.raises(SettingsError, match="must have characters other than spaces"):
+        Tokenizer(directory, TokenizerOptions(pair_separator=" "))
     pair = tokenizer.encode([("do it", "right now")], max_length=64)[0]
     for text in ("do it ||| right now", "do it  |||  right now", ["do", "it", "|||", "right", "now"]):
         assert asked.encode([text], max_length=64)[0] == pair

@@ -64,10 +64,7 @@ class Stored:
     def __init__(self, names: Iterable[str], where: str) -> None:
         self.real = {_modern(name): name for name in names}
         self.where = where
-        ends = [name.removesuffix(WORDS) for name in self.real if name.endswith(WORDS)]
-        if not ends:
-            raise SettingsError(f"{where}: has no weight called ...{WORDS}: must be a model of the BERT family")
-        self.prefix = min(ends, key=len)
+        self.prefix = min((name.removesuffix(WORDS) for name in self.real if name.endswith(WORDS)), key=len, default="")
 
     def has(self, names: dict[str, str]) -> bool:
         """Return whether all of these are there, behind the prefix."""

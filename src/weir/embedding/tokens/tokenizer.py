@@ -41,6 +41,10 @@ class Tokenizer:
         self, directory: Path, options: TokenizerOptions = AS_THE_FILES_SAY, *, vocab_size: int | None = None
     ) -> None:
         """Read the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
+        separator = options.pair_separator
+        if separator is not None and not separator.strip():
+            raise SettingsError(f"pair_separator={separator!r}: must have characters other than spaces")
+        self.separator = separator.strip() if separator else None
         self.directory = directory
         self.options = options
         self.pieces = load_pieces(directory, options)
@@ -73,7 +77,7 @@ class Tokenizer:
         found: list[Read | InvalidRequest] = []
         for text in texts:
             try:
-                found.append(read_text(text, self.options.pair_separator, self.vocab_size))
+                found.append(read_text(text, self.separator, self.vocab_size))
             except InvalidRequest as error:
                 found.append(error)
         cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length))
