@@ -80,6 +80,23 @@ def test_looking_back_shows_what_was_then(long_page: Page) -> None:
     assert page.text("#moment-said").startswith("now")
 
 
+def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
+    scene = Scene("square")
+    watch = told_by_hand(scene)
+    watch.look()
+    for seconds in (1, 1, 3.5, 1):
+        scene.now += seconds
+        scene.metrics.ended["square", "http", None] += 7
+        watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        page.click('[name=span][value="60"]')
+        drawn = page.run("return document.querySelector('#requests .line.a').getAttribute('d')")
+        assert drawn.count("M") == 1
+        assert drawn.count("L") >= 5
+        assert [row[1] for row in page.rows("#ends")] == ["http"]
+
+
 def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
     scene = Scene("square")
     told = [{"client": HOSTILE, "requests": 1}]

@@ -33,10 +33,16 @@ export class History {
     const count = span / width;
     const bins = Array.from({ length: count }, () => []);
     const end = Math.ceil(this.now / width) * width;
+    const place = (at) => count - 1 - Math.floor((end - at) / width);
     for (let index = this.samples.length - 1; index >= 0; index -= 1) {
-      const back = Math.floor((end - this.samples[index].at) / width);
-      if (back >= count) break;
-      bins[count - 1 - back].push(this.samples[index]);
+      const sample = this.samples[index];
+      const last = place(sample.at);
+      if (last < 0) break;
+      bins[last].push(sample);
+      // One that came late stands for all the time since the one before.
+      for (let between = last - 1; between >= 0 && between > place(sample.at - sample.seconds); between -= 1) {
+        if (!bins[between].length) bins[between].push(sample);
+      }
     }
     return bins.map((samples, index) => stretch(samples, label, end - (count - 1 - index) * width));
   }
