@@ -1,0 +1,156 @@
+"""The graph of a sentence encoder on one CPU thread: in other forms, and in each precision; how far its vectors and rankings are from the exact ones."""
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.graph_forms import Fused, Plain, PlainNumbers, built_as
+from benchmarks.paragraphs import paragraphs
+from benchmarks.result import Part, Result, Run, count, ratio, spread
+from weir.embedding.recipe import Pooling, Precision, Recipe
+from weir.errors import SettingsError
+
+Array = NDArray[Any]
+TEXTS, MOST_TOKENS, TOGETHER = 96, 256, 8
+PLAIN, FUSED, OURS, FP16, INT8 = (
+    "fp32, operator by operator",
+    "fp32, as onnxruntime fuses",
+    "fp32, ours",
+    "fp16, ours",
+    "int8, ours",
+)
+WAYS = {"one by one": 1, f"by {TOGETHER}": TOGETHER}
+
+
+def measure(run: Run) -> Result:
+    """Encode the same texts with every form, in turn, each round in another order."""
+    texts = _texts()
+    with tempfile.TemporaryDirectory() as folder:
+        sessions = _sessions(Path(folder))
+    rates: dict[tuple[str, str], list[float]] = {(form, way): [] for form in sessions for way in WAYS}
+    for round_ in range(run.rounds):
+        forms = list(sessions)
+        for form in forms[round_ % len(forms) :] + forms[: round_ % len(forms)]:
+            for way, size in WAYS.items():
+                began = time.thread_time()  # the CPU's time, whoever else is there
+                encode(sessions[form], texts, size)
+                rates[form, way].append(len(texts) / (time.thread_time() - began))
+        run.step(f"round {round_ + 1}")
+    return _told(texts, rates, {form: encode(session, texts, TOGETHER) for form, session in sessions.items()})
+
+
+def _told(texts: Sequence[Array], rates: dict[tuple[str, str], list[float]], vectors: dict[str, Array]) -> Result:
+    ways = [f"sentences/s {way}" for way in WAYS]
+    result = Result(["graph", *ways, "cosine (mean)", "(least)", "rank correlation", "nearest is the same"])
+    for form, found in vectors.items():
+        speeds = [spread(rates[form, way], count) for way in WAYS]
+        mean, least, ranked, nearest = compare(found, vectors[PLAIN])
+        result.rows.append([form, *speeds, f"{mean:.5f}", f"{least:.5f}", f"{ranked:.4f}", f"{100 * nearest:.1f} %"])
+        result.values |= {f"{form} cosine": mean, f"{form} rank correlation": ranked}
+    for way in WAYS:
+        times = ratio(rates[INT8, way], rates[OURS, way])
+        result.goal(f"int8 at least 2 times fp32, {way}", f"{times:.2f} times", times >= 2)
+        gained = ratio(rates[OURS, way], rates[FUSED, way])
+        result.goal(f"ours faster than as onnxruntime fuses, {way}", f"{gained:.2f} times", gained > 1)
+    mean = result.values[f"{INT8} cosine"]
+    result.goal("int8: mean cosine at least 0.98", f"{mean:.4f}", mean >= 0.98)
+    lengths = sorted(len(text) for text in texts)
+    result.notes.append(
+        f"all-MiniLM-L6-v2, {len(texts)} paragraphs of docstrings of {lengths[0]} to {lengths[-1]} tokens (median {lengths[len(lengths) // 2]}), one thread; "
+        "sentences in a second of that thread's CPU time. Cosines are with the vectors of the first row; the rank correlation is Spearman's, of the similarities of all pairs."
+    )
+    return result
+
+
+def compare(found: Array, exact: Array) -> tuple[float, float, float, float]:
+    """Return the mean and least cosine of vectors of length 1, the rank correlation of all pairs, and how often the nearest stays the nearest."""
+    from scipy.stats import spearmanr
+
+    cosines = (found * exact).sum(axis=1)
+    mine, theirs = found @ found.T, exact @ exact.T
+    pairs = np.triu_indices(len(found), 1)
+    ranked = spearmanr(mine[pairs], theirs[pairs]).statistic
+    for similar in (mine, theirs):
+        np.fill_diagonal(similar, -1)
+    nearest = (mine.argmax(axis=1) == theirs.argmax(axis=1)).mean()
+    return float(cosines.mean()), float(cosines.min()), float(ranked), float(nearest)
+
+
+def encode(session: Any, texts: Sequence[Array], together: int) -> Array:
+    """Return the vectors of texts, in their order, so many in a run."""
+    return np.concatenate(
+        [_encode(session, texts[start : start + together]) for start in range(0, len(texts), together)]
+    )
+
+
+def _encode(session: Any, texts: Sequence[Array]) -> Array:
+    ids = np.zeros((len(texts), max(map(len, texts))), dtype=np.int32)
+    mask = np.zeros_like(ids)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)], mask[row, : len(text)] = text, 1
+    feeds = {"ids": ids, "mask": mask, "types": np.zeros_like(ids), "pool": mask.astype(np.float32)}
+    vectors: Array = session.run(["vectors"], feeds)[0]
+    return vectors
+
+
+def _texts() -> list[Array]:
+    found = _checkpoint().tokenizer().encode(paragraphs()[::37][:TEXTS], max_length=MOST_TOKENS, truncate=True)
+    texts: list[Array] = [np.frombuffer(each.ids, dtype="<i4") for each in found if not isinstance(each, Exception)]
+    return sorted(texts, key=len)
+
+
+def _checkpoint() -> Any:
+    from weir.embedding.checkpoint.installed import INSTALL, installed_model
+    from weir.embedding.checkpoint.reading import read_checkpoint
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    folder = installed_model()
+    if folder is None:
+        raise SettingsError(f"the model that is measured is not installed: {INSTALL}")
+    return read_checkpoint(folder)
+
+
+def _sessions(folder: Path) -> dict[str, Any]:
+    from weir.embedding.graph.building import build
+
+    checkpoint, recipe = _checkpoint(), Recipe(Pooling.MEAN, normalize=True)
+    graphs = {}
+    with built_as(Plain, PlainNumbers):
+        graphs[PLAIN] = build(checkpoint, recipe)
+    with built_as(Fused):
+        graphs[FUSED] = build(checkpoint, recipe)
+    for form, precision in ((OURS, Precision.FP32), (FP16, Precision.FP16), (INT8, Precision.INT8)):
+        graphs[form] = build(checkpoint, Recipe(Pooling.MEAN, normalize=True, precision=precision))
+    return {
+        form: _open(graph, folder / str(place), as_it_is=form in (PLAIN, FUSED))
+        for place, (form, graph) in enumerate(graphs.items())
+    }
+
+
+def _open(graph: Any, folder: Path, as_it_is: bool) -> Any:
+    import onnxruntime
+
+    from weir.embedding.graph.writing import write
+
+    folder.mkdir()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    if as_it_is:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    return onnxruntime.InferenceSession(str(write(graph, folder)), options, providers=["CPUExecutionProvider"])
+
+
+PART = Part(
+    "graphs",
+    "Graphs of sentence encoders",
+    "One sentence encoder as an ONNX graph in several forms and precisions, on one thread: how fast, and how far its vectors are from the exact ones.",
+    lambda rounds: rounds,
+    measure,
+)
