@@ -9,6 +9,7 @@ import numpy as np
 SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens
 MAX_ROWS = 256
 GOOD_ENOUGH = 0.97  # of the best throughput: the smallest batch that reaches it makes callers wait least
+LITTLE = 1 / 16  # of a batch may be padding whatever was measured: a batch costs the server something too
 NEAR = 4  # times the budget: the sizes from which the price of a batch is learned
 
 
@@ -46,7 +47,7 @@ def choose(measured: Sequence[Timed]) -> Budget:
     return Budget(
         max_batch_cost=float(budget),
         max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
-        max_padding=float(round(min(_price(measured, budget), budget / 2))),
+        max_padding=float(round(min(max(_price(measured, budget), LITTLE * budget), budget / 2))),
         tokens_per_second=round(speeds[budget], 1),
     )
 

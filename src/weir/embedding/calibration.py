@@ -28,7 +28,7 @@ from weir.telemetry.silent import SilentObserver
 VERSION = 1  # of the way of measuring: what was found otherwise is measured anew
 LENGTHS = (16, 64, 256)  # of texts: a sentence, a paragraph, a page
 MOST_TOKENS = 32_768  # in a batch
-ENOUGH_SECONDS, LONGEST_SECONDS = 0.1, 1.0  # for one size: so long it is repeated; a size that takes longer is the last
+ENOUGH_SECONDS, LONGEST_SECONDS = 0.1, 0.3  # for one size: so long it is repeated; a size that takes longer is the last
 REPEATS = 5
 CLEARLY_WORSE = 0.85  # of the best throughput: after two sizes below that, larger ones are not tried
 
@@ -40,31 +40,31 @@ def nothing(share: float, what: str) -> None:
 
 
 class _Heard(SilentObserver):
-    """Remembers how long the last batch took its worker."""
+    """Remembers how long the last batch took, to its worker and back."""
 
-    rows = 0
     seconds = 0.0
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
-        self.rows = dispatch.rows
-        self.seconds = sum(timing)
+        self.seconds = dispatch.seconds
 
 
 async def budget_for(
     model: type[Model], params: Mapping[str, Any], *, identity: Mapping[str, Any], max_length: int, folder: Path,
-    vocabulary: int = 100, progress: Progress = nothing, **settings: Any,
+    fixed: bool = False, vocabulary: int = 100, progress: Progress = nothing, **settings: Any,
 ) -> Budget:  # fmt: skip
     """Return the best batches of `model` on this machine: what `folder` has kept, else measured now.
 
     `params` are the model's, but for those that cut batches into runs: it has to run each batch as one. `identity`, a JSON-able dict, says what is
     measured: the hash of the model's content, what is computed of it, on what. Ids of tokens are below `vocabulary`, texts at
-    most `max_length` long. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
+    most `max_length` long, or with `fixed` all so long. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
     model's worker raises. A folder that cannot be written to is no failure: it is measured again the next time.
     """
     kept = folder / f"{_key(identity)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
         return Budget(**json.loads(kept.read_text())["budget"])
-    measured = [timed async for timed in _measure(model, params, max_length, vocabulary, progress, settings)]
+    lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
+    sizes = lengths or [max_length]
+    measured = [timed async for timed in _measure(model, params, sizes, vocabulary, progress, settings)]
     budget = choose(measured)
     _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
     return budget
@@ -92,11 +92,10 @@ def _keep(file: Path, found: dict[str, Any]) -> None:
 
 
 async def _measure(
-    model: type[Model], params: Mapping[str, Any], max_length: int, vocabulary: int, progress: Progress, settings: dict[str, Any]
+    model: type[Model], params: Mapping[str, Any], lengths: list[int], vocabulary: int, progress: Progress, settings: dict[str, Any]
 ) -> AsyncIterator[Timed]:  # fmt: skip
     """Yield how long batches of each size take, smaller ones first."""
     heard = _Heard()
-    lengths = [length for length in LENGTHS if length <= max_length] or [max_length]
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
         "workers": 1, "pipeline_depth": 1, "padded": False,
