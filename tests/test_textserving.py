@@ -94,6 +94,8 @@ def test_metrics_and_the_description_know_the_doors(server: EmbeddingServer) -> 
         metrics = http.get("/metrics").text
         paths = http.get("/openapi.json").json()["paths"]
     assert 'weir_text_calls_total{code="200",door="encode",model="small"}' in metrics
+    assert 'weir_tokens_total{model="small"}' in metrics
+    assert 'weir_padding_tokens_total{model="small"}' in metrics
     assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(paths)
 
 

@@ -9,6 +9,7 @@ from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
 from weir.embedding.encoder import Encoder
 from weir.embedding.padding import runs
+from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.runtime.reading import dimensions_in, read_for
 from weir.embedding.said import Said
 from weir.embedding.tokens.options import TokenizerOptions
@@ -62,6 +63,7 @@ class Front:
         settings = {key: said.settings[key] for key in _OF_WORKERS if key in said.settings}
         return await budget_for(
             TextEncoder, params, identity=self._identity(), max_length=self.max_length,
+            fixed=said.text.fixed_length,
             folder=(Path(computing.cache) if computing.cache else cache_directory()) / "budgets",
             vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
         )  # fmt: skip
@@ -75,9 +77,13 @@ class Front:
         return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
 
     def computing(self, run_tokens: int | None) -> Computing:
-        """Return how workers that compute so many tokens at once cut batches into runs, for what counts padding."""
-        cut = None if run_tokens is None else partial(runs, run_tokens=run_tokens)
-        return Computing(cut, self.max_length if self._said.text.fixed_length else 0)
+        """Return how workers that compute so many tokens at once (None: their own number) cut batches into runs, for what counts
+        padding."""
+        from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
+
+        if run_tokens is None:
+            run_tokens = RUN_TOKENS_GPU if may_use_gpu(self._said.computing.device_map) else RUN_TOKENS_CPU
+        return Computing(partial(runs, run_tokens=run_tokens), self.max_length if self._said.text.fixed_length else 0)
 
     def encoder(self, service: "Service") -> Encoder:
         """Return what encodes texts by `service`."""
