@@ -10,10 +10,10 @@ from weir.embedding.checkpoint.documents import Document, read_document
 from weir.errors import SettingsError
 
 from .options import TokenizerOptions
+from .sentencepiece import FILES, from_pieces
 from .vocabularies import from_merges, from_vocabulary
 
 JSON = "tokenizer.json"
-SENTENCEPIECE = ("sentencepiece.bpe.model", "spiece.model", "sentencepiece.model", "tokenizer.model")
 NO_OVERRIDES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these take tokenizer.json as it is
 
 
@@ -37,27 +37,22 @@ def load_pieces(directory: Path, options: TokenizerOptions) -> Any:
             pieces = from_vocabulary(directory, config, options)
         elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
             pieces = from_merges(directory, config)
+        elif found := [directory / name for name in FILES if (directory / name).is_file()]:
+            pieces = from_pieces(found[0])
         else:
-            raise _missing(directory)
+            raise SettingsError(
+                f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, vocab.json and merges.txt, or {FILES[0]}"
+            )
     except SettingsError:
         raise
     except Exception as error:  # the library raises Exception itself
         raise SettingsError(f"{directory}: its tokenizer cannot be read: {error}") from None
+    _refuse_case(pieces, directory, options.lowercase)
     if options.lowercase_text:
         lower = tokenizers.normalizers.Lowercase()
         known = pieces.normalizer
         pieces.normalizer = lower if known is None else tokenizers.normalizers.Sequence([lower, known])
     return pieces
-
-
-def _missing(directory: Path) -> SettingsError:
-    for name in SENTENCEPIECE:
-        if (directory / name).is_file():
-            return SettingsError(
-                f"{directory}: has {name}, but no {JSON}. Make it where transformers is installed: "
-                "AutoTokenizer.from_pretrained(directory).save_pretrained(directory)"
-            )
-    return SettingsError(f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, or vocab.json and merges.txt")
 
 
 def _described(path: Path, config: Document, options: TokenizerOptions) -> str:
@@ -76,12 +71,7 @@ def _described(path: Path, config: Document, options: TokenizerOptions) -> str:
     ):
         now = {name: changed[name] for name in names if name in changed}
         if now and part in parts:
-            state, found = _changed(msgspec.json.decode(parts[part]), kind, now)
-            parts[part] = msgspec.Raw(msgspec.json.encode(state))
-            if not found and part == "normalizer" and options.lowercase is not None:
-                raise SettingsError(
-                    f"lowercase={options.lowercase}: {path} has no {kind}, and its case cannot be chosen"
-                )
+            parts[part] = msgspec.Raw(msgspec.json.encode(_changed(msgspec.json.decode(parts[part]), kind, now)))
     return msgspec.json.encode(parts).decode()
 
 
@@ -96,15 +86,21 @@ def _overrides(config: Document) -> dict[str, Any]:
     return {here: config.switch(there) for there, here in names.items() if there in config}
 
 
-def _changed(state: Any, kind: str, values: dict[str, Any]) -> tuple[Any, bool]:
-    """Change the part of this kind, wherever it stands in a sequence of parts, and say whether it was there."""
+def _changed(state: Any, kind: str, values: dict[str, Any]) -> Any:
+    """Change the part of this kind, wherever it stands in a sequence of parts."""
     if not isinstance(state, dict):
-        return state, False
+        return state
     if state.get("type") == kind:
-        return state | values, True
-    found = False
+        return state | values
     for key in ("normalizers", "pretokenizers"):
-        for place, part in enumerate(state.get(key) or ()):
-            state[key][place], here = _changed(part, kind, values)
-            found = found or here
-    return state, found
+        if key in state:
+            state = state | {key: [_changed(part, kind, values) for part in state[key]]}
+    return state
+
+
+def _refuse_case(pieces: Any, directory: Path, lowercase: bool | None) -> None:
+    known = b"" if pieces.normalizer is None else pieces.normalizer.__getstate__()
+    if lowercase is not None and b'"BertNormalizer"' not in known:
+        raise SettingsError(
+            f"lowercase={lowercase}: {directory} has no tokenizer of BERT's kind: its case cannot be chosen"
+        )

@@ -1,0 +1,79 @@
+"""SentencePiece's own files give the tokenizer that tokenizer.json describes."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from tests.embedding import tiny
+from tests.embedding.checkpoint.bundles import field, varint
+from tests.embedding.tokens.directories import PAIRS, TEXTS
+
+from weir.embedding.tokens.tokenizer import Tokenizer
+from weir.errors import SettingsError
+
+NAME = "sentencepiece.bpe.model"
+
+
+def piece(text: str, score: float) -> bytes:
+    return field(1, field(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score))
+
+
+def replace_by_pieces(directory: Path, first: list[str]) -> list[tuple[str, float]]:
+    """Write the vocabulary of tokenizer.json as SentencePiece does, and take tokenizer.json away."""
+    known = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"][4:-1]
+    pieces = [(token, 0.0) for token in first] + [(token, score) for token, score in known]
+    trained = field(2, field(3, 1) + field(4, 1000)) + field(3, field(1, b"identity") + field(3, 1))
+    (directory / NAME).write_bytes(b"".join(piece(*one) for one in pieces) + trained)
+    (directory / "tokenizer.json").unlink()
+    return pieces
+
+
+def test_xlm_r(tmp_path: Path) -> None:
+    tiny.model(tmp_path, "xlm-roberta")
+    before = Tokenizer(tmp_path)
+    replace_by_pieces(tmp_path, ["<unk>", "<s>", "</s>"])
+    after = Tokenizer(tmp_path)
+    assert after.vocabulary == before.vocabulary
+    assert after.special_ids == before.special_ids
+    for texts in (TEXTS, PAIRS):
+        assert after.encode(texts, max_length=64) == before.encode(texts, max_length=64)
+
+
+def test_camembert(tmp_path: Path) -> None:
+    tiny.model(tmp_path, "xlm-roberta", model_type="camembert")
+    pieces = replace_by_pieces(tmp_path, ["<unk>", "<s>", "</s>"])
+    tokenizer = Tokenizer(tmp_path)
+    assert (tokenizer.cls_id, tokenizer.sep_id, tokenizer.pad_id) == (5, 6, 1)
+    assert tokenizer.vocab_size == len(pieces) - 1 + 5 + 1
+    found = tokenizer.encode(["first do it"], max_length=64)[0]
+    assert not isinstance(found, Exception)
+    assert tokenizer.tokens(found.ids) == ["<s>", "▁first", "▁do", "▁it", "</s>"]
+
+
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "is broken, or no SentencePiece model: it has no pieces"),
+        (b"\x0a\x05ab", "is broken"),
+        (field(1, field(1, b"\xff")) * 5, "is broken"),
+        (field(1, field(1, 3)) * 5, "a number stands where a text should"),
+        (field(1, field(2, b"x")) * 5, "a piece has no score"),
+        (piece("a", 0) * 5 + field(2, field(3, 2)), "must be a Unigram model"),
+    ],
+)
+def test_files_that_are_broken(content: bytes, rule: str, tmp_path: Path) -> None:
+    tiny.model(tmp_path, "xlm-roberta")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(SettingsError, match=rule) as caught:
+        Tokenizer(tmp_path)
+    assert str(tmp_path / NAME) in caught.value.message
+
+
+def test_vocabularies_that_are_arranged_in_another_way(tmp_path: Path) -> None:
+    tiny.model(tmp_path, "roberta")
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / NAME).write_bytes(b"")
+    with pytest.raises(SettingsError, match=r"for roberta, make a tokenizer\.json where transformers is installed"):
+        Tokenizer(tmp_path)
