@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from weir.model import Model
 from weir.wire.frames import Frame, FrameParser, Start
@@ -20,7 +20,7 @@ RECEIVE_BYTES = 256 << 10
 
 
 def main(arguments: list[str]) -> int:
-    """Load what is shared; then fork a worker, or reap one, each time that the server asks. Returns the exit code, in a worker too."""
+    """Load what is shared; then fork a worker, or reap one, each time that the server asks. Returns the exit code."""
     name, parent, niceness, descriptor = arguments
     die_with(int(parent))
     ignore_terminal_signals()
@@ -52,7 +52,7 @@ def _obey(server: socket.socket, shared: Model) -> int:
             answer = os.fork()
             if answer == 0:
                 server.close()
-                return _be_worker(asked["fork"], descriptors, shared, own)
+                _be_worker(asked["fork"], descriptors, shared, own)
             for each in descriptors:
                 os.close(each)
             with suppress(OSError):  # here too: whoever is told its number may kill the group at once
@@ -93,8 +93,8 @@ def _load(start: Start) -> Model:
     return model
 
 
-def _be_worker(asked: dict[str, Any], descriptors: Sequence[int], model: Model, template: int) -> int:
-    """Be a worker to its end, as `weir.workers.process` is."""
+def _be_worker(asked: dict[str, Any], descriptors: Sequence[int], model: Model, template: int) -> NoReturn:
+    """Be a worker to its end, as `weir.workers.process` is. Libraries are left as they are then: they would look for the threads that the template had."""
     from weir.workers.program import run
 
     os.setpgid(0, 0)
@@ -106,10 +106,18 @@ def _be_worker(asked: dict[str, Any], descriptors: Sequence[int], model: Model, 
     end = next(given)
     request_fd = next(given) if asked["request_bytes"] else -1
     result_fd = next(given) if asked["result_bytes"] else -1
-    return run(
-        end, request_fd, asked["request_bytes"], result_fd, asked["result_bytes"], refusal=refusal, loaded=take_back,
-        shared=model,
-    )  # fmt: skip
+    try:
+        code = run(
+            end, request_fd, asked["request_bytes"], result_fd, asked["result_bytes"], refusal=refusal, loaded=take_back,
+            shared=model,
+        )  # fmt: skip
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ THREAD_VARIABLES = (
 # Other C libraries do not read these.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(128 << 20)}
 
+# From version 1.29 onnxruntime reports its use over the network, unless it is told not to before it is loaded.
+SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -59,7 +62,7 @@ class Launch:
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
         """Return the process's environment: `inherited`, then the thread limits, then the worker's own settings."""
-        environment = {**MALLOC, **inherited, "PYTHONPATH": python_path(inherited.get("PYTHONPATH", ""))}
+        environment = {**MALLOC, **SILENCE, **inherited, "PYTHONPATH": python_path(inherited.get("PYTHONPATH", ""))}
         if not environment["PYTHONPATH"]:
             del environment["PYTHONPATH"]
         if self.settings.threads is not None:

@@ -127,6 +127,11 @@ class ProcessPool:
         """Return the workers, which say how they are."""
         return self._workers
 
+    def pids(self) -> list[int]:
+        """Return the numbers of all processes that there are: the workers', and that of the one they are forked from."""
+        forked_from = [] if self._template is None else [self._template.pid]
+        return [pid for pid in (*(worker.pid for worker in self._workers), *forked_from) if pid is not None]
+
     def gauges(self) -> dict[str, Any]:
         """Return numbers for metrics."""
         return {

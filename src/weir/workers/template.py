@@ -44,6 +44,11 @@ class Template:
         self._socket: socket.socket | None = None
         self._popen: subprocess.Popen[bytes] | None = None
 
+    @property
+    def pid(self) -> int | None:
+        """The process's number, while there is one."""
+        return None if self._popen is None else self._popen.pid
+
     async def start(self, start: Start, environment: dict[str, str], niceness: int) -> bool:
         """Start the process, and have it load what is shared. Return whether it has; if not, it has said why on stderr.
 

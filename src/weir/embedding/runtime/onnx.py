@@ -1,6 +1,7 @@
 """The default runtime: onnxruntime, on CPUs and, with its GPU package, on NVIDIA's GPUs."""
 
 import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from weir.embedding.runtime import Computing
 from weir.embedding.runtime.devices import CPU, memory_limit
 from weir.errors import SettingsError
+from weir.workers.launch import SILENCE
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
@@ -23,6 +25,7 @@ logger = logging.getLogger("weir")
 
 def library() -> Any:
     """Return the module onnxruntime. Raises SettingsError naming the extra if it is not installed."""
+    os.environ.update(SILENCE)
     try:
         import onnxruntime
     except ImportError:

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from weir.workers.launch import SILENCE
+
 logger = logging.getLogger("weir")
 
 GRAPH, WEIGHTS = "graph.onnx", "weights.bin"
@@ -45,7 +47,7 @@ def packed(graph: Path) -> Path:
 def _pack(graph: Path, folder: Path) -> None:
     """Have another process make it: what that takes of memory does not stay with the worker."""
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, **SILENCE, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
         subprocess.run([sys.executable, "-P", "-m", __name__, str(graph), str(made)], env=environment, check=True)
         made.chmod(0o755)
@@ -57,8 +59,9 @@ def _pack(graph: Path, folder: Path) -> None:
 
 def write(graph: Path, folder: Path) -> None:
     """Write the packed form of `graph` into `folder`."""
-    import onnxruntime
+    from weir.embedding.runtime.onnx import library
 
+    onnxruntime = library()
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # it warns that the result is for this machine
     options.intra_op_num_threads = 1
@@ -74,14 +77,14 @@ def write(graph: Path, folder: Path) -> None:
 
 def _machine() -> str:
     """Name what the layout depends on: the library and what the CPU can do."""
-    import onnxruntime
+    from weir.embedding.runtime.onnx import library
 
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
     can = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    return hashlib.sha256(f"{onnxruntime.__version__} {platform.machine()} {can}".encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{library().__version__} {platform.machine()} {can}".encode()).hexdigest()[:12]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weir.embedding.checkpoint.architecture import FAMILIES, SIZES, Architecture
 from weir.embedding.checkpoint.documents import Document, read_document
@@ -66,7 +66,7 @@ def _is_other(config: Document) -> bool:
 
 def _architecture(config: Document, store: Store) -> Architecture:
     needed = {"hidden_size", "layers", "vocab_size"}
-    sizes = {
+    sizes: dict[str, Any] = {
         name: config.integer(*keys, *MORE_NAMES.get(name, ()), default=None if name in needed else 1)
         for name, keys in SIZES.items()
     }

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from weir.errors import SettingsError
 from weir.model import Model
+from weir.workers.launch import SILENCE
 
 # ONNX' element types, as onnxruntime writes them, and the protocol's.
 DATATYPES: Mapping[str, str] = MappingProxyType(
@@ -50,6 +51,7 @@ class OnnxModel(Model):
 
 def open_session(path: str, intra_op: int, inter_op: int | None = None, *, optimize: bool = True) -> Any:
     """Return an onnxruntime session of the file, on what it finds: GPUs where its build has them, else CPUs."""
+    os.environ.update(SILENCE)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -1,0 +1,98 @@
+"""Worker processes of one model share its weights; what they hold does not grow."""
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import weir
+from weir.embedding.checkpoint.installed import INSTALL, installed_model
+from weir.embedding.model import TextEncoder
+from weir.workers.pool import ProcessPool
+
+WORDS = [
+    "the",
+    "a",
+    "river",
+    "weir",
+    "flows",
+    "over",
+    "stone",
+    "when",
+    "water",
+    "rises",
+    "and",
+    "falls",
+    "again",
+    "in",
+    "the",
+    "long",
+    "dry",
+    "summer",
+    "of",
+    "that",
+    "year",
+]
+
+
+@pytest.fixture(scope="module")
+def model() -> Path:
+    """The small real model, 91 MB of weights."""
+    directory = installed_model()
+    if directory is None:
+        pytest.skip(f"the model is not installed: {INSTALL}")
+    return directory
+
+
+def texts(count: int) -> list[str]:
+    chance = random.Random(4)
+    return [" ".join(chance.choices(WORDS, k=chance.randint(1, 60))) for _ in range(count)]
+
+
+def memory(service: "weir.Service") -> int:
+    """Return the bytes that the service's workers and what they were forked from have together: each page counts once."""
+    pool = service.executor
+    assert isinstance(pool, ProcessPool)
+    return sum(pss(pid) for pid in pool.pids())
+
+
+def pss(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+
+
+def served(model: Path, cache: Path, workers: int) -> "weir.Service":
+    params: dict[str, Any] = {"directory": str(model), "cache": str(cache)}
+    return weir.Service(
+        TextEncoder, params=params, workers=workers, max_batch_size=4, max_queue_size=100_000, name="texts"
+    )
+
+
+def test_four_workers_have_at_most_half_as_much_again_as_one(model: Path, tmp_path: Path) -> None:
+    async def measure(workers: int) -> tuple[int, list[Any]]:
+        async with served(model, tmp_path, workers) as service:
+            vectors = list(await asyncio.gather(*map(service.infer, texts(24))))
+            return memory(service), vectors
+
+    one, vectors = asyncio.run(measure(1))
+    four, again = asyncio.run(measure(4))
+    assert four <= 1.5 * one
+    assert all(float(a @ b) > 0.99999 for a, b in zip(vectors, again, strict=True))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_memory_does_not_grow_over_a_hundred_thousand_requests(model: Path, tmp_path: Path) -> None:
+    async def measure() -> tuple[int, int]:
+        async with served(model, tmp_path, 2) as service:
+            some = texts(2_000)
+            await asyncio.gather(*map(service.infer, some))
+            before = memory(service)
+            for _ in range(50):
+                await asyncio.gather(*map(service.infer, some))
+            return before, memory(service)
+
+    before, after = asyncio.run(measure())
+    assert after < before + 8e6

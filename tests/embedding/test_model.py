@@ -1,0 +1,184 @@
+"""The model that workers run, on a tiny network: whatever the item, the batch and the run, a text has its vector."""
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.embedding import tiny
+
+from weir.embedding.model import TextEncoder, tokens_in
+from weir.embedding.texts import Tokens
+from weir.errors import InvalidRequest, SettingsError
+from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
+from weir.workers.local import make_runner
+from weir.workers.runner import Runner
+from weir.workers.settings import WorkerSettings
+
+TEXTS = ["the weather is lovely", "so sunny", "he drove to the stadium because his team was playing", "a", "so it is"]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.sentence_model(tmp_path_factory.mktemp("bert"), "bert")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+def loaded(directory: Path, cache: str, **params: Any) -> Runner:
+    settings = WorkerSettings(executor="inline")
+    runner = make_runner(
+        TextEncoder, {"directory": str(directory), "cache": cache, **params}, settings, 0, 4, fatal=(), label="texts"
+    )
+    runner.start()
+    return runner
+
+
+def encode(runner: Runner, *items: Any, content_type: str = OBJECT, accept: str = OBJECT) -> list[Any]:
+    return runner.compute(runner.prepare(Batch(0, list(items), content_type, accept))).outputs
+
+
+def ids_of(runner: Runner, text: str) -> list[int]:
+    (read,) = runner.prepare(Batch(0, [text], OBJECT, OBJECT)).column
+    ids: list[int] = read.ids.tolist()
+    return ids
+
+
+def same(one: Any, other: Any) -> bool:
+    return np.asarray(one).shape == np.asarray(other).shape and np.allclose(one, other, atol=1e-5)
+
+
+def test_a_vector_does_not_depend_on_the_batch_the_order_or_the_run(directory: Path, cache: str) -> None:
+    runner = loaded(directory, cache)
+    alone = [encode(runner, text)[0] for text in TEXTS]
+    assert all(vector.shape == (tiny.HIDDEN,) and vector.dtype == np.float32 for vector in alone)
+    assert all(abs(float(vector @ vector) - 1) < 1e-5 for vector in alone)
+    assert not same(alone[0], alone[1])
+    for run_tokens in (1, 12, 1000):
+        together = encode(loaded(directory, cache, run_tokens=run_tokens), *reversed(TEXTS))
+        assert all(same(*pair) for pair in zip(reversed(alone), together, strict=True))
+
+
+def test_every_form_of_a_text_has_the_vector_of_its_tokens(directory: Path, cache: str) -> None:
+    runner = loaded(directory, cache)
+    read, pair = runner.prepare(Batch(0, ["so sunny", ("so sunny", "it is")], OBJECT, OBJECT)).column
+    vector, of_pair = encode(runner, Tokens(read.ids.tobytes()), Tokens(pair.ids.tobytes(), pair.second))
+    assert not same(vector, of_pair)
+    plain = Tokens(pair.ids.tobytes(), pair.second).as_plain()
+    for item in ("so sunny", ["so", "sunny"], read.ids.tolist(), {"text": "so sunny"}, Tokens(read.ids.tobytes())):
+        assert same(encode(runner, item)[0], vector), item
+    for item in (("so sunny", "it is"), {"text": "so sunny", "pair": "it is"}, plain):
+        assert same(encode(runner, item)[0], of_pair), item
+    assert same(encode(runner, read.ids.tobytes(), content_type=OCTETS)[0], vector)
+
+
+@pytest.mark.parametrize(("content_type", "read"), [(JSON, json.loads), (MSGPACK, msgspec.msgpack.decode)])
+def test_doors_get_lists_of_numbers(directory: Path, cache: str, content_type: str, read: Any) -> None:
+    runner = loaded(directory, cache)
+    (vector,) = encode(runner, "so sunny")
+    body = json.dumps("so sunny").encode() if content_type == JSON else msgspec.msgpack.encode("so sunny")
+    (answer,) = encode(runner, body, content_type=content_type, accept=content_type)
+    assert same(read(answer), vector)
+
+
+@pytest.mark.parametrize(
+    ("item", "rule"),
+    [
+        (5, "an item of type int: must be a text"),
+        (None, "must be a text"),
+        ("", "empty"),
+        ([], ""),
+        ("\ud800", "not valid Unicode"),
+        ({"text": 3}, "all strings"),
+        ({"pair": "b"}, "must be a text"),
+        ({"text": "a", "more": "b"}, "must be a text"),
+        ([1, -1], "-1"),
+        ([1, 10**6], "1000000"),
+        ([[1]], ""),
+        (b"", "0 bytes: must be one or more"),
+        (b"abc", "3 bytes"),
+        (struct.pack("<i", 10**6), "must be 0 to"),
+        (struct.pack("<i", -2), "must be 0 to"),
+        (struct.pack("<i", 1) * 65, "65 token ids: must be at most 64"),
+        ((b"abcd", 1), "must be 0 to"),
+    ],
+)
+def test_an_item_that_is_no_text_fails_alone_and_says_why(directory: Path, cache: str, item: Any, rule: str) -> None:
+    first, wrong, last = encode(loaded(directory, cache), "so sunny", item, "so sunny")
+    assert isinstance(wrong, InvalidRequest)
+    assert rule in str(wrong)
+    assert same(first, last)
+
+
+def test_a_text_that_is_too_long_is_cut_or_refused(directory: Path, cache: str) -> None:
+    long = "so sunny " * 100
+    (cut,) = encode(loaded(directory, cache, max_length=10), long)
+    runner = loaded(directory, cache)
+    ids = ids_of(runner, long)
+    assert len(ids) == 64
+    assert same(cut, encode(runner, [*ids[:9], ids[-1]])[0])
+    (refused,) = encode(loaded(directory, cache, truncate=False), long)
+    assert isinstance(refused, InvalidRequest)
+
+
+@pytest.mark.parametrize("mask_special", [False, True])
+def test_each_token_may_have_a_vector(directory: Path, cache: str, mask_special: bool) -> None:
+    runner = loaded(directory, cache, pooling="none", run_tokens=1000, mask_special=mask_special)
+    long, short = encode(runner, "the weather is lovely", "so sunny")
+    count = len(ids_of(runner, "so sunny"))
+    assert long.shape == (len(ids_of(runner, "the weather is lovely")), tiny.HIDDEN)
+    assert short.shape == (count, tiny.HIDDEN)
+    fixed = loaded(directory, cache, pooling="none", fixed_length=True, max_length=20, mask_special=mask_special)
+    (filled,) = encode(fixed, "so sunny")
+    assert filled.shape == (20, tiny.HIDDEN)
+    assert same(filled[:count], short)
+    assert not filled[count:].any()
+    assert bool(short[0].any()) is not mask_special
+
+
+def test_a_fixed_length_changes_no_vector(directory: Path, cache: str) -> None:
+    fixed, free = (loaded(directory, cache, fixed_length=length) for length in (True, False))
+    assert same(encode(fixed, "so sunny")[0], encode(free, "so sunny")[0])
+
+
+def test_what_is_not_said_is_what_the_files_say(tmp_path: Path, cache: str) -> None:
+    own = tiny.sentence_model(tmp_path / "cls", "distilbert", pooling="cls", normalize=False)
+    (said,) = encode(loaded(own, cache), "so sunny")
+    assert same(said, encode(loaded(own, cache, pooling="CLS_TOKEN", normalize=False, layers=[-1]), "so sunny")[0])
+    plain = tiny.model(tmp_path / "plain", "bert")
+    (said,) = encode(loaded(plain, cache), "so sunny")
+    assert same(said, encode(loaded(plain, cache, pooling="mean", layers=[-2], normalize=False), "so sunny")[0])
+    (wide,) = encode(loaded(plain, cache, pooling="mean-max", layers=[-1, -2], dimensions=50), "so sunny")
+    assert wide.shape == (50,)
+
+
+@pytest.mark.parametrize(
+    ("params", "rule"),
+    [
+        ({"pooling": "most"}, "pooling='most'"),
+        ({"precision": "fp4"}, "precision='fp4': must be one of"),
+        ({"runtime": "tensorflow"}, "runtime='tensorflow': must be one of onnx, torch"),
+        ({"devices": ["gpu"]}, "'gpu' must be auto, cpu"),
+        ({"layers": [-9]}, "-9"),
+    ],
+)
+def test_what_cannot_be_is_said_when_the_model_is_loaded(
+    directory: Path, cache: str, params: dict[str, Any], rule: str
+) -> None:
+    with pytest.raises(SettingsError, match=rule):
+        loaded(directory, cache, **params)
+
+
+def test_size_is_known_of_tokens_and_estimated_of_texts() -> None:
+    assert TextEncoder.measure(Tokens(bytes(48))).cost == 12
+    assert tokens_in(bytes(48)) == 12
+    assert tokens_in("a text of english words, forty characters") == 3 + 41 // 4
+    assert tokens_in([1, 2, 3]) == 3
+    assert tokens_in({"text": "abcd", "pair": "abcd"}) == tokens_in(("abcd", "abcd")) == 8
+    assert tokens_in(None) == tokens_in(b"") == tokens_in({}) == 1
