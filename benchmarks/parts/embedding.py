@@ -5,9 +5,10 @@ from pathlib import Path
 import weir
 from benchmarks.result import Part, Result, Run
 from benchmarks.sweep import Sweep, sweep
+from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.policy.profile import Profile
 
-MODEL = "examples.minilm:MiniLM"
+MODEL = "weir.embedding.model:TextEncoder"
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
 LOADS = (0.3, 0.6, 0.9)
 LARGEST = 64
@@ -24,9 +25,16 @@ FLAGS = ("--max-batch-size", str(LARGEST), "--max-queue-delay", "3", "--threads"
 
 def measure(run: Run) -> Result:
     """Profile the model, solve, then serve it once with each policy."""
-    profile = weir.profile(MODEL, items=SENTENCES, max_batch_size=LARGEST, threads=1, seconds=PROFILE_SECONDS)
+    directory = installed_model()
+    if directory is None:
+        raise FileNotFoundError(f"the small model is missing: {INSTALL}")
+    params = {"directory": str(directory), "devices": ["cpu"]}
+    profile = weir.profile(
+        MODEL, items=SENTENCES, max_batch_size=LARGEST, threads=1, seconds=PROFILE_SECONDS, params=params
+    )
     run.step(f"profile: at best {profile.max_rate:.0f} texts/s, in batches of {profile.best_batch_size}")
-    asked = Sweep(MODEL, "/infer/minilm", SENTENCES, FLAGS, RULES, LOADS)
+    flags = (*FLAGS, "--param", f"directory={directory}", "--param", 'devices=["cpu"]')
+    asked = Sweep(MODEL, "/infer/textencoder", SENTENCES, flags, RULES, LOADS)
     result = sweep(run, asked, weir.solve(profile, latency_weight=1.0, energy_weight=0.0))
     result.notes += _notes(profile, run)
     return result
@@ -48,7 +56,7 @@ def _notes(profile: Profile, run: Run) -> list[str]:
 PART = Part(
     "embedding",
     "A real model on a CPU",
-    "examples/minilm (all-MiniLM-L6-v2, one thread of onnxruntime), profiled, solved and served, beside the usual rules.",
+    "all-MiniLM-L6-v2 on one thread of onnxruntime, profiled, solved and served, beside the usual rules.",
     lambda rounds: 1 + len(LOADS),
     measure,
 )

@@ -39,7 +39,7 @@ TABLE: list[tuple[str, object, str, object]] = [
 
 @pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
 def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting: str, meant: object) -> None:
-    directories, today = translated(None, {flag: [value]})
+    directories, today = translated(None, {flag: value if value is True else [value]})
     assert directories == [] and list(today) == [setting]
     assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
 

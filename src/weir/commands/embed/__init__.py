@@ -6,6 +6,7 @@ from weir.commands.registering import register
 
 COMMANDS = {  # each with an example
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
+    "convert": "weir embed convert ./uncased_L-12_H-768_A-12 ./bert-base-uncased",
 }
 
 embed = typer.Typer(

@@ -53,22 +53,24 @@ def old_parameters() -> list[inspect.Parameter]:
     """Return a parameter for each, which `--help` does not show."""
     valued = [MODEL_DIRECTORY, *PREFETCH, *(name for name, old in OLD.items() if old.value is None)]
     switches = [name for name, old in OLD.items() if old.value is not None]
+    kinds: list[tuple[list[str], Any]] = [(valued, list[str]), (switches, bool)]
     return [
         parameter(name, kind, typer.Option(None, "--" + name.replace("_", "-"), hidden=True))
-        for names, kind in ((valued, list[str]), (switches, list[bool]))
+        for names, kind in kinds
         for name in names
     ]
 
 
 def translated(
-    directories: list[str] | None, said: Mapping[str, list[Any] | None]
+    directories: list[str] | None, said: Mapping[str, list[Any] | bool | None]
 ) -> tuple[list[str], dict[str, list[Any]]]:
     """Return the directories, and what was said by today's names. Raises SettingsError for a value that cannot be."""
     found = list(directories or [])
     today: dict[str, list[Any]] = {}
-    for name, values in said.items():
-        if not values:
+    for name, value in said.items():
+        if not value:
             continue
+        values: list[Any] = [value] if isinstance(value, bool) else value
         if name == MODEL_DIRECTORY:
             found += values
         elif name in PREFETCH:

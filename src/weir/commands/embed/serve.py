@@ -10,7 +10,7 @@ from weir.settings import declared_settings
 from weir.textserver import TEXTS, compose
 
 
-def _serve(directories: list[str] | None, config: list[str] | None, **said: list[Any] | None) -> int:
+def _serve(directories: list[str] | None, config: list[str] | None, **said: list[Any] | bool | None) -> int:
     """Serve the models of all DIRECTORYs until SIGTERM or SIGINT; without one, the small model that can be installed.
 
     A DIRECTORY is one of Hugging Face's or of sentence-transformers, with weights as safetensors; NAME=DIRECTORY says what the model is

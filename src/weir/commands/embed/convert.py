@@ -1,0 +1,28 @@
+"""`weir embed convert`: a checkpoint of the original BERT as a directory that can be served."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Directory with bert_config.json, vocab.txt and a checkpoint.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="New directory to write.")],
+    checkpoint: Annotated[
+        str | None,
+        typer.Option("--checkpoint", "--ckpt-name", metavar="NAME", help="Checkpoint to take (default: bert_model.ckpt, or the only one)."),
+    ] = None,
+    cased: Annotated[
+        bool | None,
+        typer.Option("--cased/--no-cased", help="Whether capital letters count (default: if the vocabulary has any)."),
+    ] = None,
+) -> None:  # fmt: skip
+    """Convert a TensorFlow checkpoint of the original BERT to a directory in Hugging Face's layout; TensorFlow is not needed.
+
+    A classifier that was trained on top is taken along.
+    """
+    from weir.embedding.checkpoint.converting import convert as convert_checkpoint
+
+    made = convert_checkpoint(Path(source), Path(target), name=checkpoint, cased=cased)
+    typer.echo(f"wrote {made}: weir embed serve {made}")

@@ -1,0 +1,68 @@
+"""`weir embed serve` as a user starts it."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.embedding import tiny
+from tests.served import Served, weir_here
+
+from weir.commands.embed import COMMANDS
+
+
+@pytest.mark.parametrize(("name", "example"), COMMANDS.items())
+def test_the_help_of_a_command_has_an_example(name: str, example: str) -> None:
+    shown = weir_here("embed", name, "--help", env={"COLUMNS": "300"}).stdout
+    assert f"Example: {example}" in shown
+    assert example.startswith(f"weir embed {name} ")
+
+
+def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
+    shown = weir_here("embed", "serve", "--help", env={"COLUMNS": "300"}).stdout
+    for flag in (
+        "--pooling",
+        "--max-length",
+        "--zmq-port",
+        "--max-texts",
+        "--workers",
+        "--tls-certfile",
+        "--no-truncate",
+    ):
+        assert flag in shown
+    assert "--max-seq-len" not in shown and "--model-repository" not in shown
+
+
+def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
+    model = tiny.model(tmp_path / "model")
+    for arguments, said in (
+        ((tmp_path / "nowhere",), f"{tmp_path}/nowhere: must be a directory with a model"),
+        ((model, "--pooling_strategy", "MEDIAN"), "--pooling='MEDIAN': must be one of"),
+        ((model, "--max_seq_len", "1000"), "model: max_length=1000: the model reads at most 64 tokens"),
+    ):
+        done = weir_here("embed", "serve", *arguments)
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and said in done.stderr
+
+
+def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
+    """The old flags too; the second start takes what the first has found."""
+    model = tiny.model(tmp_path / "model", layers=2)
+    flags = (
+        "--cache",
+        tmp_path / "cache",
+        "--cpu",
+        "--threads",
+        "1",
+        "--pooling_strategy",
+        "CLS_TOKEN",
+        "--http_max_connect",
+        "9",
+    )
+    for _ in range(2):
+        with Served(model, *flags, command="embed serve") as served:
+            line = served.until_printed(r"curl .*?(http://\S+)/encode")
+            answer = httpx.post(f"{line[1]}/encode", json={"id": 1, "texts": ["first do it"]}).json()
+            assert len(answer["result"][0]) == tiny.HIDDEN
+            assert httpx.get(f"{line[1]}/status/server").json()["pooling_strategy"] == 4
+            served.process.terminate()
+            assert served.wait() == 0
+    assert len(list((tmp_path / "cache" / "budgets").iterdir())) == 1
