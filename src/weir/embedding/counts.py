@@ -1,16 +1,23 @@
-"""What the HTTP doors of texts have done, for /metrics: a call may be many requests to the line, or one of many texts."""
+"""What the doors of texts have done, for /metrics: a call may be many requests to the line, or one of many texts."""
 
 from collections import defaultdict
 from collections.abc import Iterator
 
-from prometheus_client.metrics_core import CounterMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from weir.embedding.clients import ACTIVE_FOR, MOST, Clients
 
 
 class Counts(Collector):
-    """Counts calls by model, door and status, and the texts of those that were answered."""
+    """Counts calls by model, door and status, the texts of those that were answered, and what the ZeroMQ door throws away.
 
-    def __init__(self) -> None:
+    Of `clients` it shows how many are active.
+    """
+
+    def __init__(self, clients: Clients | None = None) -> None:
+        self._clients = clients
+        self._dropped: defaultdict[str, int] = defaultdict(int)
         self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._texts: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._truncated: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -25,19 +32,34 @@ class Counts(Collector):
         """Count a call that got an error. `model` is "" where the caller named one that there is not."""
         self._calls[model, door, str(status)] += 1
 
+    def dropped(self, kind: str) -> None:
+        """Count a connection, message, request or answer that was thrown away."""
+        self._dropped[kind] += 1
+
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
         calls = CounterMetricFamily(
-            "weir_text_calls", "Calls for the vectors of texts over HTTP.", labels=["model", "door", "code"]
+            "weir_text_calls", "Calls for the vectors of texts.", labels=["model", "door", "code"]
         )
         for labels, count in list(self._calls.items()):
             calls.add_metric(labels, count)
         yield calls
         for name, text, counted in (
-            ("weir_texts", "Texts whose vectors were answered over HTTP.", self._texts),
+            ("weir_texts", "Texts whose vectors were answered.", self._texts),
             ("weir_texts_truncated", "Those of them that were cut.", self._truncated),
         ):
             family = CounterMetricFamily(name, text, labels=["model", "door"])
             for place, count in list(counted.items()):
                 family.add_metric(place, count)
             yield family
+        dropped = CounterMetricFamily(
+            "weir_zeromq_dropped", "What the ZeroMQ door has thrown away, with a line in the log.", labels=["kind"]
+        )
+        for kind, count in list(self._dropped.items()):
+            dropped.add_metric([kind], count)
+        yield dropped
+        if self._clients is not None:
+            text = (
+                f"Clients of texts that have asked for something within {ACTIVE_FOR:g} s, of the {MOST} heard of last."
+            )
+            yield GaugeMetricFamily("weir_text_clients", text, value=self._clients.active)

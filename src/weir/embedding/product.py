@@ -40,7 +40,7 @@ class EmbeddingProduct:
         self._callers = callers
         self._zeromq = zeromq
         self._clients = Clients()
-        self._counts = Counts()
+        self._counts = Counts(self._clients)
         self._waste = Waste()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
@@ -87,7 +87,7 @@ class EmbeddingProduct:
             return []
         door = ZeroMqDoor(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
-            status=self._status, terminate=context.end,
+            counts=self._counts, status=self._status, terminate=context.end, max_texts=self._callers.max_texts,
         )  # fmt: skip
         return [door]
 

@@ -11,12 +11,14 @@ from typing import Any, Self, TypeVar
 import uvloop
 from tests.embedding.zeromq.hashing import Hashing
 
+from weir.embedding.counts import Counts
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.settings import HttpSettings
 
 T = TypeVar("T")
+Connect = Callable[..., Any]  # returns a client of a door
 
 
 class Opened:
@@ -36,8 +38,10 @@ class Opened:
 
     async def _start(self) -> None:
         self.encoder = Hashing()
+        self.counts = Counts()
         self.door = ZeroMqDoor(
-            {"hashing": self.encoder, "other": Hashing()}, self._settings, self._http, control=self._control, terminate=self.ended.set
+            {"hashing": self.encoder, "other": Hashing()}, self._settings, self._http, control=self._control,
+            counts=self.counts, terminate=self.ended.set,
         )  # fmt: skip
         await self.door.start()
         self.port, self.port_out = self.door.port, self.door.port_out

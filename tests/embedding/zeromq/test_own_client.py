@@ -1,23 +1,20 @@
 """Weir's own client over ZeroMQ: it does what the stock one does, and every failure is an answer."""
 
-import asyncio
-import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import numpy
 import pytest
 from bert_serving.client import BertClient
-from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, Hashing, vector_of
-from tests.embedding.zeromq.opened import Opened
+from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, vector_of
+from tests.embedding.zeromq.opened import Connect, Opened
 
 from weir.client import NEVER, ConcurrentEmbeddingClient, EmbeddingClient, Unreachable
 from weir.errors import (
     Cancelled,
+    Conflict,
     DeadlineExceeded,
     Draining,
     InvalidRequest,
@@ -26,34 +23,12 @@ from weir.errors import (
     Overloaded,
     SettingsError,
     TooLarge,
-    Unauthorized,
     Unsupported,
     WeirError,
 )
-from weir.protocols.control import ControlSettings
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
 LONG = " ".join("abcdefgh")
-
-
-@pytest.fixture(scope="module")
-def opened() -> Iterator[Opened]:
-    with Opened() as opened:
-        yield opened
-
-
-Connect = Callable[..., Any]
-
-
-@pytest.fixture
-def connect(opened: Opened) -> Iterator[Connect]:
-    """Returns a client of the door; all are closed at the end."""
-    with ExitStack() as stack:
-
-        def made(to: Opened = opened, kind: Any = EmbeddingClient, **said: Any) -> Any:
-            return stack.enter_context(kind(to.url, **{"port_out": to.port_out, "timeout": 20.0, **said}))
-
-        yield made
 
 
 def expected(texts: list[Any]) -> Any:
@@ -285,74 +260,14 @@ def test_what_cannot_be_is_refused(url: str, said: dict[str, Any], text: str) ->
         EmbeddingClient(url, **said)
 
 
-# Restarts.
-
-
-def test_a_restart_is_waited_for(connect: Connect) -> None:
-    with Opened() as first:
-        client = connect(first)
-        client.encode(["!wait"], blocking=False)
-        first.until(lambda: bool(first.encoder.asked))
-    with Opened(port=first.port, port_out=first.port_out) as second:
-        second.until(lambda: bool(second.encoder.asked))  # the client has found out, and sent it once more
-        second.call(second.encoder.released.set)
-        assert client.fetch_all()[0].shape == (1, DIMENSIONS)
-        assert (client.encode(TEXTS) == expected(TEXTS)).all()
-
-
-def test_a_lost_answer_is_made_again(connect: Connect, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = connect()
-    lost = threading.Event()
-    publisher = opened.door._publisher
-    publish = publisher.publish
-
-    def lose(frames: Any) -> None:
-        monkeypatch.undo()
-        lost.set()
-
-    monkeypatch.setattr(publisher, "publish", lose)
-    assert (client.encode(TEXTS) == expected(TEXTS)).all()
-    assert lost.is_set()
-    assert publisher.publish == publish
-
-
-# The end.
-
-
-def test_the_server_ends_when_it_is_asked_to() -> None:
-    with Opened() as opened, EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0) as client:
-        client.terminate()
-        assert opened.ended.wait(20)
-        opened.call(opened.door.refuse)
-        with pytest.raises(Draining):
-            client.encode(TEXTS, timeout=0.3)
-
-
-def test_with_a_token_only_who_has_it_may_end_the_server(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("secret")
-    control = ControlSettings(control_token_file=str(tmp_path / "token"))
-    with Opened(control=control) as opened:
-        said: dict[str, Any] = {"port_out": opened.port_out, "timeout": 20.0}
-        for token in (None, "other"):
-            with EmbeddingClient(opened.url, token=token, **said) as client, pytest.raises(Unauthorized):
-                client.terminate()
-        assert not opened.ended.is_set()
-        with EmbeddingClient(opened.url, token="secret", **said) as client:
-            client.terminate()
-        assert opened.ended.wait(20)
-
-
-def test_a_drain_waits_for_the_answers(connect: Connect) -> None:
-    with Opened() as opened:
-        client = connect(opened)
-        client.encode(["!wait"], blocking=False)
-        opened.until(lambda: bool(opened.encoder.asked))
-        assert not opened.run(opened.door.drain(0.05))
-        opened.call(opened.encoder.released.set)
-        assert opened.run(opened.door.drain(20.0))
-        assert client.fetch_all()[0].shape == (1, DIMENSIONS)
-
-
-def test_the_encoder_of_these_tests_is_one() -> None:
-    encoded = asyncio.run(Hashing().encode(TEXTS, door="here"))
-    assert (encoded.vectors == expected(TEXTS)).all()
+@pytest.mark.parametrize(
+    ("facts", "error"), [({"weir_version": "77.0"}, Conflict), ({"server_version": "1.10.0"}, Unsupported)]
+)
+def test_a_server_of_another_kind_is_refused(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], error: type[WeirError]
+) -> None:
+    monkeypatch.setattr(opened.door._answering._means.status, "config", lambda client: facts)
+    with pytest.raises(error, match="check_version"):
+        EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0)
+    with EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0, check_version=False) as client:
+        assert facts.items() <= client.server_config.items()

@@ -1,7 +1,7 @@
 """The client of bert-as-service, as PyPI has it, against the door."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -11,7 +11,7 @@ import pytest
 import zmq
 from bert_serving.client import BertClient, ConcurrentBertClient
 from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, vector_of
-from tests.embedding.zeromq.opened import Opened
+from tests.embedding.zeromq.opened import Connect, Opened
 
 from weir.errors import ModelNotReady, Overloaded
 
@@ -22,9 +22,6 @@ TEXTS = ["First do it", "then do it right", "then do it better"]
 def opened() -> Iterator[Opened]:
     with Opened(zmq_show_tokens=True) as opened:
         yield opened
-
-
-Connect = Callable[..., Any]
 
 
 @pytest.fixture

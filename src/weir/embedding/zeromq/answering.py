@@ -7,6 +7,7 @@ from typing import NamedTuple
 from structlog.stdlib import BoundLogger
 
 from weir.embedding.clients import Clients
+from weir.embedding.counts import Counts
 from weir.embedding.status import Status
 from weir.embedding.texts import Encoded, Encodes
 from weir.embedding.zeromq.drops import Drops
@@ -39,6 +40,7 @@ class Means(NamedTuple):
     served: Mapping[str, Encodes]
     publisher: Publisher
     clients: Clients
+    counts: Counts
     status: Status
     control: Control
     terminate: Callable[[], None]
@@ -102,24 +104,29 @@ class Answering:
         try:
             encoded = await self._encode(ask, wishes)
             cut = [place for place, truncated in enumerate(encoded.truncated) if truncated]
+            self._means.counts.answered(_model(self._means.served, wishes), DOOR, ask.size, len(cut))
             self._means.publisher.publish(zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens))
         except WeirError as error:
-            self._fail(ask, error)
+            self._refuse(ask, wishes, error)
         except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
             self._means.logger.exception("request failed", door=DOOR, client=_name(ask))
-            self._fail(ask, ModelError(f"{type(error).__name__} in the server"))
+            self._refuse(ask, wishes, ModelError(f"{type(error).__name__} in the server"))
 
     async def _encode(self, ask: Ask, wishes: Wishes) -> Encoded:
         means = self._means
         if ask.size > means.max_texts:
             raise TooLarge(f"texts: {ask.size}; one request may have {means.max_texts}")
         texts = zeromq.read_texts(ask)
-        encodes = _find(means.served, wishes.model)
+        name = _model(means.served, wishes)
+        if not name:
+            raise ModelNotFound(
+                f"model {wishes.model!r}: there is none of that name; there are {', '.join(means.served)}"
+            )
         stock = ask.wishes is None
         wait = _FIRST_WAIT
         while True:
             try:
-                return await encodes.encode(
+                return await means.served[name].encode(
                     texts, door=DOOR, client=_name(ask), priority=wishes.priority or 0, timeout=wishes.timeout,
                     dimensions=wishes.dimensions, truncate=wishes.truncate,
                     want_tokens=means.show_tokens if stock else wishes.tokens,
@@ -131,6 +138,10 @@ class Answering:
                 again = getattr(error, "retry_after", None) or 0.0
             await asyncio.sleep(max(wait, again))
             wait = min(2.0 * wait, _LONGEST_WAIT)
+
+    def _refuse(self, ask: Ask, wishes: Wishes, error: WeirError) -> None:
+        self._means.counts.refused(_model(self._means.served, wishes), DOOR, http_code(error))
+        self._fail(ask, error)
 
     def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
         if ask.wishes is None:  # there is no word for it in the stock dialect
@@ -206,11 +217,10 @@ class Answering:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _find(served: Mapping[str, Encodes], model: str) -> Encodes:
-    name = model or next(iter(served))
-    if name not in served:
-        raise ModelNotFound(f"model {name!r}: there is none of that name; there are {', '.join(served)}")
-    return served[name]
+def _model(served: Mapping[str, Encodes], wishes: Wishes) -> str:
+    """Return the name of the model that is asked, "" if there is none of that name."""
+    name = wishes.model or next(iter(served))
+    return name if name in served else ""
 
 
 def _name(ask: Ask) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from weir.embedding.clients import Clients
+from weir.embedding.counts import Counts
 from weir.embedding.status import Status
 from weir.embedding.texts import Encodes
 from weir.embedding.zeromq.answering import Answering, Means
@@ -40,23 +41,24 @@ def end_process() -> None:
 class ZeroMqDoor:
     """Serves `served`, models by name of which the first is the default, over ZeroMQ.
 
-    One request may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks, `status` answers for the server; both may be shared with other doors.
+    One request may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors.
     """
 
     def __init__(
         self, served: Mapping[str, Encodes], settings: ZeroMqSettings, http: HttpSettings, *, control: Control | None = None,
         clients: Clients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
-        max_texts: int = MAX_TEXTS,
+        counts: Counts | None = None, max_texts: int = MAX_TEXTS,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._host = http.host
         logger = get_logger("weir")
-        self.drops = Drops(logger)
+        counts = counts or Counts()
+        self.drops = Drops(logger, counts.dropped)
         self.clients = clients or Clients()
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops)
         self._answering = Answering(
             Means(
-                served, self._publisher, self.clients, status or Status(served, self.clients), control or Control(), terminate,
+                served, self._publisher, self.clients, counts, status or Status(served, self.clients), control or Control(), terminate,
                 self.drops, logger, max_texts, settings.zmq_show_tokens,
             ),
             self._changed,

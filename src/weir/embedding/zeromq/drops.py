@@ -10,9 +10,13 @@ INTERVAL = 1.0  # seconds between two lines about the same
 
 
 class Drops:
-    """Counts what was dropped, by kind, and logs each kind once a second at most."""
+    """Counts what was dropped, by kind, here and in `counted`, and logs each kind once a second at most."""
 
-    def __init__(self, logger: BoundLogger, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, logger: BoundLogger, counted: Callable[[str], None] = lambda kind: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self._counted = counted
         self.counts: Counter[str] = Counter()
         self._logger = logger
         self._clock = clock
@@ -21,6 +25,7 @@ class Drops:
     def __call__(self, kind: str, reason: object, peer: str = "") -> None:
         """Something of this `kind`, one of a few, was dropped."""
         self.counts[kind] += 1
+        self._counted(kind)
         now = self._clock()
         when, before = self._logged.get(kind, (None, 0))
         if when is not None and now < when + INTERVAL:
