@@ -9,6 +9,7 @@ from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.recipe import Pooling
+from weir.embedding.tokens.options import TokenizerOptions
 from weir.errors import SettingsError
 
 TODAY = {
@@ -70,7 +71,14 @@ def test_prompts(tmp_path: Path) -> None:
     assert checkpoint.prompts == {"query": "query: ", "passage": "passage: "}
     assert checkpoint.default_prompt is None
     change(tmp_path / "config_sentence_transformers.json", default_prompt_name="query")
-    assert read_checkpoint(tmp_path).default_prompt == "query"
+    prompted = read_checkpoint(tmp_path)
+    assert prompted.default_prompt == "query"
+    given = [prompted.tokenizer(), checkpoint.tokenizer(TokenizerOptions(prompt="query: "))]
+    without = [checkpoint.tokenizer(), prompted.tokenizer(TokenizerOptions(prompt=""))]
+    for tokenizer in given:
+        texts = tokenizer.encode(["do it", ("do", "it"), ["do", "it"]], max_length=64)
+        assert texts == without[0].encode(["query: do it", ("do", "it"), ["do", "it"]], max_length=64)
+    assert without[0].encode(["do it"], max_length=64) == without[1].encode(["do it"], max_length=64)
     change(tmp_path / "config_sentence_transformers.json", default_prompt_name="question")
     with pytest.raises(SettingsError, match="default_prompt_name='question': must be one of query, passage"):
         read_checkpoint(tmp_path)

@@ -54,6 +54,8 @@ class Checkpoint:
 
     def tokenizer(self, options: TokenizerOptions = AS_THE_FILES_SAY) -> Tokenizer:
         """Return the tokenizer. Raises SettingsError if its files are missing, broken or do not fit the weights."""
+        if options.prompt is None and self.default_prompt is not None:
+            options = replace(options, prompt=self.prompts[self.default_prompt])
         if self.layout.lowercase:
             options = replace(options, lowercase_text=True)
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)

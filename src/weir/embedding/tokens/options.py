@@ -10,7 +10,8 @@ class TokenizerOptions:
     `lowercase` overrides what the model's files say (None). `lowercase_text` lowers texts before the tokenizer sees them, as some
     sentence-transformers models ask. Without `special_tokens` none are added. `pair_separator`, such as "|||", cuts a text in two that
     belong together where it stands between spaces, or as a word of its own in a list of words. With `whole_words`, every given word
-    is one token, and one that is not in the vocabulary the unknown token.
+    is one token, and one that is not in the vocabulary the unknown token. `prompt` is put before every string that is one text (None:
+    the one that the model's files put before every text, if any; "" for none).
     """
 
     lowercase: bool | None = None
@@ -18,6 +19,7 @@ class TokenizerOptions:
     special_tokens: bool = True
     pair_separator: str | None = None
     whole_words: bool = False
+    prompt: str | None = None
 
 
 AS_THE_FILES_SAY = TokenizerOptions()

@@ -77,7 +77,7 @@ class Tokenizer:
         found: list[Read | InvalidRequest] = []
         for text in texts:
             try:
-                found.append(read_text(text, self.separator, self.vocab_size))
+                found.append(self._read(text, self.separator))
             except InvalidRequest as error:
                 found.append(error)
         cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length))
@@ -93,7 +93,7 @@ class Tokenizer:
         the mean, weighted by their tokens, is close to the mean over the text.
         """
         try:
-            read = read_text(text, None, self.vocab_size)
+            read = self._read(text, None)
         except InvalidRequest as error:
             return error
         room = self.template.room(max_length, pair=False)
@@ -111,6 +111,12 @@ class Tokenizer:
         """Return the tokens that these ids stand for, as texts."""
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
+
+    def _read(self, text: Any, separator: str | None) -> Read:
+        read = read_text(text, separator, self.vocab_size)
+        if self.options.prompt and len(read.texts) == 1:
+            return Read(texts=(self.options.prompt + read.texts[0],))
+        return read
 
     def _cut(self, found: list[Read], max_length: int) -> list[list[list[int]]]:
         """Return the ids of the one or two parts of each text, without special tokens. All strings go to the library at once."""
