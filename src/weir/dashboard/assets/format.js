@@ -43,6 +43,7 @@ export function percent(share) {
   if (share === null || share === undefined || Number.isNaN(share)) return NOTHING;
   const value = 100 * share;
   if (value > 0 && value < 0.1) return "< 0.1 %";
+  if (value < 100 && value >= 99.95) return "> 99.9 %";
   return `${value >= 9.95 || value === 0 ? Math.round(value) : value.toFixed(1)} %`;
 }
 
