@@ -1,0 +1,57 @@
+"""`weir embed layers`: labelled texts through every layer of a model."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_FILE = "Labelled texts: .jsonl with text and label, .csv or .tsv with these columns, or lines of label, tab, text."
+
+
+def layers(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help=_FILE)],
+    model: Annotated[Path | None, typer.Option(help="The model's directory (default: the small one).")] = None,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File that gets the picture, as .png and .svg.")
+    ] = Path("layers.png"),
+    pooling: Annotated[str, typer.Option(help="Of the picture: mean, max or cls. The table has all.")] = "mean",
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
+    neighbours: Annotated[int, typer.Option(help="Texts that vote on the label of another.", min=1)] = 5,
+    json: Annotated[Path | None, typer.Option(help="File that gets the table as JSON; - prints it instead.")] = None,
+) -> None:
+    """Show what every layer of a model makes of labelled texts: a picture with a panel per layer, and how far it keeps classes apart.
+
+    A panel shows the two directions in which its vectors differ most (PCA). In the table, kNN accuracy is the share of texts
+    whose nearest neighbours have its label in their majority, and silhouette, from -1 to 1, how much nearer texts are to their own class
+    than to the next; both by cosine distance.
+    """
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from weir.commands.embed.offline import bar, directory_of
+    from weir.commands.files import STDOUT, check_results, write_atomically
+    from weir.commands.tables import print_table
+    from weir.embedding.research.labelled import read_labelled
+    from weir.embedding.research.layers import draw, study_layers, table, to_dict
+
+    texts, labels = read_labelled(file)
+    check_results(json, figure=output)
+    with bar("encoding") as progress:
+        found = study_layers(
+            directory_of(model), texts, labels, neighbours=neighbours, progress=progress, max_length=max_length
+        )
+    draw(found, output, pooling)
+    content = msgspec.json.format(msgspec.json.encode(to_dict(found)), indent=2).decode() + "\n"
+    if json is not None and json != STDOUT:
+        write_atomically(json, content)
+    if json == STDOUT:
+        typer.echo(content, nl=False)
+        return
+    columns, *lines = table(found)
+    shown = Table(*columns)
+    for line in lines:
+        shown.add_row(*line)
+    console = Console(highlight=False)
+    print_table(console, shown)
+    console.print(f"Written: {output}", markup=False, soft_wrap=True)

@@ -1,0 +1,36 @@
+"""`weir embed search`: the sentences nearest to another."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def search(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Texts: one per line, .jsonl, .csv or .tsv.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="What is looked for.")],
+    model: Annotated[Path | None, typer.Option(help="The model's directory (default: the small one).")] = None,
+    top: Annotated[int, typer.Option("--top", "-n", help="How many are shown.", min=1)] = 10,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, an object per line.")] = False,
+) -> None:
+    """Show the texts of a file whose vectors are nearest to the query's, with their cosine and their place in the file."""
+    import msgspec
+    from rich.console import Console
+    from rich.table import Table
+
+    from weir.commands.embed.offline import bar, directory_of
+    from weir.embedding.research.labelled import read_labelled
+    from weir.embedding.research.searching import search as nearest
+
+    texts = read_labelled(file, labels=False).texts
+    with bar("encoding") as progress:
+        hits = nearest(directory_of(model), texts, query, top, progress, max_length=max_length)
+    if json:
+        for hit in hits:
+            typer.echo(msgspec.json.encode(hit._asdict()).decode())
+        return
+    table = Table("cosine", "place", "text", box=None)
+    for hit in hits:
+        table.add_row(f"{hit.similarity:.3f}", str(hit.place), " ".join(hit.text.split()))
+    Console(highlight=False, markup=False).print(table)
