@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +54,33 @@ def test_a_range_shorter_than_the_alignment_has_no_place() -> None:
 
     assert allocator.size_bytes == allocator.free_bytes == 0
     assert allocator.allocate(0) is None
+
+
+def test_what_is_asked_for_one_after_the_other_lies_so_though_holes_would_do() -> None:
+    allocator = Allocator(64 * 100)
+    places = [allocator.allocate(64) for _ in range(8)]
+    allocator.free(64)
+    allocator.free(192)
+
+    assert [allocator.allocate(64) for _ in range(2)] == [64 * 8, 64 * 9]
+    assert places == [64 * place for place in range(8)]
+
+
+def test_a_line_of_places_goes_no_further_than_twice_what_is_taken() -> None:
+    allocator = Allocator(64 * 1000)
+    waiting: list[int] = []
+    furthest = 0
+    for _ in range(200):
+        offset = allocator.allocate(64)
+        assert offset is not None
+        furthest = max(furthest, offset)
+        waiting.append(offset)
+        if len(waiting) == 8:
+            allocator.free(waiting.pop(0))
+
+    assert furthest <= 64 * 2 * 8
+    runs = sum(after - before == 64 for before, after in pairwise(waiting))
+    assert runs >= len(waiting) - 2
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 700)), max_size=200))

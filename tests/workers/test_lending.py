@@ -80,13 +80,13 @@ def place_of(address: int) -> tuple[str, int]:
     raise AssertionError(f"{address:#x} is mapped nowhere")
 
 
-def received(pool: Pool, header: int = 137) -> tuple[ArenaArrays, ArenaBlock]:
+def received(pool: Pool, header: int = 137, rows: int = ROWS) -> tuple[ArenaArrays, ArenaBlock]:
     """Return arrays over a body that was received into the arena, after a header."""
-    size = 4 * ROWS * WIDTH
+    size = 4 * rows * WIDTH
     block = pool.pool.reserve(header + size)
     assert block is not None
-    block.view[header:] = numpy.arange(ROWS * WIDTH, dtype=numpy.float32).tobytes()
-    view = numpy.frombuffer(block.view[header:], numpy.float32).reshape(ROWS, WIDTH)
+    block.view[header:] = numpy.arange(rows * WIDTH, dtype=numpy.float32).tobytes()
+    view = numpy.frombuffer(block.view[header:], numpy.float32).reshape(rows, WIDTH)
     view.flags.writeable = False
     return ArenaArrays({"x": view}, block), block
 
@@ -136,6 +136,25 @@ def test_several_requests_are_gathered_in_the_workers_own_memory() -> None:
             two.release()
             assert pool.free_bytes == before
             del first, second, one, two
+
+    asyncio.run(main())
+
+
+def test_rows_that_arrive_one_after_the_other_are_read_in_place() -> None:
+    async def main() -> None:
+        async with started(Where) as pool:
+            before = pool.free_bytes
+            bodies = [received(pool, header=136, rows=1) for _ in range(3)]
+            answers = await pool.ask(*[arrays for arrays, _ in bodies])
+            for answer in answers:
+                assert answer["file"][0].startswith(b"/memfd:weir-requests-tried")
+                assert answer["at"].tolist() == [bodies[0][1].offset + 136]
+                assert not answer["writable"].any()
+                assert answer["sum"].tolist() == answers[0]["sum"].tolist()
+            for _, block in bodies:
+                block.release()
+            assert pool.free_bytes == before
+            del bodies, block
 
     asyncio.run(main())
 

@@ -1,6 +1,6 @@
 """A column of payloads or outputs, one cell per entry of a batch.
 
-Bytes lie in the frame as they are. Python values made of builtins and arrays travel as one pickle for all; if anything
+Bytes lie in the frame as they are, and dicts of large arrays that are alike in the arena. Python values made of builtins and arrays travel as one pickle for all; if anything
 else is among them, each is a pickle of its own, so that one that cannot be pickled or unpickled fails alone. Large ones
 are references.
 """
@@ -12,6 +12,7 @@ import msgspec
 
 from weir.errors import WeirError
 from weir.messages import OBJECT
+from weir.wire.array_cells import Alike, pack_alike, unpack_alike
 from weir.wire.failures import Failure, pack_error, unpack_error
 from weir.wire.pickles import LARGE_BYTES, Fetch, Pickled, Places, Ref, Stowed, unpickle
 
@@ -52,15 +53,17 @@ class Together(msgspec.Struct, array_like=True):
 
 
 class Cells(msgspec.Struct, array_like=True):
-    """A column: `together`, or else `inline` with None where an entry is among `apart`."""
+    """A column: `together`, or `alike`, or else `inline` with None where an entry is among `apart`."""
 
     inline: list[bytes | None] | None = None
     together: Together | None = None
     apart: list[Placed | Single | Failed] | None = None
+    alike: Alike | None = None
 
     def refs(self) -> list[Ref]:
         """Return every reference in the column."""
         stowed: list[Stowed] = [] if self.together is None else [self.together.data, *self.together.buffers]
+        stowed += [] if self.alike is None else self.alike.refs
         for cell in self.apart or ():
             if isinstance(cell, Placed):
                 stowed.append(cell.ref)
@@ -84,6 +87,8 @@ def pack_cells(
     if types == {bytes}:
         if places is None or max(map(len, values)) < LARGE_BYTES:
             return Cells(inline=values)
+    elif types == {dict} and places is not None and (alike := pack_alike(values, places)) is not None:
+        return Cells(alike=alike)
     elif types <= BUILTIN or all(kind in BUILTIN or kind.__module__ == "numpy" for kind in types):
         together = _pack_together(values, places)
         if together is not None:
@@ -136,6 +141,8 @@ def unpack_cells(cells: Cells, fetch: Fetch | None, complain: Complain) -> list[
     """Return the values again; one that cannot be unpickled here is replaced by the error that `complain` makes."""
     if cells.together is not None:
         return _unpack_together(cells.together, fetch, complain)
+    if cells.alike is not None:
+        return _unpack_alike(cells.alike, fetch, complain)
     values: list[Any] = [] if cells.inline is None else cells.inline
     for cell in cells.apart or ():
         values[cell.index] = _unpack_cell(cell, fetch, complain)
@@ -148,6 +155,13 @@ def _unpack_together(cell: Together, fetch: Fetch | None, complain: Complain) ->
     except Exception as error:  # not enough memory, or two versions of numpy that disagree
         return [_not_unpickled(error, complain) for _ in range(cell.count)]
     return values
+
+
+def _unpack_alike(cell: Alike, fetch: Fetch | None, complain: Complain) -> list[Any]:
+    try:
+        return unpack_alike(cell, fetch)
+    except Exception as error:  # not enough memory
+        return [_not_unpickled(error, complain) for _ in range(cell.count)]
 
 
 def _unpack_cell(cell: Placed | Single | Failed, fetch: Fetch | None, complain: Complain) -> Any:

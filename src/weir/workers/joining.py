@@ -14,6 +14,7 @@ from weir.errors import SettingsError
 from weir.model import GROUP, PAD, Model, Tensor
 from weir.wire.bfloat16 import to_bits
 from weir.wire.tensors import DTYPES, Arrays, rows_of
+from weir.workers.adjoining import adjoined
 from weir.workers.kservework import Listed, joined
 from weir.workers.sizes import Sizes
 
@@ -81,7 +82,8 @@ class Joiner:
 
     def _whole(self, parts: list[Array]) -> Array:
         if len(parts) > 1:
-            whole = numpy.concatenate(parts)
+            adjoining = None if self._owns else adjoined(parts)
+            whole = numpy.concatenate(parts) if adjoining is None else adjoining
         else:
             whole = parts[0].copy() if self._owns else parts[0].view()
         if not self._owns:
