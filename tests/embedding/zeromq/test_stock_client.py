@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy
@@ -13,6 +14,7 @@ from bert_serving.client import BertClient, ConcurrentBertClient
 from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, vector_of
 from tests.embedding.zeromq.opened import Connect, Opened
 
+from weir.embedding.zeromq.port import Port
 from weir.errors import ModelNotReady, Overloaded
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
@@ -161,3 +163,15 @@ def test_a_client_outlives_the_server(connect: Connect) -> None:
         asking.join(20)
         assert (answer[0] == expected(TEXTS)).all()
         assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_a_broken_connection_is_made_anew(connect: Connect, opened: Opened) -> None:
+    client = connect()
+    for port in (opened.door._out, opened.door._in):
+        opened.call(partial(_end_all, port))
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()  # kept until the client is back
+
+
+def _end_all(port: Port) -> None:
+    for peer in list(port.peers):
+        peer.transport.abort()

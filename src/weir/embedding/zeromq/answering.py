@@ -11,7 +11,7 @@ from weir.embedding.counts import Counts
 from weir.embedding.status import Status
 from weir.embedding.texts import Encoded, Encodes
 from weir.embedding.zeromq.drops import Drops
-from weir.embedding.zeromq.publisher import Publisher
+from weir.embedding.zeromq.publisher import OVERHEAD, Publisher
 from weir.errors import (
     CapacityError,
     DeadlineExceeded,
@@ -83,7 +83,7 @@ class Answering:
 
     def _start(self, ask: Ask, wishes: Wishes) -> None:
         self._means.clients.asked(_name(ask), ask.size, door=DOOR)
-        size = len(ask.payload)
+        size = len(ask.payload) + OVERHEAD
         task = asyncio.get_running_loop().create_task(self._answer(ask, wishes))
         self.in_flight += size
         self._tasks.setdefault(ask.topic, set()).add(task)
@@ -92,7 +92,7 @@ class Answering:
         task.add_done_callback(lambda ended: self._ended(ask, ended))
 
     def _ended(self, ask: Ask, task: asyncio.Task[None]) -> None:
-        self.in_flight -= len(ask.payload)
+        self.in_flight -= len(ask.payload) + OVERHEAD
         self._own.pop((ask.topic, ask.id), None)
         tasks = self._tasks[ask.topic]
         tasks.discard(task)
@@ -159,8 +159,10 @@ class Answering:
                     task.cancel()
         elif ask.payload == zeromq.PENDING:
             kept = self._means.publisher.kept(ask.topic)
-            known = {number for topic, number in self._own if topic == ask.topic} | kept
-            unknown = [number for number in wishes.ids if b"%d" % number not in known]
+            unknown = [
+                number for number in wishes.ids
+                if (ask.topic, b"%d" % number) not in self._own and b"%d" % number not in kept
+            ]  # fmt: skip
             self._means.publisher.publish(zeromq.write_said(ask, Said(unknown=unknown)))
         else:
             self._means.clients.asked_about(_name(ask), door=DOOR)

@@ -13,6 +13,7 @@ from weir.errors import TooLarge
 from weir.wire.zmtp import Subscribed, pack
 
 MAX_TOPICS = 256  # that one peer listens to
+OVERHEAD = 4096  # bytes that a message counts beside its own: there may be many small ones
 _TOGETHER = 4  # times what one client may leave unread: what all may
 
 Frames = Sequence[bytes | memoryview]
@@ -49,7 +50,7 @@ class Publisher:
                 self._peers[said.topic] = set()
                 self._lengths[len(said.topic)] += 1
             self._peers[said.topic].add(peer)
-            self._send_kept(said.topic)
+            self._send_kept(said.topic)  # what it hears of beside its own topic comes with the next sweep
 
     def forget(self, peer: Peer) -> None:
         """`peer` has gone."""
@@ -96,21 +97,20 @@ class Publisher:
             self._clogged.add(peer)
 
     def _keep(self, topic: bytes, frames: Frames) -> None:
-        size = size_of(frames)
+        size = size_of(frames) + OVERHEAD
         if self._kept_bytes + size > self._max_unread:
             self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
             return
         self._kept[topic].append(frames)
         self._kept_bytes += size
 
-    def _send_kept(self, subscription: bytes) -> None:
-        for topic in [topic for topic in self._kept if topic.startswith(subscription)]:
-            for frames in self._take(topic):
-                self.publish(frames)
+    def _send_kept(self, topic: bytes) -> None:
+        for frames in self._take(topic):
+            self.publish(frames)
 
     def _take(self, topic: bytes) -> list[Frames]:
         kept = self._kept.pop(topic, [])
-        self._kept_bytes -= sum(map(size_of, kept))
+        self._kept_bytes -= sum(size_of(frames) + OVERHEAD for frames in kept)
         return kept
 
     def kept(self, topic: bytes) -> set[bytes]:
@@ -132,6 +132,8 @@ class Publisher:
 
     def sweep(self, topics: Iterable[bytes], now: float) -> list[bytes]:
         """Return those of `topics` that nobody has listened to for the grace; what was kept for such is dropped."""
+        for topic in [topic for topic in self._kept if self._listeners(topic)]:
+            self._send_kept(topic)
         silent = {topic for topic in {*topics, *self._kept} if not self._listeners(topic)}
         self._missed = {topic: self._missed.get(topic, now) for topic in silent}
         given_up = [topic for topic, since in self._missed.items() if now >= since + self._grace]
