@@ -9,6 +9,8 @@ from typing import Any
 import numpy
 
 from weir import errors
+from weir.embedding.counts import Counts
+from weir.embedding.waste import Waste
 from weir.manager.repository.keys import KEYS, REFUSED
 from weir.manager.repository.triton import FOREIGN, PLATFORMS
 from weir.messages import Reason
@@ -18,6 +20,7 @@ from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, decl
 from weir.telemetry.exposition import Exposition
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.triton import TritonNames
+from weir.textserver import TEXTS
 from weir.wire.elements import BINARY_ONLY
 from weir.wire.tensors import DTYPES
 
@@ -36,6 +39,18 @@ PARTS = {
     "Control": "Who may control the server. These are settings of the server, not of a model.",
     "Repository": "Models in a folder, and what is loaded at the start. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",
+}
+
+TEXTS_INTRODUCTION = """## Texts
+
+Those of `weir embed serve`, and keyword arguments of `weir.embedding.serve`; it has all others too, but those of Model and Repository. In a file, a model's
+table says its `directory`."""
+
+TEXT_PARTS = {
+    "Text": "What is computed of a text.",
+    "Computing": "On what, and in which numbers.",
+    "Callers": "What callers may ask for. These are settings of the server, not of a model.",
+    "ZeroMQ": "Where and how ZeroMQ is served. These are settings of the server, not of a model.",
 }
 
 MEASUREMENT = "Of `weir profile`, and keyword arguments of `weir.profile`: they are in no file and no variable, as they concern no server."
@@ -89,6 +104,13 @@ infinities have no word in JSON: they are written as `null` and refused when rea
 RANGES = {"f": "numbers", "b": "`true`, `false`", "O": "strings, as UTF-8"}
 
 
+TEXT_METRICS = """
+## Of texts
+
+`weir embed serve` also shows what is counted in texts and tokens; `weir_requests` and `weir_batches` of its models count texts, whatever call they came with.
+
+"""
+
 TRITON_METRICS = """
 ## Triton's names
 
@@ -105,6 +127,11 @@ def settings_page() -> str:
     for part in (*MODEL_PARTS, *SERVER_PARTS):
         rows = [_setting_row(each) for each in declared if each.part == part]
         sections.append(f"## {part}\n\n{PARTS[part]}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
+    sections.append(TEXTS_INTRODUCTION + "\n")
+    of_texts = declared_settings(TEXTS).values()
+    for part, text in TEXT_PARTS.items():
+        rows = [_setting_row(each) for each in of_texts if each.part == part]
+        sections.append(f"### {part}\n\n{text}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
     rows = [_setting_row(each) for each in declared_by(ProfilingSettings, "Measurement")]
     sections.append(f"## Measurement\n\n{MEASUREMENT}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
     return "\n".join(sections)
@@ -191,7 +218,14 @@ def metrics_page() -> str:
     rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in shown]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
     text = f"The values of `reason` are {reasons}; they add up to the number of batches. Beside these there are the usual\n`process_*` metrics.\n"
-    return METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text + TRITON_METRICS + _triton_names()
+    usual = METRICS + _table(("metric", "type", "labels", ""), rows) + "\n" + text
+    return usual + TEXT_METRICS + _text_metrics() + TRITON_METRICS + _triton_names()
+
+
+def _text_metrics() -> str:
+    families = [*Counts().collect(), *Waste().collect()]
+    rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in families]
+    return _table(("metric", "type", "labels", ""), rows)
 
 
 def repository_page() -> str:

@@ -3,7 +3,7 @@
 - A `python` block is run, all blocks of a page in one namespace, `await` allowed. If its first line is a comment with a
   file name, it is written to that file instead (and so is a `toml` block): models to serve, programs to start.
 - A `console` block is what a terminal shows: each line after "$ " is run, and what it prints must be what follows; "..."
-  stands for anything. `weir serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
+  stands for anything. `weir serve` or `weir embed serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
   the page ends or serves again.
 - `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`.
 """
@@ -105,13 +105,15 @@ class _Terminal:
         self._port = "8000"
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
         self._environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "100", "NO_COLOR": "1"}
+        # To measure a model takes seconds, and what is kept of it belongs to no page.
+        self._environment |= {"WEIR_CALIBRATE": "false", "WEIR_CACHE": str(folder / ".cache")}
 
     def do(self, text: str) -> None:
         """Run each command; compare what it prints."""
         for part in COMMAND.split(text)[1:]:
             lines = part.replace("\\\n", " ").splitlines()
             command, expected = lines[0], "\n".join(lines[1:])
-            if command.startswith("weir serve ") and not expected:
+            if command.startswith(("weir serve ", "weir embed serve")) and not expected:
                 self._serve(command)
             else:
                 self._run(command, expected)

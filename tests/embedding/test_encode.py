@@ -136,6 +136,11 @@ def test_an_error_of_the_line_keeps_the_id() -> None:
     }  # fmt: skip
 
 
+def test_what_is_wrong_with_the_texts_keeps_the_id_too() -> None:
+    assert post(HashingEncoder(), json={"id": 5, "texts": [3]}).json()["id"] == 5
+    assert post(HashingEncoder(), data={"id": "5", "texts": ""}).json()["id"] == "5"
+
+
 def test_a_lone_surrogate_in_the_id_is_no_accident() -> None:
     answer = post(HashingEncoder(), content=b'{"id": "\\ud800", "texts": ["a"]}')
     assert answer.status_code in (200, 400) and answer.json()["status"] == answer.status_code

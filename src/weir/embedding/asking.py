@@ -26,12 +26,12 @@ class Asked(msgspec.Struct):
     show_tokens: bool = False
 
 
-def read_body(body: bytes, content_type: str, site: Site) -> Asked:
-    """Read a body. Raises InvalidRequest naming the field, or the place of the text, and the rule; UnsupportedMediaType."""
+def read_document(body: bytes, content_type: str, site: Site) -> dict[str, Any]:
+    """Read a body as far as that it is an object, or a form as one. Raises InvalidRequest; UnsupportedMediaType."""
     media = content_type.partition(";")[0].strip().lower()
     if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
-        said = _read_form(body, site)
-    elif media in _MSGPACK:
+        return _read_form(body, site)
+    if media in _MSGPACK:
         said = _decoded(msgspec.msgpack.decode, body, "msgpack")
     elif media in _JSON or media == _FORM or media.endswith("+json"):
         said = _decoded(msgspec.json.decode, body, "JSON")
@@ -41,14 +41,16 @@ def read_body(body: bytes, content_type: str, site: Site) -> Asked:
         )
     if not isinstance(said, dict):
         raise InvalidRequest("body: must be an object with id and texts")
+    return said
+
+
+def read_asked(said: dict[str, Any], site: Site) -> Asked:
+    """Return what an object says. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
     for name in said:
         if name not in _FIELDS:
             raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
-    return Asked(
-        said.get("id"),
-        _texts(said, site),
-        *(_read(said, name, kind, default) for name, (kind, default) in _MORE.items()),
-    )
+    more = (_read(said, name, kind, default) for name, (kind, default) in _MORE.items())
+    return Asked(said.get("id"), _texts(said, site), *more)
 
 
 # What may be said beside, with its type and what holds where it is not said.

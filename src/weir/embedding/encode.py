@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from weir.embedding.asking import Asked, read_body
+from weir.embedding.asking import Asked, read_asked, read_document
 from weir.embedding.calling import Site, TextCall, truncated_places
 from weir.embedding.status import Status
 from weir.embedding.stock import client_fields
@@ -52,8 +52,9 @@ class Encode:
         model, identity = "", None
         try:
             headers = dict(call.headers)
-            asked = read_body(call.body, headers.get(b"content-type", b"").decode("latin-1"), self._site)
-            identity = asked.id
+            said = read_document(call.body, headers.get(b"content-type", b"").decode("latin-1"), self._site)
+            identity = said.get("id")
+            asked = read_asked(said, self._site)
             accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
             encoder = self._site.models.get(asked.model)
             model = encoder.name
