@@ -82,3 +82,18 @@ def test_fewer_bits_come_close(
     run = running(build(checkpoint, replace(case.recipe, precision=precision)), tmp_path / "graph")
     found = cosines(np.stack(compute(run, family, case, [0, 1, 2, 3, 4])), np.stack(reference(family, case)))
     assert found.min() >= HALF if precision is Precision.FP16 else found.mean() >= EIGHTH
+
+
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.CLS])
+def test_the_graphs_for_gpus_are_right_too(
+    family: str, pooling: Pooling, precision: Precision, reading: Reading, tmp_path: Path
+) -> None:
+    # A CPU runs them too: slowly, with fp16 as onnxruntime imitates it.
+    case = Case(pooling.value, Recipe(pooling))
+    run = running(
+        build(reading(family, case.recipe), replace(case.recipe, precision=precision), "cuda"), tmp_path / "graph"
+    )
+    found = cosines(np.stack(compute(run, family, case, [0, 1, 2, 3, 4])), np.stack(reference(family, case)))
+    assert found.min() >= (EXACT if precision is Precision.FP32 else HALF)

@@ -34,6 +34,16 @@ def test_layers_above_the_highest_that_is_read_are_not_there(plain: Checkpoint) 
     assert [found.count("Attention") for found in nodes.values()] == [3, 2, 2]
 
 
+def test_of_the_last_layer_only_what_is_read_is_computed(plain: Checkpoint) -> None:
+    kinds = {
+        pooling: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(pooling)).model).graph.node]
+        for pooling in (Pooling.CLS, Pooling.POOLER, Pooling.SEP)
+    }
+    # Attention of one token to all, in place of that of all to all.
+    assert [found.count("Attention") for found in kinds.values()] == [2, 2, 3]
+    assert [found.count("MultiHeadAttention") for found in kinds.values()] == [1, 1, 0]
+
+
 def test_only_vectors_leave_it_and_only_what_is_used_goes_in(plain: Checkpoint, tmp_path: Path) -> None:
     cls = running(build(plain, Recipe(Pooling.CLS)), tmp_path / "cls")
     assert set(cls.types) == {"ids", "mask", "types"}

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
 WEIGHTS = "weights.bin"  # the file beside the graph
-VERSION = 2  # of the graphs that this makes; higher with each change, for cached ones are made again then
+VERSION = 3  # of the graphs that this makes; higher with each change, for cached ones are made again then
+
+_OF_FIRST = (Pooling.CLS, *OF_LAST_LAYER)  # poolings that read the first token only
 
 
 def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Graph:
@@ -35,7 +37,10 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
         assembly, numbers, checkpoint.architecture, weights, device=device, positions=recipe.positions
     )  # fmt: skip
     layers = used_layers(checkpoint.architecture, recipe)
-    values = {layer: encoder.add_layer(layer) for layer in range(max(layers) + 1)}
+    values = {layer: encoder.add_layer(layer) for layer in range(max(layers))}
+    # Where only the first token of one layer is read, that layer is computed for it alone; on GPUs one fused operator is faster than that.
+    first_alone = recipe.pooling in _OF_FIRST and len(layers) == 1 and device == "cpu"
+    values[max(layers)] = (encoder.add_layer_of_first if first_alone else encoder.add_layer)(max(layers))
     wanted = [values[layer] for layer in layers]
     value = wanted[0] if len(wanted) == 1 else assembly.add("Concat", *wanted, axis=-1)
     if numbers.dtype != "float32":

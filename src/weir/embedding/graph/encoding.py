@@ -5,7 +5,7 @@ but its SkipLayerNormalization is several times slower than Sum and LayerNormali
 follows into just that. On GPUs the fused form is the fast one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -76,24 +76,50 @@ class Encoder:
     def add_layer(self, index: int) -> str:
         """Add the layer of this number, from 0, and return its result."""
         name = f"layer.{index}."
-        self._join(self._attend(name), name + "output", name + "attention_norm")
+        return self._finish_layer(name, self._attend(name))
+
+    def add_layer_of_first(self, index: int) -> str:
+        """Add the layer of this number for the first token alone, [batch, 1, hidden size]: nobody reads the others of the last layer."""
+        name = f"layer.{index}."
+        return self._finish_layer(name, self._attend_from_first(name))
+
+    def _finish_layer(self, name: str, seen: str) -> str:
+        self._join(seen, name + "output", name + "attention_norm")
         wide = self._widen(name + "up")
         self._join(wide, name + "down", name + "norm")
         return self.value
 
     def _attend(self, name: str) -> str:
         """Add the attention of all heads, without the layer that mixes them. The three matrices are one."""
-        weight = np.concatenate([self._weights[f"{name}{part}.weight"] for part in PARTS])
-        bias = np.concatenate([self._weights[f"{name}{part}.bias"] for part in PARTS])
-        told: dict[str, Any] = {"domain": FUSED, "num_heads": self._architecture.heads}
+        weight, bias = self._joined(name, PARTS)
         if self._numbers.eight_bits:
             three, _ = self._numbers.product(self.value, name + "qkv", weight, bias, self._reach())
             query, key, value = self._assembly.add_several("Split", (three,), 3, axis=2, num_outputs=3)
-            distances = [self._distances] if self._distances else []
-            return self._assembly.add("MultiHeadAttention", query, key, value, "", self._mask, *distances, **told)
+            return self._heads(query, key, value, self._distances)
         matrix = self._numbers.matrix(name + "qkv.weight", weight)
         inputs = [self.value, matrix, self._numbers.vector(name + "qkv.bias", bias), self._mask]
-        return self._assembly.add("Attention", *inputs, *(["", self._distances] if self._distances else []), **told)
+        distances = ["", self._distances] if self._distances else []
+        return self._assembly.add("Attention", *inputs, *distances, domain=FUSED, num_heads=self._architecture.heads)
+
+    def _attend_from_first(self, name: str) -> str:
+        """Add the attention of the first token to all; `value` is the first token's from here on."""
+        reach, zero, one = self._reach(), self._assembly.constant([0], "int64"), self._assembly.constant([1], "int64")
+        both = self._numbers.dense(self.value, name + "kv", *self._joined(name, PARTS[1:]), "identity", reach)
+        key, value = self._assembly.add_several("Split", (both,), 2, axis=2, num_outputs=2)
+        self.value = self._assembly.add("Slice", self.value, zero, one, one)
+        query = self._numbers.dense(self.value, name + "q", *self._joined(name, PARTS[:1]), "identity", reach)
+        two = self._assembly.constant([2], "int64")
+        distances = self._distances and self._assembly.add("Slice", self._distances, zero, one, two)
+        return self._heads(query, key, value, distances)
+
+    def _heads(self, query: str, key: str, value: str, distances: str) -> str:
+        inputs = [query, key, value, "", self._mask, *([distances] if distances else [])]
+        return self._assembly.add("MultiHeadAttention", *inputs, domain=FUSED, num_heads=self._architecture.heads)
+
+    def _joined(self, name: str, parts: Sequence[str]) -> tuple[Array, Array]:
+        """Return the weight and the bias of several dense layers as one."""
+        weight, bias = ([self._weights[f"{name}{part}.{kind}"] for part in parts] for kind in ("weight", "bias"))
+        return np.concatenate(weight), np.concatenate(bias)
 
     def _widen(self, name: str) -> str:
         weight, bias = self._weights[f"{name}.weight"], self._weights[f"{name}.bias"]
