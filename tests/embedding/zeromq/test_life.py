@@ -67,6 +67,18 @@ def test_a_restart_is_waited_for(connect: Connect) -> None:
         assert (client.encode(TEXTS) == expected(TEXTS)).all()
 
 
+def test_what_is_lost_with_a_connection_is_sent_again(connect: Connect) -> None:
+    with Opened() as opened:
+        client = connect(opened)
+
+        def end_all() -> None:
+            for peer in [*opened.door._in.peers, *opened.door._out.peers]:
+                peer.transport.abort()
+
+        opened.call(end_all)
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
 def test_a_lost_answer_is_made_again(connect: Connect, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     client = connect()
     lost = threading.Event()

@@ -165,11 +165,14 @@ def test_a_client_outlives_the_server(connect: Connect) -> None:
         assert (client.encode(TEXTS) == expected(TEXTS)).all()
 
 
-def test_a_broken_connection_is_made_anew(connect: Connect, opened: Opened) -> None:
-    client = connect()
-    for port in (opened.door._out, opened.door._in):
-        opened.call(partial(_end_all, port))
+def test_a_broken_connection_is_made_anew(connect: Connect) -> None:
+    with Opened() as opened:
+        client = connect(opened)
+        opened.call(partial(_end_all, opened.door._out))
         assert (client.encode(TEXTS) == expected(TEXTS)).all()  # kept until the client is back
+        opened.call(partial(_end_all, opened.door._in))
+        opened.until(lambda: any(peer._parser.ready for peer in opened.door._in.peers))
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
 
 
 def _end_all(port: Port) -> None:

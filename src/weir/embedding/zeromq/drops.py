@@ -32,5 +32,5 @@ class Drops:
             return
         self._logged[kind] = (now, self.counts[kind])
         self._logger.warning(
-            f"dropped a {kind}", door="zeromq", peer=peer, reason=str(reason), dropped=self.counts[kind] - before
+            "dropped", kind=kind, door="zeromq", peer=peer, reason=str(reason), since_last=self.counts[kind] - before
         )
