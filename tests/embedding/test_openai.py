@@ -152,7 +152,8 @@ def test_a_text_that_was_cut_is_named() -> None:
     answer = post(HashingEncoder(), {"input": ["short", long, long]})
     assert answer.json()["truncated"] == [1, 2] and answer.headers["x-weir-truncated"] == "2"
     refused = post(HashingEncoder(), {"input": ["short", long], "truncate": False})
-    assert refused.status_code == 400 and "texts[1]: has 7 tokens" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "input[1]: has 7 tokens" in refused.json()["error"]["message"]
+    assert refused.json()["error"]["param"] == "input"
     assert "truncated" not in post(HashingEncoder(), {"input": "short"}).json()
 
 

@@ -3,7 +3,10 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
 
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
@@ -19,7 +22,9 @@ CLIENT_ID = b"x-client-id"
 TRUNCATED = b"x-weir-truncated"
 _LONGEST_CLIENT_ID = 128
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
-_LONG_BODY = 262_144  # bytes whose compression would
+_LONG_BODY = 262_144  # bytes whose reading would
+
+T = TypeVar("T")
 
 
 class Models:
@@ -119,6 +124,16 @@ def check_text(text: Any, where: str) -> str:
     if not text:
         raise InvalidRequest(f"{where}: must not be empty")
     return text
+
+
+def as_json(vectors: NDArray[Any]) -> list[msgspec.Raw]:
+    """Return the vector, or vectors, of each text as JSON. One by one, so that other threads are not kept waiting for all of them."""
+    return [msgspec.Raw(msgspec.json.encode(vector.tolist())) for vector in vectors]
+
+
+async def read(body: bytes, reader: Callable[[], T]) -> T:
+    """Return what `reader` makes of `body`; of a large one in a thread."""
+    return await asyncio.to_thread(reader) if len(body) > _LONG_BODY else reader()
 
 
 def truncated_places(encoded: Encoded) -> list[int]:

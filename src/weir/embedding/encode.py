@@ -13,7 +13,7 @@ import msgspec
 from starlette.routing import Route
 
 from weir.embedding.asking import Asked, read_asked, read_document
-from weir.embedding.calling import Site, TextCall, truncated_places
+from weir.embedding.calling import Site, TextCall, as_json, read, truncated_places
 from weir.embedding.status import Status
 from weir.embedding.stock import client_fields
 from weir.embedding.texts import Encoded, Encodes
@@ -52,9 +52,10 @@ class Encode:
         model, identity = "", None
         try:
             headers = dict(call.headers)
-            said = read_document(call.body, headers.get(b"content-type", b"").decode("latin-1"), self._site)
+            media = headers.get(b"content-type", b"").decode("latin-1")
+            said = await read(call.body, partial(read_document, call.body, media, self._site))
             identity = said.get("id")
-            asked = read_asked(said, self._site)
+            asked = await read(call.body, partial(read_asked, said, self._site))
             accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
             encoder = self._site.models.get(asked.model)
             model = encoder.name
@@ -111,7 +112,7 @@ def error_answer(error: BaseException, identity: Any = None, *, development: boo
 
 
 def _as_json(identity: Any, encoded: Encoded) -> Answer:
-    document = _said(identity, encoded) | {"result": encoded.vectors.tolist()}
+    document = _said(identity, encoded) | {"result": as_json(encoded.vectors)}
     return Answer(200, [(b"content-type", JSON.encode())], msgspec.json.encode(document))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from weir.embedding.calling import Site, TextCall, check_text, truncated_places
+from weir.embedding.calling import Site, TextCall, as_json, check_text, read, truncated_places
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import (
     Cancelled,
@@ -71,14 +71,14 @@ class OpenAI:
         """Encode what `input` has."""
         model = ""
         try:
-            asked = read_body(call.body, self._site)
+            asked = await read(call.body, partial(read_body, call.body, self._site))
             encoder = self._site.models.get(asked.model)
             model = encoder.name
             return await self._encoded(TextCall(self._site, call, NAME), encoder, asked)
         except Cancelled:
             return None
         except WeirError as error:
-            return self._refuse(model, error)
+            return self._refuse(model, _of_input(error))
 
     async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked) -> Answer:
         if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
@@ -99,7 +99,7 @@ class OpenAI:
         if encoding_format == "base64":
             vectors = [b64encode(vector).decode() for vector in encoded.vectors.astype("<f4", order="C", copy=False)]
         else:
-            vectors = encoded.vectors.tolist()
+            vectors = as_json(encoded.vectors)
         tokens = sum(encoded.counts)
         document: dict[str, Any] = {
             "object": "list",
@@ -207,6 +207,13 @@ def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any
     if value is not None and type(value) is not kind:
         raise wrong(f"{name}={value!r:.80}: must be {_WORDS[kind]}", name)
     return value
+
+
+def _of_input(error: WeirError) -> WeirError:
+    """Return what is wrong with a text as what is wrong with `input`: an encoder knows texts, whatever the field is called."""
+    if type(error) is InvalidRequest and error.message.startswith("texts["):
+        return wrong("input" + error.message.removeprefix("texts"), "input")
+    return error
 
 
 def wrong(message: str, param: str | None = None) -> InvalidRequest:
