@@ -167,6 +167,54 @@ def test_fewer_numbers() -> None:
     asyncio.run(main())
 
 
+LONG = "a b c d e f g h i"  # the model reads six words
+
+
+def test_long_texts_may_be_read_in_pieces() -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with serving(observers=[heard], options={"split": True}) as encoder:
+            encoded = await of(encoder, ["a", LONG, "b"], want_tokens=True)
+            first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
+            assert encoded.vectors[1].tolist() == pytest.approx((6 * first + 3 * second) / 9)
+            assert encoded.vectors[::2].tolist() == [vector_of("a"), vector_of("b")]
+            assert (encoded.counts, encoded.truncated) == ([1, 9, 1], [False] * 3)
+            assert encoded.tokens is not None and len(encoded.tokens[1]) == 9
+            assert sum(cut.rows for cut in heard.cuts) == 4
+            many = await of(encoder, [f"{LONG} {number}" for number in range(100)])
+            assert many.counts == [10] * 100
+            pair = await of(encoder, [(LONG, "a")])
+            assert (pair.counts, pair.truncated) == ([6], [True])
+
+    asyncio.run(main())
+
+
+def test_callers_may_say_what_becomes_of_long_texts() -> None:
+    async def main() -> None:
+        async with serving(options={"split": True}) as encoder:
+            assert (await of(encoder, [LONG], truncate=True)).truncated == [True]
+            with pytest.raises(InvalidRequest, match=r"texts\[0\]: 9 tokens: must be at most 6"):
+                await of(encoder, [LONG], truncate=False)
+            with pytest.raises(InvalidRequest, match=r"texts\[1\]: whole: must not be divided"):
+                await of(encoder, ["a", f"whole {LONG}"])
+            with pytest.raises(InvalidRequest, match=r"texts\[0\]: bad word"):
+                await of(encoder, ["a b c d e f bad day"])
+
+    asyncio.run(main())
+
+
+def test_pieces_of_length_one_and_of_tokens() -> None:
+    async def main() -> None:
+        async with serving(options={"split": True, "normalize": True}) as encoder:
+            (vector,) = (await of(encoder, [LONG])).vectors
+            assert numpy.linalg.norm(vector) == pytest.approx(1.0)
+        async with serving(PerToken, options={"split": True}) as encoder:
+            encoded = await of(encoder, [LONG, "a"])
+            assert encoded.vectors[0, :, 0].tolist() == [float(ord(word)) for word in LONG.split()]
+
+    asyncio.run(main())
+
+
 def test_a_vector_for_each_token() -> None:
     async def main() -> None:
         async with serving(PerToken) as encoder:

@@ -53,6 +53,15 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Cut(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
+    def split(self, text: str, *, max_length: int) -> list[Cut] | InvalidRequest:
+        """Read a long text in pieces."""
+        if text.startswith("whole"):
+            return InvalidRequest("whole: must not be divided")
+        words = text.split()
+        pieces = [" ".join(words[start : start + max_length]) for start in range(0, len(words), max_length)]
+        found = [self._one(piece, max_length, True) for piece in pieces]
+        return [each for each in found if isinstance(each, Cut)]
+
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens as texts."""
         return [str(number) for number in numpy.frombuffer(ids, "<i4")]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weir.embedding.gathering import Asking, TextRequest, distinct, named
+from weir.embedding.gathering import Asking, Ready, TextRequest, distinct, named
 from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Reading, Tokenizes
 from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Text, Tokens
@@ -29,14 +29,15 @@ RETRY_AFTER = 1.0
 class Encoder:
     """Implements Encodes over `service`, whose model takes Tokens.
 
-    `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say; with `normalize` vectors of which only
+    `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
+    too long are read in pieces for them, see pieces.py; with `normalize` vectors of which only
     the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does).
     `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
 
     def __init__(
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
-        truncate: bool = True, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
+        truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
         max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None,
     ) -> None:  # fmt: skip
         self._service = service
@@ -45,6 +46,7 @@ class Encoder:
         self._dimensions = dimensions
         self._max_length = max_length
         self._truncate = truncate
+        self._split = split
         self._normalize = normalize
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
@@ -98,7 +100,7 @@ class Encoder:
         asking = Asking(
             unlike, places, door=door, caller=client or None, priority=priority,
             deadline=self._service.now() + timeout, truncate=self._truncate if truncate is None else truncate,
-            future=loop.create_future(),
+            future=loop.create_future(), split=self._split and truncate is None,
         )  # fmt: skip
         if want_tokens:
             asking.ids = [b""] * len(unlike)
@@ -143,7 +145,9 @@ class Encoder:
     ) -> None:
         asking.reading = True
         urgent = asking.small and sum(map(_size, texts)) <= URGENT_CHARACTERS
-        self._readers.add(Reading(texts, self._max_length, asking.truncate, partial(done, asking, start)), urgent)
+        self._readers.add(
+            Reading(texts, self._max_length, asking.truncate, partial(done, asking, start), asking.split), urgent
+        )
 
     def _read_more(self, asking: Asking) -> None:
         """Have the next texts read, unless enough are waiting for their turn."""
@@ -156,30 +160,30 @@ class Encoder:
     def _read_small(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
         found = self._noted(asking, start, results)
         now = self._service.now()
-        for place, tokens in enumerate(found):
-            self._send(asking, place, tokens, now)
+        for ready in found:
+            self._send(asking, ready, now)
             if asking.ended:
                 return
 
     def _read_chunk(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
         found = self._noted(asking, start, results)
         if not asking.ended:
-            asking.ready_texts.extend(enumerate(found, start))
+            asking.ready_texts.extend(found)
             self._shares.wake(asking.key)
             self._read_more(asking)
             self._pump()
 
-    def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Tokens]:
-        """Return what waits in the line for each text; none if one of them is wrong, which is the end of the request."""
+    def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
+        """Return what is to wait in the line for the texts; none if one of them is wrong, which is the end of the request."""
         asking.reading = False
-        found: list[Tokens] = []
+        found: list[Ready] = []
         if asking.ended:
             return found
         for place, result in enumerate(results, start):
             if isinstance(result, WeirError):
                 self._fail(asking, named(result, asking.first_place(place)))
                 return []
-            found.append(asking.note(place, result))
+            found += asking.note(place, result, self._normalize)
         return found
 
     # Tokens go into the line.
@@ -190,9 +194,9 @@ class Encoder:
         window = self.window
         now = self._service.now()
         while self._in_line < window and (asking := self._shares.next()) is not None:
-            place, tokens = asking.ready_texts.popleft()
-            self._shares.charge(self._cost(tokens))
-            self._send(asking, place, tokens, now)
+            ready = asking.ready_texts.popleft()
+            self._shares.charge(self._cost(ready[2]))
+            self._send(asking, ready, now)
             if asking.is_sent:
                 self._shares.leave(asking.key, asking)
             elif not asking.ended:
@@ -201,16 +205,16 @@ class Encoder:
     def _cost(self, tokens: Tokens) -> float:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
-    def _send(self, asking: Asking, place: int, tokens: Tokens, now: float) -> None:
-        request = TextRequest(self, asking, place, tokens, self._cost(tokens), now)
+    def _send(self, asking: Asking, ready: Ready, now: float) -> None:
+        request = TextRequest(self, asking, ready, self._cost(ready[2]), now)
         try:
             if asking.deadline <= now:
                 raise _too_late()
             self._service.submit(request, now)
         except WeirError as error:
-            self._fail(asking, named(error, asking.first_place(place)))
+            self._fail(asking, named(error, asking.first_place(request.place)))
             return
-        asking.under_way[place] = request
+        asking.under_way.add(request)
         if request.large:
             self._in_line += 1
 
@@ -220,7 +224,7 @@ class Encoder:
         """A text has its vector."""
         asking = request.asking
         self._out_of_line(request)
-        if not asking.ended and asking.put(request.place, output):
+        if not asking.ended and asking.put(request.place, request.piece, output):
             self._end(asking)
 
     def failed(self, request: TextRequest, error: WeirError) -> None:
@@ -229,7 +233,7 @@ class Encoder:
         self._fail(request.asking, named(error, request.asking.first_place(request.place)))
 
     def _out_of_line(self, request: TextRequest) -> None:
-        del request.asking.under_way[request.place]
+        request.asking.under_way.discard(request)
         if request.large:
             self._in_line -= 1
             if not self._pumping:
@@ -262,7 +266,7 @@ class Encoder:
 
     def _withdraw(self, asking: Asking) -> None:
         """Take what is left of it out of the line."""
-        for request in list(asking.under_way.values()):
+        for request in list(asking.under_way):
             self._service.cancel(request)
             self._out_of_line(request)
 

@@ -89,6 +89,6 @@ class Front:
         """Return what encodes texts by `service`."""
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
-            truncate=self._said.text.truncate, normalize=self.recipe.normalize,
+            truncate=self._said.text.truncate, split=self._said.text.split, normalize=self.recipe.normalize,
             fixed_length=self.max_length if self._said.text.fixed_length else None,
         )  # fmt: skip

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from weir.embedding.pieces import Pieces
 from weir.embedding.reading import Tokenized
 from weir.embedding.texts import Text, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
@@ -16,20 +17,23 @@ if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
 
 
+Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that
+
+
 class Asking:
     """One request. `texts` are those that differ, `places` says for each text of the caller which of these it is (None: they all differ).
 
-    `ready` are texts that were read and are not in the line yet, `under_way` those that are, by place.
+    `ready_texts` were read and are not in the line yet, `under_way` are those that are.
     """
 
     __slots__ = (
-        "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "most", "places", "read", "ready_texts",
-        "reading", "small", "texts", "truncate", "truncated", "under_way", "vectors",
+        "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "pieces", "places", "read",
+        "ready_texts", "reading", "small", "split", "texts", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
         self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float,
-        truncate: bool, future: "asyncio.Future[None]",
+        truncate: bool, future: "asyncio.Future[None]", split: bool = False,
     ) -> None:  # fmt: skip
         count = len(texts)
         self.texts = texts
@@ -39,6 +43,7 @@ class Asking:
         self.key = (priority, caller)
         self.deadline = deadline
         self.truncate = truncate
+        self.split = split
         self.future = future
         self.small = False
         self.left = count
@@ -46,11 +51,11 @@ class Asking:
         self.truncated = [False] * count
         self.ids: list[bytes] | None = None  # kept only where the tokens are wanted
         self.vectors: Any = None
-        self.most = 0
+        self.pieces: dict[int, Pieces] = {}  # of texts that were read in pieces, by place
         self.read = 0  # texts that were given to the readers
         self.reading = False
-        self.ready_texts: deque[tuple[int, Tokens]] = deque()
-        self.under_way: dict[int, TextRequest] = {}
+        self.ready_texts: deque[Ready] = deque()
+        self.under_way: set[TextRequest] = set()
         self.ended = False
 
     @property
@@ -63,19 +68,27 @@ class Asking:
         """Whether all of it has gone into the line."""
         return self.read == len(self.texts) and not self.reading and not self.ready_texts
 
-    def note(self, place: int, found: Tokenized) -> Tokens:
-        """Remember what was read of a text; return what is to wait in the line."""
-        self.counts[place] = len(found.ids) // 4
-        self.truncated[place] = found.truncated
+    def note(self, place: int, found: Tokenized | list[Tokenized], normalize: bool) -> list[Ready]:
+        """Remember what was read of a text; return what is to wait in the line: its pieces, or itself as the only one."""
+        pieces = found if isinstance(found, list) else [found]
+        counts = [len(piece.ids) // 4 for piece in pieces]
+        self.counts[place] = sum(counts)
+        self.truncated[place] = any(piece.truncated for piece in pieces)
         if self.ids is not None:
-            self.ids[place] = found.ids
-        return Tokens(found.ids, found.second)
+            self.ids[place] = b"".join(piece.ids for piece in pieces)
+        if len(pieces) > 1:
+            self.pieces[place] = Pieces(counts, normalize)
+        return [(place, number, Tokens(piece.ids, piece.second)) for number, piece in enumerate(pieces)]
 
-    def put(self, place: int, output: Any) -> bool:
-        """Keep the vector of a text; tell whether all are there."""
+    def put(self, place: int, piece: int, output: Any) -> bool:
+        """Keep the vector of a text, or of one of its pieces; tell whether all are there."""
         import numpy
 
         vector = numpy.asarray(output, numpy.float32)
+        if place in self.pieces:
+            vector = self.pieces[place].put(piece, vector)
+            if vector is None:
+                return False
         if self.vectors is None:
             count = len(self.texts)
             self.vectors = numpy.empty((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
@@ -116,13 +129,12 @@ class Asking:
 
 
 class TextRequest(InProcess):
-    """One text in the line: a request like any other, of which `encoder` hears the end."""
+    """One text in the line, or a piece of one: a request like any other, of which `encoder` hears the end."""
 
-    def __init__(self, encoder: "Encoder", asking: Asking, place: int, tokens: Tokens, cost: float, now: float) -> None:
+    def __init__(self, encoder: "Encoder", asking: Asking, ready: Ready, cost: float, now: float) -> None:
         self.encoder = encoder
         self.asking = asking
-        self.place = place
-        self.payload = tokens
+        self.place, self.piece, self.payload = ready
         self.cost = cost
         self.arrival = now
         self.timeout = asking.deadline - now

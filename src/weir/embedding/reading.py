@@ -44,21 +44,27 @@ class Tokenizes(Protocol):
     ) -> "Sequence[Tokenized | InvalidRequest]":
         """Return what each text is, in order; an error in the place of one that is wrong."""
 
+    def split(self, text: str, *, max_length: int) -> "Sequence[Tokenized] | InvalidRequest":
+        """Return a long text in pieces that the model can read."""
+
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens as texts."""
 
 
-Read = Tokenized | WeirError
+Read = Tokenized | list[Tokenized] | WeirError  # a list: the pieces of a text
 
 
 class Reading:
-    """Texts of one request that are to be read together; `done` hears of it, on the event loop's thread."""
+    """Texts of one request that are to be read together; `done` hears of it, on the event loop's thread. Those that are too long are
+    cut with `truncate`, with `split` read in pieces, else refused."""
 
-    __slots__ = ("done", "max_length", "texts", "truncate")
+    __slots__ = ("done", "max_length", "split", "texts", "truncate")
 
     def __init__(
-        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[Read]], None]
-    ) -> None:
+        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[Read]], None],
+        split: bool = False,
+    ) -> None:  # fmt: skip
+        self.split = split
         self.texts = texts
         self.max_length = max_length
         self.truncate = truncate
@@ -138,14 +144,28 @@ class Readers:
             return  # the loop is closed: nobody waits any more
 
     def _tokenized(self, readings: list[Reading]) -> list[Sequence[Read]]:
-        first = readings[0]
-        if len(readings) == 1:
-            return [self._tokenizer.encode(first.texts, max_length=first.max_length, truncate=first.truncate)]
-        if any((each.truncate, each.max_length) != (first.truncate, first.max_length) for each in readings):
-            return [result for reading in readings for result in self._tokenized([reading])]
-        texts = [text for reading in readings for text in reading.texts]
-        found = iter(self._tokenizer.encode(texts, max_length=first.max_length, truncate=first.truncate))
-        return [[next(found) for _ in reading.texts] for reading in readings]
+        """Read those that are to be read alike together."""
+        alike: dict[tuple[int, bool], list[Reading]] = {}
+        for reading in readings:
+            alike.setdefault((reading.max_length, reading.truncate or reading.split), []).append(reading)
+        found: dict[int, Sequence[Read]] = {}
+        for (max_length, truncate), members in alike.items():
+            texts = [text for reading in members for text in reading.texts]
+            results = iter(self._tokenizer.encode(texts, max_length=max_length, truncate=truncate))
+            for reading in members:
+                mine = [next(results) for _ in reading.texts]
+                found[id(reading)] = self._in_pieces(reading, mine) if reading.split else mine
+        return [found[id(reading)] for reading in readings]
+
+    def _in_pieces(self, reading: Reading, results: "list[Tokenized | InvalidRequest]") -> list[Read]:
+        return [self._whole(reading, *each) for each in zip(reading.texts, results, strict=True)]
+
+    def _whole(self, reading: Reading, text: Text, found: "Tokenized | InvalidRequest") -> Read:
+        """Return all pieces of a text that was cut; pairs, words and token ids stay cut."""
+        if isinstance(found, InvalidRequest) or not found.truncated or not isinstance(text, str):
+            return found
+        pieces = self._tokenizer.split(text, max_length=reading.max_length)
+        return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
     def _give(self, readings: list[Reading], results: list[Sequence[Read]], began: float, ended: float) -> None:
         for reading, result in zip(readings, results, strict=True):

@@ -45,6 +45,10 @@ class TextSettings:
         None, "tokens of a text that are read, special ones included (default: as many as the model can)", rule=_LENGTH
     )
     truncate: bool = setting(True, "cut texts that are longer than that; otherwise they are refused")
+    split: bool = setting(
+        False,
+        "read texts that are longer than --max-length in pieces, and take the mean of their vectors, by their tokens",
+    )
     fixed_length: bool = setting(
         False, "pad all texts, and the vectors of their tokens, to --max-length rather than to the longest of a batch"
     )
