@@ -82,9 +82,8 @@ class Readers:
         self._heard = heard
         self._urgent: deque[Reading] = deque()
         self._bulk: deque[Reading] = deque()
-        self._for_first: SimpleQueue[bool] = (
-            SimpleQueue()
-        )  # one entry for each reading that may be waiting; False: the end
+        # One entry for each reading that may be waiting; False: the end.
+        self._for_first: SimpleQueue[bool] = SimpleQueue()
         self._for_rest: SimpleQueue[bool] = SimpleQueue() if threads > 1 else self._for_first
         self._threads: list[Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,6 +109,7 @@ class Readers:
         for thread in self._threads:
             thread.join()
         self._threads = []
+        self._loop = None
 
     def add(self, reading: Reading, urgent: bool) -> None:
         """Have `reading` read."""
