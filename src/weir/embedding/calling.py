@@ -1,12 +1,13 @@
 """One HTTP call for vectors: who asks, until when, how the answer may be written; and what becomes of it."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from numpy.typing import NDArray
+from starlette.types import Receive
 
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
@@ -67,21 +68,11 @@ class TextCall:
         then."""
         client = client or self.client
         self._site.clients.asked(client or self.whose, len(texts), door=self._door)
-        work = asyncio.ensure_future(
-            encoder.encode(
-                texts, door=self._door, client=client, priority=self._wishes.priority,
-                timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
-            )
+        work = encoder.encode(
+            texts, door=self._door, client=client, priority=self._wishes.priority,
+            timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
         )  # fmt: skip
-        leaving = asyncio.ensure_future(disconnected(self._receive))
-        try:
-            await asyncio.wait((work, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                raise Cancelled("the caller left")
-            return work.result()
-        finally:
-            leaving.cancel()
-            work.cancel()
+        return await unless_left(work, self._receive)
 
     async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer]) -> Answer:
         """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread."""
@@ -97,6 +88,30 @@ class TextCall:
         if self._wishes.accept_coding and len(answer.body) > compress_above:
             answer = compressed(answer, self._wishes.accept_coding)
         return answer
+
+
+async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """Return what `work` returns. It is cancelled when the caller leaves: raises Cancelled."""
+    task = asyncio.current_task()
+    assert task is not None  # coroutines run in one
+    left = False
+
+    def leave(_: object) -> None:
+        nonlocal left
+        left = True
+        task.cancel()
+
+    leaving = asyncio.ensure_future(disconnected(receive))
+    leaving.add_done_callback(leave)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if left and not task.uncancel():  # nobody else cancels it
+            raise Cancelled("the caller left") from None
+        raise
+    finally:
+        leaving.remove_done_callback(leave)
+        leaving.cancel()
 
 
 class Site:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import BaseRoute
-from starlette.types import Lifespan
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from weir.protocols.failures import exception_handlers
 from weir.protocols.inference import Inference
 from weir.protocols.kserve.routes import Kserve
 from weir.protocols.kserve.site import Site
 from weir.protocols.pages import Pages, RenderMetrics
+from weir.protocols.sending import inner_path
 from weir.protocols.settings import HttpSettings
 from weir.protocols.websocket import WebSockets
 
@@ -37,6 +38,23 @@ class Added(NamedTuple):
 _NOTHING = Added()
 
 
+class Shortcut:
+    """ASGI middleware that has `routes` with a plain path answered at once, by their path: whoever has them asked often need not wait
+    for a router to look through all others."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        plain = [route for route in routes if isinstance(route, Route) and not route.param_convertors]
+        self._routes = {(method, route.path): route.app for route in plain for method in route.methods or ()}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        route = self._routes.get((scope["method"], inner_path(scope))) if scope["type"] == "http" else None
+        if route is None:
+            return await self._app(scope, receive, send)
+        await route({**scope, "path_params": {}}, receive, send)
+
+
 def make_app(
     registry: "Registry",
     settings: HttpSettings,
@@ -55,6 +73,8 @@ def make_app(
     """
     site = site or Site(registry, settings)
     middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
+    if added.routes:
+        middleware.insert(0, Middleware(Shortcut, added.routes))
     if settings.cors_origins:
         cors = Middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
