@@ -99,6 +99,20 @@ def test_metrics_and_the_description_know_the_doors(server: EmbeddingServer) -> 
     assert {"/encode", "/v1/embeddings", "/infer/small"} <= set(paths)
 
 
+def test_the_bytes_of_every_door_are_counted(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    assert server.zmq_ports is not None
+    port, port_out = server.zmq_ports
+    client.encode(TEXTS)
+    with httpx.Client(base_url=server.url) as http:
+        http.post("/v1/embeddings", json={"input": TEXTS})
+        with EmbeddingClient(f"tcp://127.0.0.1:{port}", port_out=port_out, timeout=20) as other:
+            other.encode(TEXTS)
+        lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
+    for door in ("encode", "openai", "zeromq"):
+        assert float(lines[f'weir_received_bytes_total{{door="{door}",model="small"}}']) > sum(map(len, TEXTS))
+        assert float(lines[f'weir_sent_bytes_total{{door="{door}",model="small"}}']) > 4 * tiny.HIDDEN * len(TEXTS)
+
+
 def test_whoever_may_control_it_can_end_it(folder: Path) -> None:
     server = EmbeddingServer(folder / "small", cache=str(folder / "cache"), **SETTINGS)
     server.start()

@@ -50,6 +50,7 @@ class TextCall:
     def __init__(self, site: "Site", call: Call, door: str) -> None:
         self._site = site
         self._receive = call.receive
+        self._received_bytes = len(call.body)
         self._door = door
         self.client = ""
         self._wishes = Wishes(0.0)  # 0: the server's own timeout
@@ -78,6 +79,10 @@ class TextCall:
         """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread."""
         make = partial(self._written, encoded, write, self._site.http.compress_above)
         return await asyncio.to_thread(make) if encoded.vectors.size > _LONG_WORK else make()
+
+    def transferred(self, model: str, answer: Answer) -> None:
+        """Count the bytes of the call and of its answer."""
+        self._site.counts.transferred(model, self._door, self._received_bytes, len(answer.body))
 
     def _written(self, encoded: Encoded, write: Callable[[Encoded], Answer], compress_above: int) -> Answer:
         answer = write(encoded)

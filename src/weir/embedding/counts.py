@@ -1,7 +1,7 @@
 """What the doors of texts have done, for /metrics: a call may be many requests to the line, or one of many texts."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -12,11 +12,14 @@ from weir.embedding.clients import ACTIVE_FOR, MOST, Clients
 class Counts(Collector):
     """Counts calls by model, door and status, the texts of those that were answered, and what the ZeroMQ door throws away.
 
-    Of `clients` it shows how many are active.
+    Of `clients` it shows how many are active. `transferred` is told (model, door, bytes received, bytes sent) of each call that was answered.
     """
 
-    def __init__(self, clients: Clients | None = None) -> None:
+    def __init__(
+        self, clients: Clients | None = None, transferred: Callable[[str, str, int, int], None] | None = None
+    ) -> None:
         self._clients = clients
+        self._transferred = transferred
         self._dropped: defaultdict[str, int] = defaultdict(int)
         self._calls: defaultdict[tuple[str, str, str], int] = defaultdict(int)
         self._texts: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -27,6 +30,11 @@ class Counts(Collector):
         self._calls[model, door, "200"] += 1
         self._texts[model, door] += texts
         self._truncated[model, door] += truncated
+
+    def transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        """Tell the sizes of a call that was answered, to whoever wants to hear."""
+        if self._transferred is not None:
+            self._transferred(model, door, received_bytes, sent_bytes)
 
     def refused(self, model: str, door: str, status: int) -> None:
         """Count a call that got an error. `model` is "" where the caller named one that there is not."""

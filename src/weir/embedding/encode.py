@@ -75,6 +75,7 @@ class Encode:
         )
         answer = await call.answer(encoded, partial(_WRITERS[accept], asked.id))
         self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
+        call.transferred(encoder.name, answer)
         return answer
 
     async def server_status(self, call: Call) -> Answer:

@@ -92,6 +92,7 @@ class OpenAI:
         write = partial(self._written, encoder.name, asked.encoding_format)
         answer = await call.answer(encoded, write)
         self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
+        call.transferred(encoder.name, answer)
         return answer
 
     def _written(self, model: str, encoding_format: str, encoded: Encoded) -> Answer:

@@ -40,7 +40,7 @@ class EmbeddingProduct:
         self._callers = callers
         self._zeromq = zeromq
         self._clients = Clients()
-        self._counts = Counts(self._clients)
+        self._counts = Counts(self._clients, self._transferred)
         self._waste = Waste()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
@@ -123,6 +123,11 @@ class EmbeddingProduct:
         """End the threads that read texts."""
         for encoder in self._encoders.values():
             encoder.close()
+
+    def _transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
+        label = self._context.registry.get(model).label
+        for observer in self._context.observers:
+            observer.transferred(label, door, received_bytes, sent_bytes)
 
     def _stock_fields(self) -> Mapping[str, Any]:
         said, front = self._said[0], self._fronts[0]

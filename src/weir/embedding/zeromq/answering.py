@@ -104,8 +104,11 @@ class Answering:
         try:
             encoded = await self._encode(ask, wishes)
             cut = [place for place, truncated in enumerate(encoded.truncated) if truncated]
-            self._means.counts.answered(_model(self._means.served, wishes), DOOR, ask.size, len(cut))
-            self._means.publisher.publish(zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens))
+            model = _model(self._means.served, wishes)
+            answer = zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens)
+            self._means.counts.answered(model, DOOR, ask.size, len(cut))
+            self._means.counts.transferred(model, DOOR, len(ask.payload), sum(map(len, answer)))
+            self._means.publisher.publish(answer)
         except WeirError as error:
             self._refuse(ask, wishes, error)
         except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
