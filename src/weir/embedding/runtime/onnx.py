@@ -25,7 +25,7 @@ logger = logging.getLogger("weir")
 
 def library() -> Any:
     """Return the module onnxruntime. Raises SettingsError naming the extra if it is not installed."""
-    os.environ.update(SILENCE)
+    os.environ.update({**SILENCE, **os.environ})
     try:
         import onnxruntime
     except ImportError:

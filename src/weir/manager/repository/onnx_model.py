@@ -51,7 +51,7 @@ class OnnxModel(Model):
 
 def open_session(path: str, intra_op: int, inter_op: int | None = None, *, optimize: bool = True) -> Any:
     """Return an onnxruntime session of the file, on what it finds: GPUs where its build has them, else CPUs."""
-    os.environ.update(SILENCE)
+    os.environ.update({**SILENCE, **os.environ})
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
