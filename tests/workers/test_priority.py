@@ -58,6 +58,36 @@ def test_a_lower_priority_is_taken_back_by_every_thread() -> None:
     assert said(5) == ["5 0", "0 0"]
 
 
+def test_the_lowest_is_taken_back_too() -> None:
+    if not may_come_back():
+        pytest.skip("this system lets nobody take a priority back")
+    assert said(19) == [f"{19 - max(0, os.getpriority(os.PRIO_PROCESS, 0))} 0", "0 0"]
+
+
+HURRIED = """
+import os, threading
+from weir.workers import priority
+hurried = threading.Event()
+def for_each(before, after, act=priority._for_each_thread):
+    act(before, after)
+    hurried.set()
+priority._for_each_thread, priority.PATIENCE = for_each, 0.0
+own = os.getpriority(os.PRIO_PROCESS, 0)
+back = priority.give_way(19 - own)
+hurried.wait()
+print(os.getpriority(os.PRIO_PROCESS, 0) - own)
+back()
+print(os.getpriority(os.PRIO_PROCESS, 0) - own, threading.active_count())
+"""
+
+
+def test_a_load_that_takes_long_gets_more() -> None:
+    if not may_come_back() or os.getpriority(os.PRIO_PROCESS, 0) >= 9:
+        pytest.skip("this system lets nobody take a priority back, or the tests have a low one themselves")
+    done = subprocess.run([sys.executable, "-c", HURRIED], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["10", "0", "1"]
+
+
 def test_where_it_could_not_be_taken_back_it_is_a_batch_process() -> None:
     assert said(5, MAY_NOT) == [f"0 {os.SCHED_BATCH}", "0 0"]
 

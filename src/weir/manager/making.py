@@ -14,7 +14,7 @@ from weir.model import Model
 from weir.telemetry.logs import redacted
 from weir.workers.address import WorkerAddress, parse_address
 
-LOAD_NICENESS = 10
+LOAD_NICENESS = 19
 
 
 def make_service(

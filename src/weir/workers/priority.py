@@ -2,7 +2,8 @@
 
 Lowering one's priority is always allowed, taking it back often is not (it needs CAP_SYS_NICE, or RLIMIT_NICE). Whether it is
 gets tried first, in a thread that ends: priorities are the threads'. Where it is not, the worker loads as a batch process,
-which the kernel lets preempt nobody.
+which the kernel lets preempt nobody. On a machine that never rests the lowest priorities get next to nothing, so none lower than
+ENOUGH is kept for longer than PATIENCE.
 """
 
 import os
@@ -11,6 +12,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 LOWEST = 19
+ENOUGH = 10
+PATIENCE = 20.0  # seconds
 
 
 def give_way(niceness: int) -> Callable[[], None]:
@@ -22,7 +25,20 @@ def give_way(niceness: int) -> Callable[[], None]:
     if not _comes_back():
         return _as_batch()
     os.setpriority(os.PRIO_PROCESS, 0, lower)
-    return lambda: _for_each_thread(lower, own)
+    enough = own + ENOUGH
+    if lower <= enough:
+        return lambda: _for_each_thread(lower, own)
+    hurry = threading.Timer(PATIENCE, _for_each_thread, (lower, enough))
+    hurry.daemon = True
+    hurry.start()
+
+    def take_back() -> None:
+        hurry.cancel()
+        hurry.join()
+        for given in (lower, enough):
+            _for_each_thread(given, own)
+
+    return take_back
 
 
 def _comes_back() -> bool:

@@ -47,7 +47,8 @@ class WorkerSettings:
     retry_in_halves: bool = setting(True, "run a batch that raised again in halves, so that only bad items fail")
     load_niceness: int | None = setting(
         None,
-        "how much lower the priority of a new worker is while it loads, 0 to 19; without it 10 for models loaded while others serve",
+        "how much lower the priority of a new worker is while it loads, 0 to 19 (more than 10 for 20 seconds at most); without it 19 "
+        "for models loaded while others serve",
         rule=(lambda value: 0 <= value <= 19, "must be 0 to 19"),
     )
     start_timeout: float = setting(300.0, "longest time for a worker to load and warm up", rule=POSITIVE)
