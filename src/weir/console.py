@@ -17,7 +17,7 @@ from weir.messages import JSON
 from weir.model import Example
 from weir.protocols.product import Product
 from weir.settings import Settings
-from weir.telemetry.logs import logging_to
+from weir.telemetry.logs import get_logger, logging_to
 from weir.telemetry.silent import SilentObserver
 from weir.wire.values import UNWRITABLE, encode
 
@@ -89,7 +89,7 @@ class Loading(SilentObserver):
 
 
 class Measuring:
-    """Shows how far the measurement of models has come, if stderr is a terminal."""
+    """Shows how far the measurement of models has come; where stderr is no terminal, the log says that it takes place."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -115,6 +115,8 @@ class Measuring:
         task: list[TaskID] = []
 
         def heard(share: float, what: str) -> None:
+            if not task and self._progress.disable:
+                get_logger("weir").info("measuring how large batches should be, once", model=name)
             if not task:
                 task.append(self._progress.add_task(name, total=1.0, what=what))
             self._progress.update(task[0], completed=share, what=what)

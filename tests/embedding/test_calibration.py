@@ -22,7 +22,7 @@ def budget(folder: Path, **more: Any) -> tuple[Budget, list[tuple[float, str]]]:
 
 def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     first, shown = budget(tmp_path / "made")
-    assert (shown[0], shown[-1]) == ((0.0, "warming up"), (1.0, "done"))
+    assert (shown[0], shown[-1]) == ((0.0, "starting a worker"), (1.0, "done"))
     assert {"1 x 16 tokens", "2 x 64 tokens"} <= {what for _, what in shown}
     assert 16 <= first.max_batch_cost <= 256 * 64
     (file,) = (tmp_path / "made").iterdir()

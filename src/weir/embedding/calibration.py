@@ -64,6 +64,7 @@ async def budget_for(
         return Budget(**json.loads(kept.read_text())["budget"])
     lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
     sizes = lengths or [max_length]
+    progress(0.0, "starting a worker")  # which makes the graph, if there is none yet
     measured = [timed async for timed in _measure(model, params, sizes, vocabulary, progress, settings)]
     budget = choose(measured)
     _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})

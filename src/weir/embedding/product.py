@@ -93,10 +93,11 @@ class EmbeddingProduct:
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
         """Return a call of each HTTP door."""
+        texts = '{"id": 1, "texts": ["First do it", "then do it right"]}'
         return [
+            f"  {curl} -d '{texts}' {url}/encode",
             f"  {curl} -H 'Content-Type: application/json' -d '{{\"input\": \"First do it\"}}' {url}/v1/embeddings",
-            f'  {curl} -d \'{{"id": 1, "texts": ["First do it", "then do it right"]}}\' {url}/encode',
-            f'  python -c \'import weir.client as c; print(c.EmbeddingClient("{url}").encode(["First do it"]).shape)\'',
+            f"  {url}/dashboard",
         ]
 
     def collectors(self) -> Sequence[Collector]:
