@@ -36,8 +36,8 @@ class Inferred(RequestBase):
 
     def submit(self) -> None:
         """Go into the line, and out of it when the caller leaves. Raises what Service.submit raises."""
-        self._exchange.service.submit(self, self.arrival)
         self._exchange.call.on_left = self._withdraw
+        self._exchange.service.submit(self, self.arrival)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Answer."""
