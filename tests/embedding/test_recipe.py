@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.embedding.recipe import OLD_NAMES, Pooling, pooling_named
+from weir.embedding.recipe import OLD_NAMES, Pooling, pooling_named, poolings_named
 from weir.errors import SettingsError
 
 
@@ -20,3 +20,10 @@ def test_the_old_names_are_understood(name: str, pooling: Pooling) -> None:
 def test_an_unknown_pooling_is_refused_with_those_there_are() -> None:
     with pytest.raises(SettingsError, match="pooling='median': must be one of none, max, mean"):
         pooling_named("median")
+
+
+def test_several_are_joined_unless_one_stands_alone() -> None:
+    assert poolings_named("cls + REDUCE_MEAN") == (Pooling.CLS, Pooling.MEAN)
+    assert poolings_named("none") == (Pooling.NONE,)
+    with pytest.raises(SettingsError, match="'mean\\+none': none stands alone"):
+        poolings_named("mean+none")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from weir.embedding.recipe import Pooling, Precision, Recipe, pooling_named
+from weir.embedding.recipe import WINDOW, Pooling, Precision, Recipe, poolings_named
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ NEVER_NORMALIZED = (Pooling.NONE, Pooling.CLASSIFICATION, Pooling.REGRESSION)
 def chosen_recipe(
     checkpoint: "Checkpoint", *, pooling: str | None = None, layers: Sequence[int] | None = None,
     mask_special: bool = False, positions: bool = True, normalize: bool | None = None, dimensions: int | None = None,
-    precision: str = "fp32",
+    precision: str = "fp32", window: int | None = None,
 ) -> Recipe:  # fmt: skip
     """Return the recipe that these options make of `checkpoint`: None is what its files say, and the mean where they say nothing.
 
@@ -27,7 +27,7 @@ def chosen_recipe(
     except ValueError:
         known = ", ".join(each.value for each in Precision)
         raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
-    chosen = checkpoint.pooling or Pooling.MEAN if pooling is None else pooling_named(pooling)
+    chosen, *joined = checkpoint.poolings or (Pooling.MEAN,) if pooling is None else poolings_named(pooling)
     return Recipe(
         chosen,
         tuple(layers or checkpoint.layers),
@@ -36,4 +36,6 @@ def chosen_recipe(
         checkpoint.normalize and chosen not in NEVER_NORMALIZED if normalize is None else normalize,
         dimensions,
         numbers,
+        tuple(joined),
+        window or WINDOW,
     )

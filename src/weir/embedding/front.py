@@ -37,7 +37,7 @@ class Front:
         self.recipe = chosen_recipe(
             checkpoint, pooling=text.pooling, layers=text.layers or None, mask_special=text.mask_special,
             positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
-            precision=said.computing.precision,
+            precision=said.computing.precision, window=text.window,
         )  # fmt: skip
         self.dimensions = dimensions_in(checkpoint, self.recipe)
         self.max_length = text.max_length or checkpoint.max_length

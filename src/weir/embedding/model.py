@@ -51,7 +51,7 @@ class TextEncoder(Model):
 
     `pooling`, `layers`, `normalize` and `max_length` are the model's own where they are None. `devices` has one for each worker (auto, cpu, cuda, cuda:1), going round;
     `threads` are for one run on a CPU. `fixed_length` fills every text up to `max_length` tokens, and with zeros the vectors of its tokens.
-    `run_tokens` bounds one run of the network, in tokens with what is filled up.
+    `window` is that of the hierarchical pooling. `run_tokens` bounds one run of the network, in tokens with what is filled up.
     """
 
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
@@ -70,13 +70,13 @@ class TextEncoder(Model):
         runtime: str = "onnx", devices: Sequence[str] = (), threads: int = 1, compiled: bool = False,
         gpu_memory_fraction: float | None = None, max_length: int | None = None, fixed_length: bool = False,
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
-        run_tokens: int | None = None, cache: str | None = None,
+        run_tokens: int | None = None, cache: str | None = None, window: int | None = None,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
         self.chosen: dict[str, Any] = {
             "pooling": pooling, "layers": layers, "mask_special": mask_special, "positions": positions,
-            "normalize": normalize, "dimensions": dimensions, "precision": precision,
+            "normalize": normalize, "dimensions": dimensions, "precision": precision, "window": window,
         }  # fmt: skip
         self.computing = Computing(
             runtime, threads=threads, cache=None if cache is None else Path(cache), compiled=compiled,

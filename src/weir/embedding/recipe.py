@@ -20,6 +20,9 @@ class Pooling(Enum):
     REGRESSION = "regression"  # the sigmoid of the model's classifier
     WEIGHTED_MEAN = "weighted-mean"  # later tokens weigh more, by their place
     MEAN_SQRT = "mean-sqrt"  # the sum over the square root of the length
+    HIERARCHICAL = (
+        "hierarchical"  # the highest of the means over each few tokens in a row: SWEM-hier of Shen et al., 2018
+    )
 
 
 # What bert-as-service calls them, and what it calls them also.
@@ -39,6 +42,12 @@ class Precision(Enum):
     INT8 = "int8"  # onnxruntime alone: weights per channel, activations by their range at run time
 
 
+WINDOW = 5  # tokens that a mean of the hierarchical pooling is over, unless others are said
+
+# These are not put beside others: a vector for each token, and what the model's own head makes of its last layer.
+ALONE = (Pooling.NONE, Pooling.POOLER, Pooling.CLASSIFICATION, Pooling.REGRESSION)
+
+
 @dataclass(frozen=True)
 class Recipe:
     """What is computed of a text.
@@ -46,7 +55,8 @@ class Recipe:
     `layers` are counted from the end: -1 is the last, -2 the one before; several are put one after the other, token by token.
     With `mask_special`, the first token and the last do not count in the pooling. Without `positions` the model is not told where a
     token stands. `normalize` brings vectors to length 1, after all else; `dimensions` keeps the first numbers of each
-    before that.
+    before that. What the poolings `joined` make comes behind what `pooling` makes. `window` is how many tokens in a row a mean of the hierarchical
+    pooling is over; a shorter text has one.
     """
 
     pooling: Pooling
@@ -56,6 +66,13 @@ class Recipe:
     normalize: bool = False
     dimensions: int | None = None
     precision: Precision = Precision.FP32
+    joined: tuple[Pooling, ...] = ()
+    window: int = WINDOW
+
+    @property
+    def poolings(self) -> tuple[Pooling, ...]:
+        """All of them, in order."""
+        return (self.pooling, *self.joined)
 
 
 def pooling_named(name: str) -> Pooling:
@@ -67,3 +84,13 @@ def pooling_named(name: str) -> Pooling:
             return pooling
     known = ", ".join(pooling.value for pooling in Pooling)
     raise SettingsError(f"pooling={name!r}: must be one of {known}, or a name that bert-as-service has for it")
+
+
+def poolings_named(names: str) -> tuple[Pooling, ...]:
+    """Return the poolings of a name, or of several with + between, such as cls+mean. Raises SettingsError naming those there are, and one
+    that is not put beside others."""
+    found = tuple(pooling_named(name.strip()) for name in names.split("+"))
+    alone = [pooling.value for pooling in found if pooling in ALONE]
+    if len(found) > 1 and alone:
+        raise SettingsError(f"pooling={names!r}: {alone[0]} stands alone: its vectors are not put beside others")
+    return found

@@ -37,7 +37,7 @@ class Said(NamedTuple):
         """Return the model's parameters; `run_tokens` is what a batch may have, if that is known."""
         text, computing = self.text, self.computing
         return {
-            "directory": str(self.directory), "pooling": text.pooling, "layers": text.layers or None,
+            "directory": str(self.directory), "pooling": text.pooling, "window": text.window, "layers": text.layers or None,
             "mask_special": text.mask_special, "positions": text.positions, "normalize": text.normalize,
             "dimensions": text.dimensions, "precision": computing.precision, "runtime": computing.runtime,
             "devices": computing.device_map, "threads": self.threads, "compiled": computing.compile,

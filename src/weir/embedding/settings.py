@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from weir.embedding.recipe import OLD_NAMES, Pooling, Precision
+from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, Rule, check, one_of, setting
@@ -11,9 +11,18 @@ RUNTIMES = ("onnx", "torch")
 SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
 
 _NAMES = ", ".join(pooling.value for pooling in Pooling)
+
+
+def _are_poolings(value: str) -> bool:
+    try:
+        return bool(poolings_named(value))
+    except SettingsError:
+        return False
+
+
 _POOLING: Rule = (
-    lambda value: value in OLD_NAMES or value.lower().replace("_", "-") in {pooling.value for pooling in Pooling},
-    f"must be one of {_NAMES}, or a name that bert-as-service has for it",
+    _are_poolings,
+    f"must be one of {_NAMES}, or a name that bert-as-service has for it, or several of one vector each with + between",
 )
 _LAYERS: Rule = (
     lambda value: all(layer < 0 for layer in value) and len(set(value)) == len(value),
@@ -28,9 +37,10 @@ class TextSettings:
     """What is computed of a text. What is not said is read from the model's files."""
 
     pooling: str | None = setting(
-        None, f"how the vectors of the tokens become one: {_NAMES} (default: the model's own, else mean)",
+        None, f"how the vectors of the tokens become one: {_NAMES}, or several joined: cls+mean (default: the model's own, else mean)",
         rule=_POOLING, metavar="NAME",
     )  # fmt: skip
+    window: int = setting(WINDOW, "tokens that a mean of the pooling hierarchical is over", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
         [], "layers that are pooled, from the end; several are put one after the other: -4,-3,-2,-1 (default: -1 where "
         "the model says how it is pooled, else -2)",

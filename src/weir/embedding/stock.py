@@ -26,7 +26,7 @@ def stock_fields(
         "graph_tmp_dir": computing.cache,
         "cased_tokenization": text.cased,
         "pooling_layer": list(recipe.layers),
-        "pooling_strategy": STOCK_POOLING.get(recipe.pooling),
+        "pooling_strategy": None if recipe.joined else STOCK_POOLING.get(recipe.pooling),
         "mask_cls_sep": recipe.mask_special,
         "no_special_token": not text.special_tokens,
         "no_position_embeddings": not recipe.positions,

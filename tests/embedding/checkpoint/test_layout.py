@@ -37,7 +37,7 @@ def change(path: Path, **values: Any) -> None:
 @pytest.mark.parametrize("name", TODAY)
 def test_poolings_of_today(name: str, tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=name, normalize=False))
-    assert (checkpoint.pooling, checkpoint.normalize, checkpoint.layers) == (TODAY[name], False, (-1,))
+    assert (checkpoint.poolings, checkpoint.normalize, checkpoint.layers) == ((TODAY[name],), False, (-1,))
 
 
 @pytest.mark.parametrize("name", OLD)
@@ -45,15 +45,16 @@ def test_switches_of_older_files(name: str, tmp_path: Path) -> None:
     tiny.sentence_model(tmp_path)
     switches = {other: other == name for other in OLD}
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32} | switches))
-    assert read_checkpoint(tmp_path).pooling is OLD[name]
+    assert read_checkpoint(tmp_path).poolings == (OLD[name],)
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 32}))
-    assert read_checkpoint(tmp_path).pooling is Pooling.MEAN
+    assert read_checkpoint(tmp_path).poolings == (Pooling.MEAN,)
 
 
-def test_several_poolings_must_be_chosen_from(tmp_path: Path) -> None:
-    checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, pooling=["cls", "mean"]))
-    with pytest.raises(SettingsError, match="join the poolings cls and mean: say the one to use by --pooling"):
-        _ = checkpoint.pooling
+def test_several_poolings_are_joined_as_they_stand(tmp_path: Path) -> None:
+    assert read_checkpoint(tiny.sentence_model(tmp_path, pooling=["mean", "cls"])).poolings == (
+        Pooling.MEAN,
+        Pooling.CLS,
+    )
 
 
 def test_lengths_are_the_smallest_that_is_said(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_the_network_in_a_folder_of_its_own(tmp_path: Path) -> None:
     modules[0] |= {"path": "0_Transformer", "type": "sentence_transformers.base.modules.transformer.Transformer"}
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     checkpoint = read_checkpoint(tmp_path)
-    assert checkpoint.pooling is Pooling.MEAN
+    assert checkpoint.poolings == (Pooling.MEAN,)
     assert checkpoint.tokenizer().cls_id == 2
 
 

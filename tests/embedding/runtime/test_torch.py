@@ -75,6 +75,13 @@ def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: P
     assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
 
 
+def test_several_poolings_are_joined(tmp_path: Path) -> None:
+    plain = tiny.model(tmp_path / "plain")
+    torch, onnx = both(plain, Recipe(Pooling.HIERARCHICAL, joined=(Pooling.MAX,), window=3), tmp_path)
+    given = inputs(read_checkpoint(plain).architecture.vocab_size, 0)
+    assert np.allclose(torch.run(*given), onnx.run(*given), atol=1e-4)
+
+
 def test_places_can_be_left_out(directory: Path, tmp_path: Path) -> None:
     architecture = read_checkpoint(directory).architecture
     torch, onnx = both(directory, Recipe(Pooling.MEAN, positions=False), tmp_path)

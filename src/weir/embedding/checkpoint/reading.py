@@ -40,17 +40,9 @@ class Checkpoint:
     store: Store
 
     @property
-    def pooling(self) -> Pooling | None:
-        """The pooling that the files ask for, None for a plain model. Raises SettingsError if they ask for several, joined."""
-        pooled = self.layout.pooled
-        if pooled is None:
-            return None
-        if len(pooled) > 1:
-            names = " and ".join(pooling.value for pooling in pooled)
-            raise SettingsError(
-                f"{self.directory}: its files join the poolings {names}: say the one to use by --pooling"
-            )
-        return pooled[0]
+    def poolings(self) -> tuple[Pooling, ...]:
+        """The poolings that the files ask for, joined in this order; none for a plain model."""
+        return self.layout.pooled or ()
 
     def tokenizer(self, options: TokenizerOptions = AS_THE_FILES_SAY) -> Tokenizer:
         """Return the tokenizer. Raises SettingsError if its files are missing, broken or do not fit the weights."""

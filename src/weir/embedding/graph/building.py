@@ -39,14 +39,15 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     layers = used_layers(checkpoint.architecture, recipe)
     values = {layer: encoder.add_layer(layer) for layer in range(max(layers))}
     # Where only the first token of one layer is read, that layer is computed for it alone; on GPUs one fused operator is faster than that.
-    first_alone = recipe.pooling in _OF_FIRST and len(layers) == 1 and device == "cpu"
+    of_first = all(pooling in _OF_FIRST for pooling in recipe.poolings)
+    first_alone = of_first and len(layers) == 1 and device == "cpu"
     values[max(layers)] = (encoder.add_layer_of_first if first_alone else encoder.add_layer)(max(layers))
     wanted = [values[layer] for layer in layers]
     value = wanted[0] if len(wanted) == 1 else assembly.add("Concat", *wanted, axis=-1)
     if numbers.dtype != "float32":
         value = numbers.cast(value, "float32")
-    finisher, pooler = Finisher(assembly, numbers, weights), Pooler(assembly, value)
-    value = _pooled(finisher, pooler, recipe.pooling)
+    finisher, pooler = Finisher(assembly, numbers, weights), Pooler(assembly, value, recipe.window)
+    value = _pooled(finisher, pooler, recipe)
     value = finisher.dense(value, dense_layers(checkpoint, recipe))
     if recipe.dimensions is not None:
         value = finisher.cut(value, dimensions)
@@ -57,9 +58,9 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     return assembly.finish("sentence-encoder", "vectors", (*each, dimensions))
 
 
-def _pooled(finisher: Finisher, pooler: Pooler, pooling: Pooling) -> str:
-    if pooling not in OF_LAST_LAYER:
-        return pooler.add(pooling)
-    if pooling is Pooling.POOLER:
+def _pooled(finisher: Finisher, pooler: Pooler, recipe: Recipe) -> str:
+    if recipe.pooling not in OF_LAST_LAYER:
+        return pooler.add_all(recipe.poolings)
+    if recipe.pooling is Pooling.POOLER:
         return finisher.pooler(pooler.first())
-    return finisher.classifier(pooler.first(), pooling)
+    return finisher.classifier(pooler.first(), recipe.pooling)

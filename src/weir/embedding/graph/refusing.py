@@ -45,7 +45,7 @@ def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu")
         raise SettingsError(f"pooling='pooler': {checkpoint.directory} has no weights of a pooler")
     if recipe.pooling in WITH_CLASSIFIER and not architecture.labels:
         raise SettingsError(f"pooling={recipe.pooling.value!r}: {checkpoint.directory} has no weights of a classifier")
-    size = architecture.hidden_size * len(layers) * (2 if recipe.pooling is Pooling.MEAN_MAX else 1)
+    size = architecture.hidden_size * len(layers) * (len(recipe.poolings) + recipe.poolings.count(Pooling.MEAN_MAX))
     if recipe.pooling in WITH_CLASSIFIER:
         size = architecture.labels
     size = _after_dense(checkpoint, recipe, size)

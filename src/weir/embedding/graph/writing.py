@@ -30,6 +30,7 @@ def write(graph: Graph, folder: Path) -> Path:
 def told(recipe: Recipe) -> str:
     """Return a recipe as JSON."""
     plain = {name: getattr(value, "value", value) for name, value in asdict(recipe).items()}
+    plain["joined"] = [pooling.value for pooling in recipe.joined]
     return json.dumps(plain, sort_keys=True)
 
 
@@ -37,7 +38,8 @@ def understood(recipe: str) -> Recipe:
     """Return the recipe of which `told` made this JSON."""
     plain: dict[str, Any] = json.loads(recipe)
     layers, pooling, precision = tuple(plain["layers"]), Pooling(plain["pooling"]), Precision(plain["precision"])
-    return Recipe(**plain | {"layers": layers, "pooling": pooling, "precision": precision})
+    joined = tuple(map(Pooling, plain["joined"]))
+    return Recipe(**plain | {"layers": layers, "pooling": pooling, "precision": precision, "joined": joined})
 
 
 def _sync(file: Any) -> None:

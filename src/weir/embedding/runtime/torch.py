@@ -7,7 +7,7 @@ from weir.embedding.graph.refusing import OF_LAST_LAYER, WITH_CLASSIFIER, dense_
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.embedding.runtime import Computing
 from weir.embedding.runtime.devices import CPU
-from weir.embedding.runtime.torch_pooling import bent, pooled
+from weir.embedding.runtime.torch_pooling import bent, pooled_all
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TorchRuntime:
         else:
             states = self._network(**given, output_hidden_states=True).hidden_states
             value = self._torch.cat([states[layer] for layer in layers], dim=-1)
-        return pooled(self._torch, value.float(), given["attention_mask"], pool, pooling)
+        return pooled_all(self._torch, value.float(), given["attention_mask"], pool, self._recipe)
 
     def _of_last_layer(self, answer: Any, pooling: Pooling) -> Any:
         if pooling is Pooling.POOLER:

@@ -2,13 +2,19 @@
 
 from typing import Any
 
-from weir.embedding.recipe import Pooling
+from weir.embedding.recipe import Pooling, Recipe
 
 LEAST = 1e-9  # what is divided by is at least that
 
 
-def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling) -> Any:
+def pooled_all(torch: Any, value: Any, mask: Any, pool: Any, recipe: Recipe) -> Any:
     """Return `value` [texts, length, size] pooled, float32: what `pool` [texts, length] is 0 for does not count."""
+    made = [pooled(torch, value, mask, pool, pooling, recipe.window) for pooling in recipe.poolings]
+    return made[0] if len(made) == 1 else torch.cat(made, dim=-1)
+
+
+def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling, window: int) -> Any:
+    """Return what one of the poolings makes."""
     weights = pool.unsqueeze(-1)
     if pooling is Pooling.NONE:
         return value * weights
@@ -20,6 +26,8 @@ def pooled(torch: Any, value: Any, mask: Any, pool: Any, pooling: Pooling) -> An
         return _highest(value, weights)
     if pooling is Pooling.MEAN_MAX:
         return torch.cat([_mean(value, weights), _highest(value, weights)], dim=-1)
+    if pooling is Pooling.HIERARCHICAL:
+        return _hierarchical(torch, value, weights, window)
     if pooling is Pooling.WEIGHTED_MEAN:
         return _mean(value, weights * weights.cumsum(dim=1))
     return _mean(value, weights, root=pooling is Pooling.MEAN_SQRT)
@@ -35,6 +43,17 @@ def bent(torch: Any, value: Any, activation: str) -> Any:
 def _mean(value: Any, weights: Any, root: bool = False) -> Any:
     count = weights.sum(dim=1).clamp(min=LEAST)
     return (value * weights).sum(dim=1) / (count.sqrt() if root else count)
+
+
+def _hierarchical(torch: Any, value: Any, weights: Any, window: int) -> Any:
+    sums, counts = _in_windows(torch, value * weights, window), _in_windows(torch, weights, window)
+    enough = weights.sum(dim=1, keepdim=True).clamp(max=window) / window - 0.5 / window
+    return _highest(sums / counts.clamp(min=LEAST), (counts > enough.clamp(min=LEAST)).float())
+
+
+def _in_windows(torch: Any, value: Any, window: int) -> Any:
+    filled = torch.nn.functional.pad(value.transpose(1, 2), (0, window - 1))
+    return torch.nn.functional.avg_pool1d(filled, window, stride=1).transpose(1, 2)
 
 
 def _highest(value: Any, weights: Any) -> Any:
