@@ -13,7 +13,10 @@ import pytest
 from tests.embedding.doors import MAX_TEXTS, Served, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 
+from weir.embedding import encode as encode_door
+from weir.embedding import openai as openai_door
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
+from weir.protocols.metrics import HTTP_DOORS, code_of
 
 TEXTS = ["first do it", "then do it right", "then do it better"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
@@ -171,6 +174,11 @@ def test_headers_say_who_asks_and_until_when() -> None:
     assert (said["timeout"], said["priority"], said["client"]) == (2.5, 3, "me")
     wrong = post(encoder, json={"input": "a"}, headers={"X-Request-Timeout": "soon"})
     assert wrong.status_code == 400 and "X-Request-Timeout" in wrong.json()["error"]["message"]
+
+
+def test_the_line_counts_them_by_the_codes_of_http() -> None:
+    assert {openai_door.NAME, encode_door.NAME} <= HTTP_DOORS
+    assert code_of(openai_door.NAME, Overloaded) == "429" and code_of(encode_door.NAME, None) == "200"
 
 
 def test_calls_and_texts_are_counted() -> None:

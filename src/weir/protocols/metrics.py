@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from weir.manager.service import Service
 
 
+# Those that answer with HTTP's codes: our own, and those that products have.
+HTTP_DOORS = frozenset(("http", "openai", "encode"))
+
+
 def make_exposition(metrics: Metrics, registry: "Registry", *, triton_names: bool = False) -> Exposition:
     """Return what renders `metrics`, which must be among the observers of the services of `registry`; with `triton_names`
     also what Triton's dashboards look for."""
@@ -30,7 +34,7 @@ def counted(service: "Service") -> Counted:
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:
     """Return the code of a request's end, as its door says it; in process there are no codes but errors."""
-    if door == "http":
+    if door in HTTP_DOORS:
         return "200" if kind is None else str(codes_of_type(kind).http)
     if door == "grpc":
         return "OK" if kind is None else codes_of_type(kind).grpc
