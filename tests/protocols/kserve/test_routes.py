@@ -147,7 +147,7 @@ def test_a_request_of_more_rows_than_a_batch_is_divided(serve: Serve) -> None:
 
 def test_what_the_door_and_a_worker_decode_shares_a_batch(serve: Serve) -> None:
     executor = FakeExecutor()
-    service = Service(Vector, executor=executor, policy="control-limit:2")
+    service = Service(Vector, executor=executor, policy="control-limit:2", max_queue_delay=60.0)
     server = serve(service)
     first = server.start(_post(server.url, BODY))
     server.until(lambda: service.state()["waiting"] == 1)
