@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHOWN_TO_PAGES = (
     "Retry-After", "X-Request-Id", "X-Batch-Size", "X-Batch-Reason", "X-Batch-Waiting", "X-Batch-Oldest-Age",
-    "X-Batch-Limit", "X-Batch-Wakeup", "X-Queue-Time",
+    "X-Batch-Limit", "X-Batch-Wakeup", "X-Queue-Time", "X-Weir-Truncated",
 )  # fmt: skip
 
 
