@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[EmbeddingServer]:
     """Two models: one of sentence-transformers', cut to 8 tokens, and a plain one."""
-    small = tiny.sentence_model(folder / "small", max_length=8)
+    small = tiny.sentence_model(folder / "small", max_length=8, prompts={"query": "do: "})
     plain = tiny.model(folder / "plain", layers=2)
     with weir.embedding.serve(small, f"other={plain}", zmq_port=0, cache=str(folder / "cache"), **SETTINGS) as made:
         assert made.is_ready.is_set()
@@ -87,6 +87,43 @@ def test_a_text_that_is_too_long_is_cut_or_refused(server: EmbeddingServer, clie
     assert answer["truncated"] == [1]
     with pytest.raises(InvalidRequest, match=r"text.?\[?1"):
         client.encode(["it", long], truncate=False)
+
+
+def test_a_prompt_stands_before_each_text(server: EmbeddingServer, client: EmbeddingClient) -> None:
+    expected = client.encode(["do: " + text for text in TEXTS])
+    for prompt in ("query", "do: "):
+        np.testing.assert_allclose(client.encode(TEXTS, prompt=prompt), expected, atol=1e-6)
+    with httpx.Client(base_url=server.url) as http:
+        answer = http.post("/v1/embeddings", json={"input": TEXTS, "prompt": "query"}).json()
+        refused = http.post("/v1/embeddings", json={"input": TEXTS, "prompt": "qury"}).json()["error"]
+    np.testing.assert_allclose([each["embedding"] for each in answer["data"]], expected, atol=1e-5)
+    assert refused["param"] == "prompt"
+    assert "it has query" in refused["message"]
+
+
+def test_a_server_may_put_a_prompt_before_every_text(folder: Path, client: EmbeddingClient) -> None:
+    settings = SETTINGS | {"cache": str(folder / "cache")}
+    with weir.embedding.serve(folder / "small", prompt="query", **settings) as other, httpx.Client() as http:
+        with EmbeddingClient(other.url, check_length=False) as asking:
+            vectors = asking.encode(TEXTS)
+            without = asking.encode(TEXTS, prompt="")
+        native = http.post(f"{other.url}/infer/small/batch", json=TEXTS).json()
+    expected = client.encode(TEXTS, prompt="query")
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose([each["output"] for each in native], expected, atol=1e-5)
+    np.testing.assert_allclose(without, client.encode(TEXTS), atol=1e-6)
+
+
+def test_tokens_of_stock_clients_are_taken_as_they_are(server: EmbeddingServer) -> None:
+    with httpx.Client(base_url=server.url) as http:
+
+        def tokens(**said: Any) -> Any:
+            return http.post(
+                "/encode", json={"texts": [["first", "##better", "|||", "it"]], "show_tokens": True, **said}
+            ).json()["tokens"][0]
+
+        assert tokens(is_tokenized=True) == ["[CLS]", "first", "[UNK]", "[SEP]", "it", "[SEP]"]
+        assert "[UNK]" not in tokens()[:3]
 
 
 def test_metrics_and_the_description_know_the_doors(server: EmbeddingServer) -> None:

@@ -81,10 +81,11 @@ def test_vectors_come_as_arrays(running: Running, client: EmbeddingClient) -> No
 
 
 def test_wishes_travel_along(running: Running, client: EmbeddingClient) -> None:
-    vectors, tokens = client.encode(TEXTS, show_tokens=True, dimensions=3, priority=2, timeout=7)
+    vectors, tokens = client.encode(TEXTS, show_tokens=True, dimensions=3, priority=2, timeout=7, prompt="query")
     np.testing.assert_array_equal(vectors, EXPECTED[:, :3])
     assert tokens == [text.split() for text in TEXTS]
     said = running.encoder.heard[-1].said
+    assert said["prompt"] == "query"
     assert (said["dimensions"], said["priority"], said["timeout"], said["want_tokens"]) == (3, 2, 7.0, True)
 
 

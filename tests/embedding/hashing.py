@@ -39,11 +39,12 @@ class HashingEncoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False,
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {
             "door": door, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
-            "truncate": truncate, "want_tokens": want_tokens,
+            "truncate": truncate, "want_tokens": want_tokens, "prompt": prompt, "whole_words": whole_words,
         }  # fmt: skip
         self.heard.append(Heard(texts, said))
         if self.entered is not None:

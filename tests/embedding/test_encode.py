@@ -67,6 +67,16 @@ def test_texts_may_be_words_token_ids_or_pairs(said: Any, texts: Any) -> None:
     assert answer.json()["result"] == [vector_of(" ".join(words_of(text))).tolist() for text in texts]
 
 
+def test_how_texts_are_read_may_be_said() -> None:
+    encoder = HashingEncoder()
+    post(encoder, json={"id": 1, "texts": [["do", "it"]], "is_tokenized": True, "prompt": "query"})
+    post(encoder, json={"id": 1, "texts": [["do", "it"]]})
+    assert [(heard.said["whole_words"], heard.said["prompt"]) for heard in encoder.heard] == [
+        (True, "query"),
+        (False, None),
+    ]
+
+
 def test_msgpack_carries_the_bytes_of_the_array() -> None:
     body = msgspec.msgpack.encode({"id": 1, "texts": TEXTS, "dimensions": 4, "show_tokens": True})
     headers = {"content-type": "application/msgpack", "accept": "application/msgpack"}

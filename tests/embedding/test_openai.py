@@ -85,8 +85,14 @@ def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
     assert {len(each.embedding) for each in answer.data} == {3}
     assert encoder.heard[0].said == {
         "door": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
-        "want_tokens": False,
+        "want_tokens": False, "prompt": None, "whole_words": False,
     }  # fmt: skip
+
+
+def test_a_prompt_may_be_named() -> None:
+    encoder = HashingEncoder()
+    asking(encoder)(lambda server: of_stock_client(server, input="one", extra_body={"prompt": "query: "}))
+    assert encoder.heard[0].said["prompt"] == "query: "
 
 
 @pytest.mark.parametrize(("error", "kind", "code"), [

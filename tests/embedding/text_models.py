@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from weir.embedding.texts import Text, Tokens
+from weir.embedding.texts import Manner, Text, Tokens
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
 
@@ -31,7 +31,9 @@ class Words:
         self.began = threading.Event()
         self.fault: Exception | None = None
 
-    def encode(self, texts: Sequence[Text], *, max_length: int, truncate: bool) -> list[Cut | InvalidRequest]:
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+    ) -> list[Cut | InvalidRequest]:
         """Read texts."""
         self.began.set()
         self.gate.wait()
@@ -53,7 +55,7 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Cut(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
-    def split(self, text: str, *, max_length: int) -> list[Cut] | InvalidRequest:
+    def split(self, text: str, *, max_length: int, manner: Manner) -> list[Cut] | InvalidRequest:
         """Read a long text in pieces."""
         if text.startswith("whole"):
             return InvalidRequest("whole: must not be divided")

@@ -87,17 +87,18 @@ class EmbeddingClient:
     def encode(
         self, texts: Sequence[Text], blocking: bool = True, is_tokenized: bool = False, show_tokens: bool = False, *,
         timeout: float | None = None, dimensions: int | None = None, truncate: bool | None = None,
-        priority: int | None = None, model: str | None = None,
+        priority: int | None = None, model: str | None = None, prompt: str | None = None,
     ) -> Any:  # fmt: skip
         """Return the vectors of `texts`: (n, dimensions) float32, or (n, tokens, dimensions) where each token has one.
 
         A text is a string, a pair of strings, or a list of token ids; with `is_tokenized` a list of words. With `show_tokens` returns
         the vectors and the tokens of each text. Not `blocking`: returns the number of the request, for `fetch`. `dimensions` keeps
-        the first numbers of each vector; `truncate` False refuses a text that is too long.
+        the first numbers of each vector; `truncate` False refuses a text that is too long; `prompt` is the name of one of the model's, or
+        the text itself, to stand before every text.
         """
         asked = Asked(
             _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
-            show_tokens,
+            show_tokens, prompt,
         )  # fmt: skip
         self._count = next(self._numbers)
         if not blocking:
@@ -136,7 +137,7 @@ class EmbeddingClient:
 
     def encode_async(
         self, batches: Iterable[Sequence[Text]], max_num_batch: int | None = None, *, ahead: int = AHEAD,
-        is_tokenized: bool = False, show_tokens: bool = False, timeout: float | None = None,
+        is_tokenized: bool = False, show_tokens: bool = False, timeout: float | None = None, prompt: str | None = None,
     ) -> Generator[Fetched, None, None]:  # fmt: skip
         """Yield the vectors of each of `batches` as they come. `ahead` are under way at most: an endless generator is well.
 
@@ -147,7 +148,7 @@ class EmbeddingClient:
         try:
             for texts in islice(batches, max_num_batch):
                 self._count = next(self._numbers)
-                asked = Asked(_checked(texts, is_tokenized), self._model, want_tokens=show_tokens)
+                asked = Asked(_checked(texts, is_tokenized), self._model, want_tokens=show_tokens, prompt=prompt)
                 self._start(asked, timeout or self._timeout, pending, ended)
                 while pending and (len(pending) >= ahead or not ended.empty()):
                     yield self._next(pending, ended)

@@ -123,7 +123,7 @@ def _request(asked: Asked, identity: str, timeout: float) -> HttpRequest:
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
     said = {
         "texts": list(asked.texts), "pairs": pairs or None, "model": asked.model or None, "dimensions": asked.dimensions,
-        "truncate": asked.truncate, "show_tokens": asked.want_tokens or None,
+        "truncate": asked.truncate, "show_tokens": asked.want_tokens or None, "prompt": asked.prompt,
     }  # fmt: skip
     headers = {
         "content-type": _MSGPACK, "accept": _MSGPACK, "x-client-id": identity, "x-request-timeout": f"{timeout:.6f}",

@@ -26,6 +26,7 @@ class Asked(NamedTuple):
     dimensions: int | None = None
     truncate: bool | None = None
     want_tokens: bool = False
+    prompt: str | None = None
 
 
 class Vectors(NamedTuple):

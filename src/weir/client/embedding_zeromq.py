@@ -91,7 +91,7 @@ class ZeroMqTransport:
         """Send, and return what the answer will be in."""
         payload = zeromq.write_texts(asked.texts)
         wishes = Wishes(
-            model=asked.model, priority=asked.priority, dimensions=asked.dimensions, truncate=asked.truncate,
+            model=asked.model, priority=asked.priority, dimensions=asked.dimensions, truncate=asked.truncate, prompt=asked.prompt,
             tokens=asked.want_tokens,
         )  # fmt: skip
         future: Future[Vectors] = Future()

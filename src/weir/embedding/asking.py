@@ -24,6 +24,8 @@ class Asked(msgspec.Struct):
     dimensions: int | None = None
     truncate: bool | None = None
     show_tokens: bool = False
+    prompt: str | None = None
+    whole_words: bool = False
 
 
 def read_document(body: bytes, content_type: str, site: Site) -> dict[str, Any]:
@@ -49,13 +51,14 @@ def read_asked(said: dict[str, Any], site: Site) -> Asked:
     for name in said:
         if name not in _FIELDS:
             raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
-    more = (_read(said, name, kind, default) for name, (kind, default) in _MORE.items())
-    return Asked(said.get("id"), _texts(said, site), *more)
+    texts, more = _texts(said, site), {name: _read(said, name, *kind) for name, kind in _MORE.items()}
+    return Asked(said.get("id"), texts, **more, whole_words=bool(said.get("is_tokenized")))
 
 
 # What may be said beside, with its type and what holds where it is not said.
 _MORE: dict[str, tuple[type[Any], Any]] = {
     "model": (str, ""), "dimensions": (int, None), "truncate": (bool, None), "show_tokens": (bool, False),
+    "prompt": (str, None),
 }  # fmt: skip
 _FIELDS = ("id", "texts", "is_tokenized", "pairs", *_MORE)
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number"}

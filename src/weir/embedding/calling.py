@@ -64,6 +64,7 @@ class TextCall:
     async def encoded(
         self, encoder: Encodes, texts: Sequence[Text], *, client: str = "", dimensions: int | None = None,
         truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False,
     ) -> Encoded:  # fmt: skip
         """Return what `encoder` makes of `texts`. Raises its errors, and Cancelled when the caller has left: nothing of it goes on
         then."""
@@ -72,6 +73,7 @@ class TextCall:
         work = encoder.encode(
             texts, door=self._door, client=client, priority=self._wishes.priority,
             timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
+            prompt=prompt, whole_words=whole_words,
         )  # fmt: skip
         return await unless_left(work, self._receive)
 

@@ -71,8 +71,9 @@ class Encode:
                 f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
             )
         encoded = await call.encoded(
-            encoder, asked.texts, dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens
-        )
+            encoder, asked.texts, dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens,
+            prompt=asked.prompt, whole_words=asked.whole_words,
+        )  # fmt: skip
         answer = await call.answer(encoded, partial(_WRITERS[accept], asked.id))
         self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
         call.transferred(encoder.name, answer)

@@ -7,14 +7,15 @@ and the rest waits here, as text, without being refused.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weir.embedding.gathering import Asking, Ready, TextRequest, distinct, named
+from weir.embedding.prompts import prompt_text
 from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Reading, Tokenizes
 from weir.embedding.shares import Shares
-from weir.embedding.texts import Encoded, Text, Tokens
+from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, WeirError
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Encoder:
     def __init__(
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
-        max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None,
+        max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
@@ -47,6 +48,7 @@ class Encoder:
         self._max_length = max_length
         self._truncate = truncate
         self._split = split
+        self._prompts = prompts or {}
         self._normalize = normalize
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
@@ -86,6 +88,7 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
         if isinstance(texts, str) or not texts:
@@ -95,12 +98,13 @@ class Encoder:
         timeout = self._service.settings.timeout if timeout is None else timeout
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
+        manner = Manner(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
         loop = asyncio.get_running_loop()
         unlike, places = distinct(texts)
         asking = Asking(
             unlike, places, door=door, caller=client or None, priority=priority,
             deadline=self._service.now() + timeout, truncate=self._truncate if truncate is None else truncate,
-            future=loop.create_future(), split=self._split and truncate is None,
+            future=loop.create_future(), split=self._split and truncate is None, manner=manner,
         )  # fmt: skip
         if want_tokens:
             asking.ids = [b""] * len(unlike)
@@ -146,7 +150,10 @@ class Encoder:
         asking.reading = True
         urgent = asking.small and sum(map(_size, texts)) <= URGENT_CHARACTERS
         self._readers.add(
-            Reading(texts, self._max_length, asking.truncate, partial(done, asking, start), asking.split), urgent
+            Reading(
+                texts, self._max_length, asking.truncate, partial(done, asking, start), asking.split, asking.manner
+            ),
+            urgent,
         )
 
     def _read_more(self, asking: Asking) -> None:

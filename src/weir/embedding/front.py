@@ -9,6 +9,7 @@ from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
 from weir.embedding.encoder import Encoder
 from weir.embedding.padding import runs
+from weir.embedding.prompts import prompt_of_server
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.runtime.reading import dimensions_in, read_for
 from weir.embedding.said import Said
@@ -47,6 +48,7 @@ class Front:
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
                 pair_separator=text.pair_separator,
+                prompt=prompt_of_server(text.prompt, checkpoint.prompts),
             )
         )  # fmt: skip
 
@@ -71,7 +73,16 @@ class Front:
     def _identity(self) -> dict[str, Any]:
         """Say what is measured: not where it lies, and not what leaves its speed as it is."""
         params = self._said.params()
-        for name in ("directory", "cache", "truncate", "cased", "pair_separator", "special_tokens", "run_tokens"):
+        for name in (
+            "directory",
+            "cache",
+            "truncate",
+            "cased",
+            "pair_separator",
+            "prompt",
+            "special_tokens",
+            "run_tokens",
+        ):
             del params[name]
         executor = self._said.settings.get("executor", "process")
         return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
@@ -90,5 +101,5 @@ class Front:
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._said.text.truncate, split=self._said.text.split, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._said.text.fixed_length else None,
+            fixed_length=self.max_length if self._said.text.fixed_length else None, prompts=self._checkpoint.prompts,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir.embedding.pieces import Pieces
 from weir.embedding.reading import Tokenized
-from weir.embedding.texts import Text, Tokens
+from weir.embedding.texts import AS_THE_SERVER, Manner, Text, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.manager.call import InProcess
 from weir.messages import Dispatch
@@ -27,13 +27,13 @@ class Asking:
     """
 
     __slots__ = (
-        "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "pieces", "places", "read",
+        "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
         "ready_texts", "reading", "small", "split", "texts", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
         self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float,
-        truncate: bool, future: "asyncio.Future[None]", split: bool = False,
+        truncate: bool, future: "asyncio.Future[None]", split: bool = False, manner: Manner = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         count = len(texts)
         self.texts = texts
@@ -44,6 +44,7 @@ class Asking:
         self.deadline = deadline
         self.truncate = truncate
         self.split = split
+        self.manner = manner
         self.future = future
         self.small = False
         self.left = count

@@ -70,7 +70,7 @@ class TextEncoder(Model):
         runtime: str = "onnx", devices: Sequence[str] = (), threads: int = 1, compiled: bool = False,
         gpu_memory_fraction: float | None = None, max_length: int | None = None, fixed_length: bool = False,
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
-        run_tokens: int | None = None, cache: str | None = None, window: int | None = None,
+        run_tokens: int | None = None, cache: str | None = None, window: int | None = None, prompt: str | None = None,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
@@ -91,6 +91,7 @@ class TextEncoder(Model):
             "special_tokens": special_tokens,
             "pair_separator": pair_separator,
         }
+        self.prompt = prompt
         self.run_tokens = run_tokens
         self._checkpoint: Checkpoint
         self._recipe: Recipe
@@ -99,6 +100,7 @@ class TextEncoder(Model):
 
     def load_shared(self) -> None:
         """Read the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
+        from weir.embedding.prompts import prompt_of_server
         from weir.embedding.raw import Texts
         from weir.embedding.runtime.reading import read_for
         from weir.embedding.tokens.options import TokenizerOptions
@@ -107,7 +109,8 @@ class TextEncoder(Model):
         self._recipe = chosen_recipe(checkpoint, **self.chosen)
         self._longest = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id
-        tokenizer = checkpoint.tokenizer(TokenizerOptions(**self.reading))
+        prompt = prompt_of_server(self.prompt, checkpoint.prompts)
+        tokenizer = checkpoint.tokenizer(TokenizerOptions(**self.reading, prompt=prompt))
         vocabulary = checkpoint.architecture.vocab_size
         self._texts = Texts(tokenizer, max_length=self._longest, truncate=self.truncate, vocabulary=vocabulary)
         if self.computing.threads == 1 and not self.computing.compiled and not may_use_gpu(self.devices):

@@ -32,7 +32,7 @@ from weir.protocols.endpoint import Call, Endpoint
 from weir.protocols.status import http_code
 
 NAME = "openai"
-FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate")
+FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt")
 FORMATS = ("float", "base64")
 
 _JSON = (b"content-type", b"application/json")
@@ -48,6 +48,7 @@ class Asked(msgspec.Struct):
     dimensions: int | None = None
     user: str = ""
     truncate: bool | None = None
+    prompt: str | None = None
 
 
 class OpenAI:
@@ -85,8 +86,9 @@ class OpenAI:
             rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
             raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
         encoded = await call.encoded(
-            encoder, asked.texts, client=asked.user, dimensions=asked.dimensions, truncate=asked.truncate
-        )
+            encoder, asked.texts, client=asked.user, dimensions=asked.dimensions, truncate=asked.truncate,
+            prompt=asked.prompt,
+        )  # fmt: skip
         if encoded.vectors.ndim != 2:
             raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
         write = partial(self._written, encoder.name, asked.encoding_format)
@@ -157,6 +159,7 @@ def read_body(body: bytes, site: Site) -> Asked:
         _read_dimensions(said),
         _read(said, "user", str, "") or "",
         _read(said, "truncate", bool, None),
+        _read(said, "prompt", str, None),
     )
 
 

@@ -25,6 +25,10 @@ _DIMENSIONS: Schema = {
 _TRUNCATE: Schema = {
     "type": ["boolean", "null"], "description": "false refuses a text that is longer than the model reads",
 }  # fmt: skip
+_PROMPT: Schema = {
+    "type": ["string", "null"],
+    "description": "put before every text: the name of one of the model's prompts, or the text itself, which ends with a space or a colon",
+}  # fmt: skip
 _TRUNCATED: Schema = {"type": "array", "items": {"type": "integer"}, "description": "places of the texts that were cut"}
 
 _EMBEDDINGS: Schema = {
@@ -40,6 +44,7 @@ _EMBEDDINGS: Schema = {
         "dimensions": _DIMENSIONS,
         "user": {"type": ["string", "null"]},
         "truncate": _TRUNCATE,
+        "prompt": _PROMPT,
     },
     "examples": [{"input": ["First do it", "then do it right"]}],
 }  # fmt: skip
@@ -95,6 +100,7 @@ _ENCODE: Schema = {
         "model": {"type": ["string", "null"]},
         "dimensions": _DIMENSIONS,
         "truncate": _TRUNCATE,
+        "prompt": _PROMPT,
         "show_tokens": {"type": ["boolean", "null"]},
     },
     "examples": [{"id": 1, "texts": ["First do it", "then do it right"]}],

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from weir.embedding.texts import Text
+from weir.embedding.texts import AS_THE_SERVER, Manner, Text
 from weir.errors import InvalidRequest, ModelError, WeirError
 
 CHUNK = 64  # texts that a thread reads at once
@@ -40,11 +40,11 @@ class Tokenizes(Protocol):
     """What the front needs of a tokenizer; called by several threads at once."""
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
     ) -> "Sequence[Tokenized | InvalidRequest]":
         """Return what each text is, in order; an error in the place of one that is wrong."""
 
-    def split(self, text: str, *, max_length: int) -> "Sequence[Tokenized] | InvalidRequest":
+    def split(self, text: str, *, max_length: int, manner: Manner) -> "Sequence[Tokenized] | InvalidRequest":
         """Return a long text in pieces that the model can read."""
 
     def tokens(self, ids: bytes) -> list[str]:
@@ -58,13 +58,14 @@ class Reading:
     """Texts of one request that are to be read together; `done` hears of it, on the event loop's thread. Those that are too long are
     cut with `truncate`, with `split` read in pieces, else refused."""
 
-    __slots__ = ("done", "max_length", "split", "texts", "truncate")
+    __slots__ = ("done", "manner", "max_length", "split", "texts", "truncate")
 
     def __init__(
         self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[Read]], None],
-        split: bool = False,
+        split: bool = False, manner: Manner = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         self.split = split
+        self.manner = manner
         self.texts = texts
         self.max_length = max_length
         self.truncate = truncate
@@ -145,13 +146,14 @@ class Readers:
 
     def _tokenized(self, readings: list[Reading]) -> list[Sequence[Read]]:
         """Read those that are to be read alike together."""
-        alike: dict[tuple[int, bool], list[Reading]] = {}
+        alike: dict[tuple[int, bool, Manner], list[Reading]] = {}
         for reading in readings:
-            alike.setdefault((reading.max_length, reading.truncate or reading.split), []).append(reading)
+            key = (reading.max_length, reading.truncate or reading.split, reading.manner)
+            alike.setdefault(key, []).append(reading)
         found: dict[int, Sequence[Read]] = {}
-        for (max_length, truncate), members in alike.items():
+        for (max_length, truncate, manner), members in alike.items():
             texts = [text for reading in members for text in reading.texts]
-            results = iter(self._tokenizer.encode(texts, max_length=max_length, truncate=truncate))
+            results = iter(self._tokenizer.encode(texts, max_length=max_length, truncate=truncate, manner=manner))
             for reading in members:
                 mine = [next(results) for _ in reading.texts]
                 found[id(reading)] = self._in_pieces(reading, mine) if reading.split else mine
@@ -164,7 +166,7 @@ class Readers:
         """Return all pieces of a text that was cut; pairs, words and token ids stay cut."""
         if isinstance(found, InvalidRequest) or not found.truncated or not isinstance(text, str):
             return found
-        pieces = self._tokenizer.split(text, max_length=reading.max_length)
+        pieces = self._tokenizer.split(text, max_length=reading.max_length, manner=reading.manner)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
     def _give(self, readings: list[Reading], results: list[Sequence[Read]], began: float, ended: float) -> None:

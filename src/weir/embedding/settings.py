@@ -70,6 +70,11 @@ class TextSettings:
         "what stands between the two texts of a pair, such as ' ||| ' (default: texts are no pairs)",
         metavar="TEXT",
     )
+    prompt: str | None = setting(
+        None, "what is put before every text: the name of one of the model's prompts, or the text itself, which ends with a space or a colon: "
+        "'query: ' (default: as the model says)",
+        metavar="NAME",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self)

@@ -23,6 +23,18 @@ class Tokens(NamedTuple):
         return (self.ids, self.second) if self.second else self.ids
 
 
+class Manner(NamedTuple):
+    """How the texts of a request are read, other than the server reads all. `prompt` stands before every string that is one text (None: what the
+    server puts there); with `whole_words` words are tokens as bert-as-service takes them: each is one, the unknown token if the
+    vocabulary has it not, and the word `|||` stands between two texts."""
+
+    prompt: str | None = None
+    whole_words: bool = False
+
+
+AS_THE_SERVER = Manner()
+
+
 class Encoded(NamedTuple):
     """What came of `n` texts, in order.
 
@@ -54,10 +66,12 @@ class Encodes(Protocol):
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order.
 
         `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
-        `truncate` False refuses a text that is too long (None: what the server was told). Raises InvalidRequest naming the place of the
+        `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
+        is to stand before every text; for `whole_words` see Manner. Raises InvalidRequest naming the place of the
         text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
         """

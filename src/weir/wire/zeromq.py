@@ -30,7 +30,7 @@ Text = str | tuple[str, str] | list[str] | list[int]
 
 
 class Wishes(msgspec.Struct, omit_defaults=True):
-    """The fifth frame. `timeout` is in seconds; `priority` higher first; `tokens` asks for the texts as they were read; `token` is the
+    """The fifth frame. `timeout` is in seconds; `priority` higher first; `tokens` asks for the texts as they were read; `prompt` is to stand before each; `token` is the
     control token; `ids` the requests that a command is about."""
 
     timeout: float | None = None
@@ -39,6 +39,7 @@ class Wishes(msgspec.Struct, omit_defaults=True):
     dimensions: int | None = None
     truncate: bool | None = None
     tokens: bool = False
+    prompt: str | None = None
     token: str | None = None
     ids: list[int] = []
 

@@ -46,10 +46,11 @@ class Hashing:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
+        prompt: str | None = None, whole_words: bool = False,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`."""
         said = {"client": client, "priority": priority, "timeout": timeout, "texts": list(texts), "tokens": want_tokens}
-        self.asked.append({**said, "truncate": truncate, "door": door})
+        self.asked.append({**said, "truncate": truncate, "door": door, "prompt": prompt, "whole_words": whole_words})
         if self.refusals:
             raise self.refusals.pop(0)
         for place, text in enumerate(texts):

@@ -64,9 +64,9 @@ def test_tokens_come_on_request(connect: Connect) -> None:
 
 
 def test_what_is_wished_for_reaches_the_model(connect: Connect, opened: Opened) -> None:
-    assert connect().encode(TEXTS, dimensions=2, priority=7, timeout=9.0).shape == (3, 2)
+    assert connect().encode(TEXTS, dimensions=2, priority=7, timeout=9.0, prompt="query").shape == (3, 2)
     asked = opened.encoder.asked[-1]
-    assert asked["priority"] == 7
+    assert (asked["priority"], asked["prompt"], asked["whole_words"]) == (7, "query", False)
     assert 8.0 < asked["timeout"] <= 9.0
     assert connect(model="other").encode(TEXTS).shape == (3, DIMENSIONS)
 

@@ -54,6 +54,7 @@ def test_texts_may_be_words_already(connect: Connect, opened: Opened) -> None:
     words = [text.split() for text in TEXTS]
     assert (connect().encode(words, is_tokenized=True) == expected(TEXTS)).all()
     assert opened.encoder.asked[-1]["texts"] == words
+    assert opened.encoder.asked[-1]["whole_words"]
 
 
 def test_tokens_are_shown(connect: Connect) -> None:

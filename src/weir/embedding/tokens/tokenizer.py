@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.embedding.texts import Text
+from weir.embedding.texts import AS_THE_SERVER, Manner, Text
 from weir.errors import InvalidRequest, SettingsError
 
 from .options import AS_THE_FILES_SAY, TokenizerOptions
@@ -22,6 +22,7 @@ from .texts import Read, read_text
 GENEROUS = 12
 # Where a text can be cut so that the tokens before stay what they are: words do not reach over this space.
 BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")
+STOCK_SEPARATOR = "|||"  # the word that bert-as-service has between two texts
 # Ways of finding words that keep to them.
 LOCAL = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "Whitespace")
 
@@ -67,33 +68,37 @@ class Tokenizer:
         return _again, (self.directory, self.options, self.vocab_size)
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool = True
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool = True, manner: Manner = AS_THE_SERVER
     ) -> list[Tokenized | InvalidRequest]:
         """Return the tokens of each text, or the error in its place that says what rule it breaks.
 
         At most `max_length` tokens of a text are kept, special ones included; the tail is cut, of a pair that of the longer text first. With
-        `truncate` False, a text that is too long is an error.
+        `truncate` False, a text that is too long is an error. `manner` says what holds for these texts only.
         """
+        whole_words = manner.whole_words or self.options.whole_words
+        separator = STOCK_SEPARATOR if manner.whole_words and self.separator is None else self.separator
         found: list[Read | InvalidRequest] = []
         for text in texts:
             try:
-                found.append(self._read(text, self.separator))
+                found.append(self._read(text, separator, manner.prompt))
             except InvalidRequest as error:
                 found.append(error)
-        cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length))
+        cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length, whole_words))
         return [
             self._framed(next(cut), max_length, truncate, read.ids is not None) if isinstance(read, Read) else read
             for read in found
         ]
 
-    def split(self, text: str, *, max_length: int, overlap: int = 0) -> list[Tokenized] | InvalidRequest:
+    def split(
+        self, text: str, *, max_length: int, overlap: int = 0, manner: Manner = AS_THE_SERVER
+    ) -> list[Tokenized] | InvalidRequest:
         """Return a long text in pieces that the model can read, each with its special tokens; one piece if it is short.
 
         Pieces end between words, and share `overlap` tokens with the one before. What one makes of their vectors is the caller's choice:
         the mean, weighted by their tokens, is close to the mean over the text.
         """
         try:
-            read = self._read(text, None)
+            read = self._read(text, None, manner.prompt)
         except InvalidRequest as error:
             return error
         room = self.template.room(max_length, pair=False)
@@ -112,13 +117,12 @@ class Tokenizer:
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
 
-    def _read(self, text: Any, separator: str | None) -> Read:
+    def _read(self, text: Any, separator: str | None, prompt: str | None) -> Read:
         read = read_text(text, separator, self.vocab_size)
-        if self.options.prompt and len(read.texts) == 1:
-            return Read(texts=(self.options.prompt + read.texts[0],))
-        return read
+        prompt = self.options.prompt if prompt is None else prompt
+        return Read(texts=(prompt + read.texts[0],)) if prompt and len(read.texts) == 1 else read
 
-    def _cut(self, found: list[Read], max_length: int) -> list[list[list[int]]]:
+    def _cut(self, found: list[Read], max_length: int, whole_words: bool) -> list[list[list[int]]]:
         """Return the ids of the one or two parts of each text, without special tokens. All strings go to the library at once."""
         enough = GENEROUS * max_length + 64
         heads = [self._head(text, enough) for read in found for text in read.texts]
@@ -129,7 +133,7 @@ class Tokenizer:
             if read.ids is not None:
                 parts.append([read.ids])
             elif read.words:
-                parts.append([self._words(words) for words in read.words])
+                parts.append([self._words(words, whole_words) for words in read.words])
             else:
                 parts.append([self._whole(text, next(given), next(cut), max_length) for text in read.texts])
         return parts
@@ -151,9 +155,9 @@ class Tokenizer:
         whole: list[int] = self._encode([text])[0].ids
         return whole
 
-    def _words(self, words: list[str]) -> list[int]:
+    def _words(self, words: list[str], whole: bool) -> list[int]:
         """Return the ids of words: those in the vocabulary as they are, others by their pieces, or as the unknown token."""
-        if self.options.whole_words:
+        if whole:
             return [self.vocabulary.get(word, self._unknown) for word in words]
         if not self._wordpiece:
             ids: list[int] = self._spaced.encode(words, is_pretokenized=True, add_special_tokens=False).ids

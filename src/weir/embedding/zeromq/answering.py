@@ -133,6 +133,7 @@ class Answering:
                     texts, door=DOOR, client=_name(ask), priority=wishes.priority or 0, timeout=wishes.timeout,
                     dimensions=wishes.dimensions, truncate=wishes.truncate,
                     want_tokens=means.show_tokens if stock else wishes.tokens,
+                    prompt=wishes.prompt, whole_words=stock,
                 )  # fmt: skip
             except (CapacityError, DeadlineExceeded) as error:
                 # There is no word for "later" in the stock dialect: the client would wait for ever.
