@@ -49,6 +49,13 @@ def test_without_its_library_the_setting_is_refused(missing: str) -> None:
     assert 'pip install "weir-serving[grpc]"' in run.stderr
 
 
+def test_a_grpcio_whose_core_is_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.protocols.grpc.call.NEEDED", ("Server", "Nothing"))
+    http = HttpSettings()
+    with pytest.raises(SettingsError, match=r"grpc_port=0: grpcio 1\.\S+ has no Nothing in its core"):
+        make_door(Site(Registry([]), http), GrpcSettings(grpc_port=0), http)
+
+
 def test_a_server_without_grpc_loads_none_of_it() -> None:
     code = "import sys, weir.app; sys.exit(any(name in sys.modules for name in ('grpc', 'google.protobuf')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0

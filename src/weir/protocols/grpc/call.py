@@ -7,12 +7,22 @@ from importlib import import_module
 from typing import Any
 
 cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py
+# All that is used of it. It is not public: a grpcio of tomorrow may lack some.
+NEEDED = (
+    "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",
+    "SendInitialMetadataOperation", "SendMessageOperation", "SendStatusFromServerOperation", "Server",
+)  # fmt: skip
 
 Trailers = tuple[tuple[str, str], ...]
 Tell = Callable[[Callable[[], None]], None]
 
 _LONGEST = 1e8  # seconds; whoever has not said when waits for ever
 _OK, _UNIMPLEMENTED = 0, 12
+
+
+def lacking() -> list[str]:
+    """Return what the installed grpcio lacks of NEEDED."""
+    return [name for name in NEEDED if not hasattr(cygrpc, name)]
 
 
 class Left(Exception):
