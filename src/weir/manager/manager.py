@@ -5,13 +5,13 @@ the AMD Inference Server's: the same parameters join the running endpoint, other
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, ModelNotFound, SettingsError, WeirError
 from weir.manager.beside import beside
-from weir.manager.chains.order import dependents
+from weir.manager.chains.order import dependents, missing
 from weir.manager.changes import Changes
 from weir.manager.delivery import logger
 from weir.manager.endpoints import Endpoints
@@ -52,11 +52,11 @@ class Manager:
     # The life of the whole.
 
     async def start(self) -> None:
-        """Start all models that the registry has, at the same time; return when all are ready.
+        """Start all models that the registry has, and the steps of its chains, at the same time; return when all are ready.
 
         When one fails, the others are stopped and its error is raised.
         """
-        await self._changes.make(self.registry.start)
+        await self._changes.make(self._start)
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Make no more changes, drain and stop all models; see Service.stop. Idempotent."""
@@ -88,9 +88,11 @@ class Manager:
         """Read a model anew and run it; what ran under its name has been replaced when this returns, and has answered all that
         it had accepted. While it loads the old one serves, and goes on if it fails.
 
-        `version` loads that one alone, beside those that run. `config` goes before what the model's own file says, `files`
+        `version` loads that one alone, beside those that run. The steps of a chain that do not run are loaded first, and stay.
+        `config` goes before what the model's own file says, `files`
         (VERSION/PATH) are its files instead of its own. Raises ModelNotFound, InvalidRequest for what cannot be served,
-        ModelError when it does not load, Forbidden for files if they are not allowed; Overloaded, Draining.
+        ModelError when it does not load, Conflict when it lacks a version that a chain names, Forbidden for files if they are
+        not allowed; Overloaded, Draining.
         """
         if files and not self._allow_files:
             raise Forbidden(
@@ -131,6 +133,20 @@ class Manager:
 
     # How it is done, one at a time.
 
+    async def _start(self) -> None:
+        while wanted := await self._missing(self.registry.all):
+            for name in wanted:
+                reading = await self._read(name, "", None, None)
+                services = [await beside(partial(self._make, model)) for model in reading.versions]
+                self.registry.join(services)
+                self._put(name, services, reading.default, reading.versions)
+        await self.registry.start()
+
+    async def _missing(self, services: Sequence[Service]) -> list[str]:
+        """Return the steps of `services` that do not run and could be loaded."""
+        names = missing(services, self.registry.services)
+        return [name for name in names if name in await asyncio.to_thread(self._repository.names)]
+
     async def _load_model(
         self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None
     ) -> None:
@@ -142,6 +158,8 @@ class Manager:
             reading = reading._replace(versions=[_version(reading, version or reading.default)])
         models = [model._replace(name=name) for model in reading.versions]
         running = self._running(name)
+        if not version:
+            self._check_dependents(name, running.keys() - {model.version for model in models})
         new = await self._started(models, parameters)
         kept = {key: service for key, service in running.items() if version and key != version}
         services = [*kept.values(), *new]
@@ -156,22 +174,25 @@ class Manager:
         ending = {key: service for key, service in running.items() if not version or key == version}
         if version and running and not ending:
             self.registry.get(name, version)
-        if ending:
-            await self._unload_chains(name, unload_dependents)
+        if unload_dependents:
+            for chain in self._dependents(name, ending):
+                await self._unload_model(chain, "", True)
+        self._check_dependents(name, ending)
         with self._states.during(name, ending, "UNLOADING"):
             await asyncio.gather(*[service.stop() for service in ending.values()])
         self._keep(name, [service for key, service in running.items() if key not in ending])
         self._states.forget(name, ending)
 
-    async def _unload_chains(self, name: str, allowed: bool) -> None:
-        """Unload the chains of which `name` is a step."""
-        chains = sorted({chain.name for chain in dependents(name, self.registry.all)})
-        if chains and not allowed:
+    def _dependents(self, name: str, ending: Collection[str]) -> list[str]:
+        """Return the chains of which `name` is a step that would not be there without the versions `ending`."""
+        versions = ending if self._running(name).keys() - ending else None
+        return sorted({chain.name for chain in dependents(name, self.registry.all, versions)}) if ending else []
+
+    def _check_dependents(self, name: str, ending: Collection[str]) -> None:
+        if chains := self._dependents(name, ending):
             raise Conflict(
                 f"model {name!r} is a step of {', '.join(map(repr, chains))}: unload that first, or with it (unload_dependents)"
             )
-        for chain in chains:
-            await self._unload_model(chain, "", allowed)
 
     async def _load_worker(self, name: str, parameters: dict[str, Parameter], share: bool) -> str:
         found = self._endpoints.of(name, parameters, self.registry.services)
@@ -216,6 +237,7 @@ class Manager:
                 for model in models:
                     services.append(await beside(partial(self._make, model, parameters, fresh=True)))
                 self.registry.join(services)
+                await self._load_steps(services)
                 await asyncio.gather(*[service.start() for service in services])
         except BaseException as error:
             await asyncio.gather(*[service.stop(0.0) for service in services])
@@ -225,6 +247,12 @@ class Manager:
                 raise _failed(name, error) from error
             raise
         return services
+
+    async def _load_steps(self, services: Sequence[Service]) -> None:
+        for name in await self._missing(services):
+            if name in self.registry.loading:
+                raise SettingsError(f"{services[0].label}: steps lead in a circle, by {name!r}")
+            await self._load_model(name, "", None, None)
 
     def _running(self, name: str) -> dict[str, Service]:
         return self.registry.versions(name) if name in self.registry.services else {}

@@ -1,6 +1,6 @@
 """A model that is made of other models."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
@@ -74,9 +74,10 @@ class Chain(Service):
         """Have steps be found by `find`, of a name and a version ("": the default one)."""
         self._registry_get = find
 
-    def needs(self, name: str) -> bool:
-        """Tell whether a step is the model `name`."""
-        return any(step.model == name for step in steps_in(self.parts))
+    def needs(self, name: str, versions: Collection[str] | None = None) -> bool:
+        """Tell whether a step is the model `name`; with `versions`, whether it names one of these."""
+        steps = [step for step in steps_in(self.parts) if step.model == name]
+        return any(versions is None or (step.version and step.version in versions) for step in steps)
 
     @property
     def not_ready_reason(self) -> str:
