@@ -15,9 +15,9 @@ from tests.embedding import tiny
 
 import weir.embedding
 from weir.client.embedding import EmbeddingClient
-from weir.client.retrying import NEVER
+from weir.client.failures import Unreachable
 from weir.embedding import EmbeddingServer
-from weir.errors import InvalidRequest, ModelError, SettingsError
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, SettingsError, Unauthorized
 
 TEXTS = ["first do it", "then do it right", "it"]
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
@@ -151,15 +151,26 @@ def test_the_bytes_of_every_door_are_counted(server: EmbeddingServer, client: Em
         assert float(lines[f'weir_sent_bytes_total{{door="{door}",model="small"}}']) > 4 * tiny.HIDDEN * len(TEXTS)
 
 
-def test_whoever_may_control_it_can_end_it(folder: Path) -> None:
-    server = EmbeddingServer(folder / "small", cache=str(folder / "cache"), **SETTINGS)
+@pytest.mark.parametrize("scheme", ["http", "tcp"])
+def test_whoever_may_control_it_can_end_it(folder: Path, scheme: str) -> None:
+    (folder / "token").write_text("secret")
+    said = {"cache": str(folder / "cache"), "zmq_port": 0, "control_token_file": str(folder / "token")}
+    server = EmbeddingServer(folder / "small", **SETTINGS, **said)
+    assert not server.is_ready.is_set()
     server.start()
     server.wait_until_ready(60)
+    assert server.is_ready.is_set()
     with pytest.raises(SettingsError, match="started already"):
         server.start()
-    with EmbeddingClient(server.url, retry=NEVER) as client:
-        client.terminate()
+    assert server.zmq_ports is not None
+    port, port_out = server.zmq_ports
+    url, out = {"http": (server.url, None), "tcp": (f"tcp://127.0.0.1:{port}", port_out)}[scheme]
+    with pytest.raises(Unauthorized):
+        EmbeddingServer.shutdown(url, port_out=out)
+    EmbeddingServer.shutdown(url, token="secret", port_out=out)
     server.join(30)
+    with pytest.raises((Unreachable, DeadlineExceeded)):
+        EmbeddingServer.shutdown(url, token="secret", port_out=out, timeout=0.5)
     server.close()
 
 

@@ -82,6 +82,20 @@ class EmbeddingServer:
             self._loop.call_soon_threadsafe(self._app.end)
         self._thread.join()
 
+    @staticmethod
+    def shutdown(
+        url: str = "http://localhost:8000", *, token: str | None = None, port_out: int | None = None, timeout: float = 5.0
+    ) -> None:  # fmt: skip
+        """Have the server at `url` finish what it has accepted, and end, wherever it runs; `tcp://` is ZeroMQ. Does not wait for the end.
+
+        It asks for its control token, or to be asked on its own machine: raises Unauthorized or Forbidden then; Unreachable where nobody listens, and
+        DeadlineExceeded after `timeout` seconds without an answer.
+        """
+        from weir.client.embedding import EmbeddingClient
+
+        with EmbeddingClient(url, token=token, port_out=port_out, timeout=timeout, ignore_all_checks=True) as client:
+            client.terminate()
+
     def join(self, timeout: float | None = None) -> None:
         """Wait until it has ended: by `close`, or because somebody who may had it end."""
         if self._thread is not None:

@@ -49,7 +49,7 @@ class Control:
         self.settings = settings or ControlSettings()
         self._trusts_local = trusts_local
         path = self.settings.control_token_file
-        self._token = None if path is None else _read_token(path)
+        self._token = None if path is None else read_token(path)
 
     def require(self, peer: str | None, token: str | None) -> None:
         """Return if whoever calls may control this server.
@@ -99,7 +99,8 @@ def is_local(peer: str | None) -> bool:
     return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
-def _read_token(path: str) -> bytes:
+def read_token(path: str) -> bytes:
+    """Return the control token in a file. Raises SettingsError if there is none."""
     try:
         token = Path(path).read_bytes().strip()
     except OSError as error:

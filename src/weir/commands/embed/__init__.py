@@ -9,6 +9,7 @@ COMMANDS = {  # each with an example
     "convert": "weir embed convert ./uncased_L-12_H-768_A-12 ./bert-base-uncased",
     "layers": "weir embed layers reviews.tsv --model ./bert-base-uncased -o layers.png",
     "search": "weir embed search questions.txt 'how do I get my money back?' --top 5",
+    "terminate": "weir embed terminate --ip localhost --port 5555",
 }
 
 embed = typer.Typer(

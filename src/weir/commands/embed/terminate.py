@@ -1,0 +1,44 @@
+"""`weir embed terminate`: have a server of texts end, over HTTP or ZeroMQ."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_URL = "http://localhost:8000"
+_PORT = 5555  # of bert-as-service
+
+
+def terminate(
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help=f"The server: http://HOST:PORT, or tcp://HOST:PORT for ZeroMQ (default: {_URL}).")
+    ] = None,
+    ip: Annotated[str | None, typer.Option(help="Instead of a URL: the host of a server over ZeroMQ.")] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", "--port-in", "--port-data", help=f"Its port for requests (default: {_PORT}).", min=1, max=65535)
+    ] = None,
+    port_out: Annotated[
+        int | None, typer.Option("--port-out", "--port-result", help="Its port for answers (default: the one after).", min=1, max=65535)
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="File with the server's control token; without one, only its own machine may.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for its answer.", min=0.001)] = 5.0,
+) -> None:  # fmt: skip
+    """Have a server finish what it has accepted, and end.
+
+    It asks for its control token, or to be asked on its own machine.
+    """
+    from weir.embedding import EmbeddingServer
+    from weir.errors import SettingsError
+    from weir.protocols.control import read_token
+
+    over_zeromq = ip is not None or port is not None
+    if url is not None and over_zeromq:
+        raise SettingsError(f"{url}, --ip, --port: the server is named by a URL, or by --ip and --port")
+    if over_zeromq:
+        host = ip or "localhost"
+        url = f"tcp://{f'[{host}]' if ':' in host else host}:{port or _PORT}"
+    token = None if token_file is None else read_token(str(token_file)).decode()
+    EmbeddingServer.shutdown(url or _URL, token=token, port_out=port_out, timeout=timeout)
+    typer.echo(f"{url or _URL}: finishes what it has accepted, and ends")

@@ -1,0 +1,61 @@
+"""`weir embed terminate` against a server that a command has started."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.embedding import tiny
+from tests.served import Served, weir_here
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("served")
+    tiny.model(folder / "model", layers=2)
+    (folder / "token").write_text("secret\n")
+    yield folder
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        number: int = one.getsockname()[1]
+        return number
+
+
+@pytest.mark.parametrize("door", ["http", "zeromq"])
+def test_a_server_ends_for_whom_it_obeys(folder: Path, door: str) -> None:
+    port, port_out = free_port(), free_port()
+    flags = (
+        "--cache",
+        folder / "cache",
+        "--cpu",
+        "--threads",
+        "1",
+        "--no-calibrate",
+        "--zmq-port",
+        port,
+        "--zmq-port-out",
+        port_out,
+    )
+    with Served(
+        folder / "model", *flags, "--control-token-file", folder / "token", command="embed serve"
+    ) as served:  # fmt: skip
+        url = served.until_printed(r"curl .*?(http://\S+)/encode")[1]
+        where = (url,) if door == "http" else ("--ip", "127.0.0.1", "--port", port, "--port_out", port_out)
+        refused = weir_here("embed", "terminate", *where)
+        assert refused.returncode != 0 and "control token" in refused.stderr and refused.stderr.count("\n") == 1
+        done = weir_here("embed", "terminate", *where, "--token-file", folder / "token")
+        assert done.returncode == 0 and "finishes what it has accepted, and ends" in done.stdout
+        assert served.wait() == 0
+
+
+def test_a_url_and_a_port_are_one_too_many() -> None:
+    done = weir_here("embed", "terminate", "http://localhost:1", "--port", "5555")
+    assert done.returncode == 2 and "named by a URL, or by --ip and --port" in done.stderr
+
+
+def test_where_nobody_listens() -> None:
+    done = weir_here("embed", "terminate", "http://127.0.0.1:9", "--timeout", "1")
+    assert done.returncode != 0 and "127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1
