@@ -1,4 +1,4 @@
-"""`weir check` and `weir profile` of a streaming model."""
+"""`weir check` and `weir profile` of streaming models and chains."""
 
 from pathlib import Path
 
@@ -18,3 +18,26 @@ def test_profile_measures_whole_streams(tmp_path: Path) -> None:
     done = weir("profile", COUNT, "--sizes", "1,8", "--seconds", "0.2", "--output", path)
     assert done.returncode == 0, done.stderr
     assert path.exists()
+
+
+def test_check_starts_the_steps_of_a_chain(tmp_path: Path) -> None:
+    file = tmp_path / "chained.py"
+    file.write_text(CHAINED)
+    done = weir("check", f"{file}:Half", f"{file}:Quarter")
+    assert done.returncode == 0, done.stderr
+    assert "2.5" in done.stdout
+    alone = weir("check", f"{file}:Quarter")
+    assert "step 'half': model 'half': there is none of this name" in alone.stderr
+
+
+CHAINED = """
+import weir
+
+class Half(weir.Model):
+    def predict(self, batch):
+        return [x / 2 for x in batch]
+
+class Quarter(weir.Chain):
+    steps = ["half", "half"]
+    examples = [10]
+"""

@@ -3,12 +3,15 @@
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from weir.errors import WeirError
+from weir.manager.chains.order import missing
 from weir.manager.health import same
 from weir.manager.making import make_service
+from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.manager.spec import ModelToServe
 from weir.messages import JSON, Dispatch, RequestBase
@@ -42,23 +45,33 @@ class Report:
         return not any(outcome.wrong for outcome in self.outcomes)
 
 
-def check_model_runs(model: ModelToServe) -> Report:
-    """Start one worker of `model`, run its examples one by one and then a full batch of them, and end the worker.
+def check_model_runs(model: ModelToServe, others: Sequence[ModelToServe] = ()) -> Report:
+    """Start one worker of `model`, run its examples one by one and then a full batch of them, and end the worker. The steps of
+    a chain are found among the `others`, and have one worker each.
 
     Raises ModelError with the worker's traceback when the model cannot be loaded, and SettingsError.
     """
-    one_worker = model._replace(settings={**model.settings, "workers": 1})
-    return asyncio.run(_check(make_service(one_worker, ())))
+    services = {model.name: _one_worker(model)}
+    while wanted := [each for each in others if each.name in missing(services.values(), services)]:
+        services.update({each.name: _one_worker(each) for each in wanted})
+    return asyncio.run(_check(services[model.name], Registry(list(services.values()))))
 
 
-async def _check(service: Service) -> Report:
+def _one_worker(model: ModelToServe) -> Service:
+    return make_service(model._replace(settings={**model.settings, "workers": 1}), ())
+
+
+async def _check(service: Service, registry: Registry) -> Report:
     started = time.perf_counter()
-    async with service:
+    await registry.start()
+    try:
         report = Report(service.name, time.perf_counter() - started)
         examples = [each if isinstance(each, Example) else Example(each) for each in service.model.examples]
         report.outcomes = [await _run(service, example) for example in examples]
         if report.outcomes and report.good:
             await _run_batch(service, examples, report)
+    finally:
+        await registry.stop()
     return report
 
 

@@ -48,7 +48,7 @@ def check(settings: Settings) -> bool:
     good = True
     with logging_to(settings.telemetry):
         for model in settings.models:
-            report = check_model_runs(model)
+            report = check_model_runs(model, settings.models)
             _print(*_reported(report))
             good &= report.good
     return good

@@ -129,6 +129,10 @@ def test_a_wrong_value_is_an_invalid_request() -> None:
         with pytest.raises(InvalidRequest, match="share='no': must be true or false"):
             await shop.manager.load_worker("one", {"share": "no"})
         assert shop.states() == {"one": "UNAVAILABLE"}
+        await shop.manager.load_worker("one", {})
+        with pytest.raises(InvalidRequest, match=r"failed to load 'one-1': .*max_batch_size=0: must be 1 or more"):
+            await shop.manager.load_worker("one", {"batch_size": 0})
+        assert [state.name for state in shop.manager.index()] == ["one"]  # nobody could load a one-1 again
 
     asyncio.run(main())
 

@@ -204,7 +204,12 @@ class Manager:
         known = await asyncio.to_thread(self._repository.names)
         endpoint = self._endpoints.new_name(name, self.registry.services, known)
         model = _version(reading, reading.default)
-        services = await self._started([model._replace(name=endpoint)], parameters)
+        try:
+            services = await self._started([model._replace(name=endpoint)], parameters)
+        except WeirError:
+            if endpoint not in known:  # there is nothing that this name could be loaded from
+                self._states.forget(endpoint, [model.version])
+            raise
         self._endpoints.add(endpoint, name, parameters)
         self._put(endpoint, services, None, [model])
         return endpoint

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -33,7 +34,10 @@ class WorkerSocket:
         try:
             self._socket = _bound_path(self.address.path) if self.address.path else _bound_port(self.address)
         except OSError as error:
-            raise SettingsError(f"worker_socket={self.address}: cannot be had: {error.strerror or error}") from error
+            why = f"worker_socket={self.address}: cannot be had: {error.strerror or error}"
+            if error.errno == errno.EADDRINUSE:
+                why += " (a model with external workers that runs already is unloaded before it is loaded again)"
+            raise SettingsError(why) from error
         if self.address.path:
             self._inode = _inode(self.address.path)
         else:

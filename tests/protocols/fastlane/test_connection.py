@@ -1,6 +1,7 @@
 """The fast lane on a fake transport: bytes in, bytes out."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -159,6 +160,20 @@ def test_refuses_and_closes(name: str) -> None:
             assert transport.is_closing()
             assert not here.lane.connections
             assert len(here.observer.refusals) == 1
+
+    run(body)
+
+
+@pytest.mark.parametrize("name", ["+8", "endless head", "large head", "no host", "NUL"])
+def test_refuses_in_the_form_of_the_protocol_that_was_meant(name: str) -> None:
+    async def body() -> None:
+        request, status = REFUSED[name]
+        target = request.split(b" ")[1]
+        async with site(max_header_size=4096) as here:
+            for path, kind in ((b"/v2/models/square/infer", str), (b"/else", dict)):
+                transport = await exchange(here, request.replace(target, path, 1))
+                (answer,) = answers(transport.sent)
+                assert (answer.status, type(json.loads(answer.body)["error"])) == (status, kind)
 
     run(body)
 

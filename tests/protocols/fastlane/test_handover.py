@@ -35,3 +35,10 @@ def test_a_body_that_is_framed_wrongly_is_refused_as_everywhere() -> None:
     (answer,), closed = asyncio.run(exchanged(CHUNKED + b"Z\r\n3\r\n0\r\n\r\n"))
     assert (answer.status, answer.headers["content-type"], closed) == (400, "application/json", True)
     assert b'"type":"InvalidRequest"' in answer.body
+
+
+def test_it_is_refused_in_the_form_of_the_protocol_that_was_meant() -> None:
+    (answer,), _ = asyncio.run(
+        exchanged(CHUNKED.replace(b"/elsewhere", b"/v2/models/square/infer") + b"Z\r\n3\r\n0\r\n\r\n")
+    )
+    assert (answer.status, answer.body[:19]) == (400, b'{"error":"request: ')

@@ -137,8 +137,9 @@ class Connection(Link):
             self._searched = len(pending)
             return False
         head = bytes(pending[:end])
+        plan = self.lane.plan(head)
         del pending[: end + len(END_OF_HEAD)]
-        return self._begin(self.lane.plan(head), head)
+        return self._begin(plan, head)
 
     def _begin_head(self) -> bool:
         pending = self._pending

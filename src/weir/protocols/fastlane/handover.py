@@ -13,7 +13,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from weir.errors import InvalidRequest
-from weir.protocols.answers import error_answer
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -151,7 +150,7 @@ class HandedOver(HttpToolsProtocol):
             return
         error = InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1")
         self._lane.refused(None, error)
-        answer = error_answer(error)
+        answer = self._lane.manner_of(self.url).error_answer(error, None)
         head = self._lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
         self.transport.write(head + answer.body)
         self.transport.close()

@@ -95,6 +95,10 @@ class Lane:
                 self._memo.offer(head, plan)
         return plan
 
+    def manner_of(self, target: bytes) -> Manner:
+        """Return how a request to `target` is refused whose head means nothing, or is not there yet."""
+        return next((manner for manner in self.manners[1:] if target.startswith(manner.prefix)), self.manners[0])
+
     def _make_plan(self, head: Head) -> Plan:
         plan = make_plan(head, self.manners, self.settings)
         if plan.service is not None:

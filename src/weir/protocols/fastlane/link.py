@@ -34,6 +34,8 @@ class Phase(IntEnum):
 
 IDLE, HEAD, BODY, LARGE, SKIP, BUSY, OVER = Phase
 
+_BEGINNING = 64  # bytes of a request that hold its method, and enough of its target
+
 
 class Link(asyncio.BufferedProtocol):
     """The writing part of a connection."""
@@ -136,8 +138,9 @@ class Link(asyncio.BufferedProtocol):
 
     def _manner(self) -> "Manner":
         """How the request that is arriving is answered."""
-        known = self.phase in (BODY, LARGE, SKIP)
-        return self._plan.manner if known else self.lane.manners[0]
+        if self.phase in (BODY, LARGE, SKIP):
+            return self._plan.manner
+        return self.lane.manner_of(bytes(self._pending[:_BEGINNING]).partition(b" ")[2])
 
     def _refuse_and_close(self, error: WeirError, status: int | None = None) -> None:
         """Answer what is no request; where the next one would begin is unknown."""

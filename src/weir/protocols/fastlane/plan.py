@@ -39,6 +39,10 @@ class Manner(Protocol):
     """How the requests of one protocol are read and answered; native.py is one."""
 
     @property
+    def prefix(self) -> bytes:
+        """What the targets of its requests begin with, also of those that make no sense otherwise."""
+
+    @property
     def request(self) -> "type[HttpRequest]":
         """The class of its requests in the line."""
 

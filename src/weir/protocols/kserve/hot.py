@@ -186,6 +186,7 @@ class HotKserve:
     """The Manner of POST /v2/models/{model}[/versions/{version}]/infer; see fastlane/plan.py."""
 
     request = KserveRequest
+    prefix = b"/v2"
 
     def __init__(self, site: Site) -> None:
         self.site = site
