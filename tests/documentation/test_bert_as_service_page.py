@@ -1,0 +1,64 @@
+"""The table of bert-as-service: it has all of it, and every row a test that there is, or a reason."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from tests.documentation.pages import ROOT
+
+from weir.commands.embed.old_names import MODEL_DIRECTORY, OLD, PREFETCH
+
+PAGE = ROOT / "docs" / "reference" / "bert-as-service.md"
+SHOWN = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
+
+FLAGS = """
+model_dir tuned_model_dir ckpt_name config_name graph_tmp_dir max_seq_len pooling_layer pooling_strategy mask_cls_sep no_special_token
+show_tokens_to_client no_position_embeddings num_labels port port_in port_data port_out port_result http_port http_max_connect cors num_worker
+max_batch_size priority_batch_size cpu xla fp16 gpu_memory_fraction device_map prefetch_size fixed_embed_length verbose version cased_tokenization
+ip timeout test_client_batch_size test_max_batch_size test_max_seq_len test_num_client test_pooling_layer wait_till_ready client_vocab_file
+num_repeat
+"""
+STRATEGIES = """
+NONE REDUCE_MAX REDUCE_MEAN REDUCE_MEAN_MAX FIRST_TOKEN CLS_TOKEN LAST_TOKEN SEP_TOKEN CLS_POOLED CLASSIFICATION REGRESSION
+"""
+CLIENT = """
+ip port port_out output_fmt show_server_config identity check_version check_length check_token_info ignore_all_checks timeout encode fetch
+fetch_all encode_async status server_config server_status close ConcurrentBertClient is_tokenized show_tokens blocking
+"""
+
+
+def rows() -> Iterator[list[str]]:
+    for line in PAGE.read_text().splitlines():
+        if line.startswith("| ") and not line.startswith("| ---"):
+            yield [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+
+
+ROWS = [row for row in rows() if row[-1] != "shown by"]
+
+
+@cache
+def named_in(name: str) -> set[str]:
+    files = (ROOT / "tests").rglob(name)
+    return {found for file in files for found in re.findall(r"^(?:async )?def (test_\w+)", file.read_text(), re.M)}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
+def test_every_row_has_a_test_that_there_is_or_a_reason(row: list[str]) -> None:
+    found = SHOWN.fullmatch(row[-1])
+    if found is None:
+        assert row[-1].startswith("not tested: ")
+    else:
+        assert found[2] in named_in(found[1]), f"{found[1]} has no {found[2]}"
+
+
+@pytest.mark.parametrize(("names", "form"), [(FLAGS, r"`-{}`"), (STRATEGIES, r"`{}`"), (CLIENT, r"`[^`]*\b{}\b[^`]*`")])
+def test_nothing_is_left_out(names: str, form: str) -> None:
+    firsts = "\n".join(row[0] for row in ROWS)
+    assert not [name for name in names.split() if not re.search(form.format(name), firsts)]
+
+
+def test_the_old_names_that_are_taken_are_in_it() -> None:
+    taken = {MODEL_DIRECTORY, *OLD, *PREFETCH} - {"device", "prefetch"}  # these two are short for others
+    listed = {name for row in ROWS for name in re.findall(r"`-(\w+)`", row[0])}
+    assert taken <= listed
