@@ -122,8 +122,12 @@ def test_errors_are_those_of_a_caller_in_process(running: Running, client: Embed
         client.encode(["a", ""])
     with pytest.raises(InvalidRequest, match="all of a request are pairs or none"):
         client.encode([("a", "b"), "c"])
-    with pytest.raises(InvalidRequest, match="not valid Unicode"):
-        client.encode(["\ud800"])
+    with pytest.raises(InvalidRequest, match=r"texts\[1\]: is not valid Unicode: character 2 is half of a surrogate"):
+        client.encode(["a", "ab\ud800"])
+    with pytest.raises(InvalidRequest, match=r"texts\[0\]: is not valid Unicode: character 0"):
+        client.encode([["a", "\ud800"]], is_tokenized=True)
+    with pytest.raises(InvalidRequest, match="model, prompt: must be valid Unicode"):
+        client.encode(["a"], model="\ud800")
     running.encoder.error = Overloaded("full", retry_after=2.0)
     with pytest.raises(Overloaded) as caught:
         client.encode(TEXTS, timeout=1.0)  # too little to be sent again

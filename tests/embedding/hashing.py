@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.texts import Encoded, Text
+from weir.embedding.texts import TOO_LONG, Encoded, Text
 from weir.errors import InvalidRequest, WeirError
 
 DIMENSIONS = 8
@@ -63,7 +63,7 @@ class HashingEncoder:
             if truncate is False and len(each) > self.max_length:
                 raise InvalidRequest(
                     f"texts[{place}]: has {len(each)} tokens, must have at most {self.max_length}",
-                    details={"text": place},
+                    details={"text": place, TOO_LONG: self.max_length},
                 )
         kept = [each[: self.max_length] for each in words]
         vectors = np.stack([vector_of(" ".join(each))[: dimensions or DIMENSIONS] for each in kept])

@@ -151,9 +151,23 @@ def test_what_is_wrong_with_the_texts_keeps_the_id_too() -> None:
     assert post(HashingEncoder(), data={"id": "5", "texts": ""}).json()["id"] == "5"
 
 
-def test_a_lone_surrogate_in_the_id_is_no_accident() -> None:
-    answer = post(HashingEncoder(), content=b'{"id": "\\ud800", "texts": ["a"]}')
-    assert answer.status_code in (200, 400) and answer.json()["status"] == answer.status_code
+@pytest.mark.parametrize(("body", "place"), [
+    (rb'{"texts": ["a", "ab\ud800"]}', "texts[1]: is not valid Unicode: character 2 is half of a surrogate pair"),
+    (rb'{"texts": [["a", "b"], ["c", "\udc00d"]]}', "texts[1][1]: is not valid Unicode: character 0"),
+    (rb'{"id": {"a": "\ud800"}, "texts": ["a"]}', "id.a: is not valid Unicode"),
+    (rb'{"\ud800": 1}', "body: is not valid Unicode"),
+    (rb'{"texts": ["\ud83d\ude00"]', "body: is not JSON"),
+    (rb'{"texts": ' + b"[" * 100_000 + rb'"\ud800', "body: is not JSON"),
+])  # fmt: skip
+def test_half_of_a_surrogate_pair_is_named_by_its_place(body: bytes, place: str) -> None:
+    answer = post(HashingEncoder(), content=body, headers={"x-request-id": "r1"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (400, "r1")
+    assert answer.json()["description"].startswith(place)
+
+
+def test_what_is_nested_too_deeply_is_refused() -> None:
+    answer = post(HashingEncoder(), content=b"\x91" * 100_000, headers={"content-type": "application/msgpack"})
+    assert answer.status_code == 400 and answer.json()["description"].startswith("body: is not msgpack")
 
 
 def test_pages_of_other_origins_may_ask() -> None:

@@ -162,7 +162,8 @@ def test_a_text_that_was_cut_is_named() -> None:
     assert answer.json()["truncated"] == [1, 2] and answer.headers["x-weir-truncated"] == "2"
     refused = post(HashingEncoder(), {"input": ["short", long], "truncate": False})
     assert refused.status_code == 400 and "input[1]: has 7 tokens" in refused.json()["error"]["message"]
-    assert refused.json()["error"]["param"] == "input"
+    error = refused.json()["error"]
+    assert (error["param"], error["code"]) == ("input", "context_length_exceeded")
     assert "truncated" not in post(HashingEncoder(), {"input": "short"}).json()
 
 

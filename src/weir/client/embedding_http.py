@@ -11,7 +11,7 @@ import msgspec
 import numpy
 
 from weir.client import failures
-from weir.client.embedding_transport import Asked, Heard, Vectors
+from weir.client.embedding_transport import Asked, Heard, Vectors, not_unicode
 from weir.client.failures import Unreachable
 from weir.client.http_calls import HttpReply, HttpRequest
 from weir.client.retrying import NEVER, Retry
@@ -133,7 +133,7 @@ def _request(asked: Asked, identity: str, timeout: float) -> HttpRequest:
     try:
         body = msgspec.msgpack.encode({name: value for name, value in said.items() if value is not None})
     except UnicodeEncodeError as error:
-        raise InvalidRequest(f"texts: one is not valid Unicode ({error})") from error
+        raise not_unicode(asked.texts) from error
     return HttpRequest("POST", "/encode", headers, body)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from numpy.typing import NDArray
 
 from weir.client.retrying import Retry
-from weir.errors import SettingsError
+from weir.errors import InvalidRequest, SettingsError
 
 # One text; two that belong together; words already cut; token ids with all special tokens.
 Text = str | tuple[str, str] | list[str] | list[int]
@@ -102,3 +102,15 @@ def open_transport(
         raise SettingsError(f"url={url!r}: must begin with one of {known}")
     opened: OpenTransport = import_module(_SCHEMES[scheme]).open_transport
     return opened(url, identity=identity, token=token, retry=retry, port_out=port_out)
+
+
+def not_unicode(texts: Sequence[Text]) -> InvalidRequest:
+    """Return the error for what could not be written, naming the text that has half of a surrogate pair, if one has."""
+    for place, text in enumerate(texts):
+        for part in [text] if isinstance(text, str) else text:
+            try:
+                str(part).encode()
+            except UnicodeEncodeError as error:
+                rule = f"is not valid Unicode: character {error.start} is half of a surrogate pair"
+                return InvalidRequest(f"texts[{place}]: {rule}")
+    return InvalidRequest("model, prompt: must be valid Unicode")

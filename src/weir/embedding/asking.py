@@ -6,6 +6,7 @@ from urllib.parse import parse_qs
 import msgspec
 
 from weir.embedding.calling import Site, check_text
+from weir.embedding.jsons import read_json
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType
 
@@ -34,9 +35,9 @@ def read_document(body: bytes, content_type: str, site: Site) -> dict[str, Any]:
     if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
         return _read_form(body, site)
     if media in _MSGPACK:
-        said = _decoded(msgspec.msgpack.decode, body, "msgpack")
+        said = _unpacked(body)
     elif media in _JSON or media == _FORM or media.endswith("+json"):
-        said = _decoded(msgspec.json.decode, body, "JSON")
+        said = read_json(body)
     else:
         raise UnsupportedMediaType(
             f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
@@ -64,11 +65,11 @@ _FIELDS = ("id", "texts", "is_tokenized", "pairs", *_MORE)
 _WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 
 
-def _decoded(decode: Any, body: bytes, what: str) -> Any:
+def _unpacked(body: bytes) -> Any:
     try:
-        return decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"body: is not {what} ({error})") from error
+        return msgspec.msgpack.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"body: is not msgpack ({error})") from error
 
 
 def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:

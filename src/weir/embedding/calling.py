@@ -90,8 +90,6 @@ class TextCall:
         answer = write(encoded)
         if cut := sum(encoded.truncated):
             answer.headers.append((TRUNCATED, b"%d" % cut))
-        if self._wishes.request_id is not None:
-            answer.headers.append((b"x-request-id", self._wishes.request_id))
         if self._wishes.accept_coding and len(answer.body) > compress_above:
             answer = compressed(answer, self._wishes.accept_coding)
         return answer

@@ -14,28 +14,18 @@ import msgspec
 from starlette.routing import Route
 
 from weir.embedding.calling import Site, TextCall, as_json, check_text, read, truncated_places
+from weir.embedding.jsons import read_json
+from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import (
-    Cancelled,
-    CapacityError,
-    InvalidRequest,
-    ModelNotFound,
-    Overloaded,
-    RequestError,
-    TooLarge,
-    Unauthorized,
-    Unsupported,
-    WeirError,
-)  # fmt: skip
-from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
+from weir.errors import Cancelled, InvalidRequest, MethodNotAllowed, Unsupported, WeirError
+from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.endpoint import Call, Endpoint
-from weir.protocols.status import http_code
 
 NAME = "openai"
 FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt")
 FORMATS = ("float", "base64")
 
-_JSON = (b"content-type", b"application/json")
+_PATHS = {"embeddings": "POST", "models": "GET"}
 _MOST_TOKENS = 1 << 31  # the first number that is no token id
 
 
@@ -66,6 +56,7 @@ class OpenAI:
             Route("/v1/embeddings", endpoint(self.embeddings), methods=["POST"]),
             Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
+            Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
         ]
 
     async def embeddings(self, call: Call) -> Answer | None:
@@ -79,7 +70,7 @@ class OpenAI:
         except Cancelled:
             return None
         except WeirError as error:
-            return self._refuse(model, _of_input(error))
+            return self._refuse(model, of_input(error))
 
     async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked) -> Answer:
         if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
@@ -114,16 +105,26 @@ class OpenAI:
         }
         if cut := truncated_places(encoded):
             document["truncated"] = cut
-        return Answer(200, [_JSON], msgspec.json.encode(document))
+        return Answer(200, [JSON_HEADER], msgspec.json.encode(document))
 
     async def list_models(self, call: Call) -> Answer:
         """List the models."""
         lines = [self._line(encoder) for encoder in self._site.models.encoders.values()]
-        return Answer(200, [_JSON], encode_safely({"object": "list", "data": lines}))
+        return Answer(200, [JSON_HEADER], encode_safely({"object": "list", "data": lines}))
 
     async def show_model(self, call: Call) -> Answer:
         """Describe one model."""
-        return Answer(200, [_JSON], encode_safely(self._line(self._site.models.get(call.path["model"]))))
+        return Answer(200, [JSON_HEADER], encode_safely(self._line(self._site.models.get(call.path["model"]))))
+
+    async def refuse_path(self, call: Call) -> Answer:
+        """Refuse a path that is not there, or a method that does not belong."""
+        path = call.path["path"]
+        name = "models" if path.startswith("models/") else path
+        if name in _PATHS:
+            raise MethodNotAllowed(f"/v1/{path}: takes {_PATHS[name]} only", details={"allow": [_PATHS[name]]})
+        there_are = ", ".join(f"{method} /v1/{name}" for name, method in _PATHS.items())
+        self._site.counts.refused("", NAME, 404)
+        return no_such_path(f"/v1/{path}", there_are)
 
     def _line(self, encoder: Encodes) -> dict[str, Any]:
         return {
@@ -139,10 +140,7 @@ class OpenAI:
 
 def read_body(body: bytes, site: Site) -> Asked:
     """Read the body of POST /v1/embeddings. Raises InvalidRequest whose details name the field (`param`)."""
-    try:
-        said = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise wrong(f"body: is not JSON ({error})") from error
+    said = read_json(body)
     if not isinstance(said, dict):
         raise wrong("body: must be an object as JSON")
     for name in said:
@@ -211,49 +209,3 @@ def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any
     if value is not None and type(value) is not kind:
         raise wrong(f"{name}={value!r:.80}: must be {_WORDS[kind]}", name)
     return value
-
-
-def _of_input(error: WeirError) -> WeirError:
-    """Return what is wrong with a text as what is wrong with `input`: an encoder knows texts, whatever the field is called."""
-    if type(error) is InvalidRequest and error.message.startswith("texts["):
-        return wrong("input" + error.message.removeprefix("texts"), "input")
-    return error
-
-
-def wrong(message: str, param: str | None = None) -> InvalidRequest:
-    """Return the error about the field `param`."""
-    return InvalidRequest(message, details={"param": param})
-
-
-def error_answer(error: BaseException, *, development: bool = False) -> Answer:
-    """Return the answer for `error` in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`."""
-    details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
-    value = error_value(error, development=development)
-    document = {
-        "message": value["message"], "type": _type_of(error), "param": details.get("param"), "code": _code_of(error),
-    }  # fmt: skip
-    if isinstance(error, ModelNotFound):
-        document["param"] = "model"
-    return Answer(http_code(error), error_headers(error), encode_safely({"error": document}))
-
-
-def _type_of(error: BaseException) -> str:
-    if isinstance(error, Overloaded):
-        return "requests"
-    return "invalid_request_error" if isinstance(error, RequestError) else "server_error"
-
-
-def _code_of(error: BaseException) -> str | None:
-    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-
-
-# OpenAI's own words where it has any; the others say what our error is called.
-_CODES: dict[type[BaseException], str] = {
-    ModelNotFound: "model_not_found",
-    Overloaded: "rate_limit_exceeded",
-    Unauthorized: "invalid_api_key",
-    TooLarge: "request_too_large",
-    Unsupported: "unsupported",
-    CapacityError: "service_unavailable",
-    TimeoutError: "timeout",
-}

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 
 
+TOO_LONG = "max_length"  # among an error's details: the text has more tokens than that, and may not be cut
+
+
 class Tokens(NamedTuple):
     """One text ready to be computed: what waits in the line for the model, as an item.
 

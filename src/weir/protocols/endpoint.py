@@ -12,7 +12,7 @@ from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.protocols.answers import Answer, Headers
 from weir.protocols.bodies import Body, has_large_body
 from weir.protocols.codings import coding_of, decompress
-from weir.protocols.native import check_length, head_size
+from weir.protocols.native import MAX_REQUEST_ID_LENGTH, check_length, head_size
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -73,7 +73,7 @@ class Endpoint:
         call = Call(scope["path_params"], scope["headers"], client[0] if client else None, body, receive, send)
         answer = await self._answer(scope, call)
         if answer is not None:
-            await send_answer(send, answer)
+            await send_answer(send, identified(answer, scope["headers"]))
 
     async def _read(self, scope: Scope, incoming: Body) -> bytes | None:
         settings = self._settings
@@ -99,5 +99,15 @@ class Endpoint:
     ) -> None:
         closing = incoming.unread and has_large_body(scope)
         answer = self._refusal(error)
-        answer = answer if status is None else answer._replace(status=status)
+        answer = identified(answer if status is None else answer._replace(status=status), scope["headers"])
         await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
+
+
+def identified(answer: Answer, headers: Headers) -> Answer:
+    """Return `answer`, an error too, with the X-Request-Id that came with the request, if that is not too long."""
+    for name, value in headers:
+        if name == b"x-request-id" and len(value) <= MAX_REQUEST_ID_LENGTH:
+            if all(name != b"x-request-id" for name, _ in answer.headers):
+                answer.headers.append((name, value))
+            break
+    return answer

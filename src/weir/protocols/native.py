@@ -27,7 +27,7 @@ DOOR = "http"  # what requests that come by HTTP are counted as
 _INTEGER = re.compile(r"[+-]?[0-9]{1,9}")
 _NUMBER = re.compile(r"(?:[0-9]{1,12}\.?[0-9]{0,12}|\.[0-9]{1,12})(?:[eE][+-]?[0-9]{1,3})?")
 _MAX_KEY_LENGTH = 256
-_MAX_REQUEST_ID_LENGTH = 256
+MAX_REQUEST_ID_LENGTH = 256
 
 
 class Wishes:
@@ -193,8 +193,8 @@ def _read_explain(wishes: Wishes, value: str) -> None:
 
 
 def _read_request_id(wishes: Wishes, value: str) -> None:
-    if len(value) > _MAX_REQUEST_ID_LENGTH:
-        raise InvalidRequest(f"X-Request-Id {value[:80]!r}: must have at most {_MAX_REQUEST_ID_LENGTH} characters")
+    if len(value) > MAX_REQUEST_ID_LENGTH:
+        raise InvalidRequest(f"X-Request-Id {value[:80]!r}: must have at most {MAX_REQUEST_ID_LENGTH} characters")
     wishes.request_id = value.encode("latin-1")
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.embedding.texts import AS_THE_SERVER, Manner, Text
+from weir.embedding.texts import AS_THE_SERVER, TOO_LONG, Manner, Text
 from weir.errors import InvalidRequest, SettingsError
 
 from .options import AS_THE_FILES_SAY, TokenizerOptions
@@ -180,7 +180,8 @@ class Tokenizer:
         if length > room:
             if not truncate:
                 return InvalidRequest(
-                    f"the text has more than the {max_length} tokens that the model reads, and may not be cut"
+                    f"the text has more than the {max_length} tokens that the model reads, and may not be cut",
+                    details={TOO_LONG: max_length},
                 )
             if room < len(parts):
                 return InvalidRequest(
