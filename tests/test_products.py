@@ -90,6 +90,10 @@ class Shop:
     async def start(self) -> None:
         self.heard.append("start")
 
+    async def drain(self) -> bool:
+        self.heard.append("drain")
+        return True
+
     async def stop(self) -> None:
         self.heard.append("stop")
 
@@ -117,7 +121,7 @@ def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
     assert 'weir_shelves{model="square"} 3.0' in metrics.text
     assert described.json()["paths"]["/welcome"]["get"]["operationId"] == "greet"
     assert index.json()["pages"]["/welcome"] == "Greet"
-    assert shop.heard == ["door start", "prepare", "start", "door refuse", "door drain", "door stop", "stop"]
+    assert shop.heard == ["door start", "prepare", "start", "door refuse", "drain", "door drain", "door stop", "stop"]
 
 
 def test_one_that_cannot_be_prepared_ends_the_start() -> None:

@@ -156,7 +156,8 @@ class App:
         self._logger.info("draining", **self._unfinished())
         for door in self.doors:
             door.refuse()
-        await self.manager.drain()
+        in_time = self._product is None or await self._product.drain()
+        await self.manager.drain(None if in_time else 0.0)
         unfinished = self._unfinished()
         if any(unfinished.values()):
             self._logger.warning("unfinished after drain_timeout", **unfinished)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weir.embedding.accepted import Accepted
 from weir.embedding.gathering import Asking, Ready, TextRequest, distinct, named
 from weir.embedding.prompts import prompt_text
 from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Reading, Tokenizes
@@ -58,6 +59,7 @@ class Encoder:
         self._held = 0  # texts of the other requests
         self._in_line = 0  # and how many of those the line has
         self._pumping = False
+        self._accepted = Accepted()
 
     @property
     def name(self) -> str:
@@ -80,6 +82,11 @@ class Encoder:
         of the line."""
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
+
+    async def drain(self) -> bool:
+        """Take no more, and return when all requests have their ends; False if that took longer than the drain_timeout of the service.
+        It must take texts until then: what is large goes into its line little by little."""
+        return await self._accepted.drained(self._service.settings.drain_timeout)
 
     def close(self) -> None:
         """End the threads that read. What is under way fails with the service that runs it."""
@@ -108,14 +115,17 @@ class Encoder:
         )  # fmt: skip
         if want_tokens:
             asking.ids = [b""] * len(unlike)
-        timer = self._begin(asking, timeout, loop)
+        self._accepted.begin()
+        timer = None
         try:
+            timer = self._begin(asking, timeout, loop)
             await asking.future
         except asyncio.CancelledError:
             self._end(asking)
             self._withdraw(asking)
             raise
         finally:
+            self._accepted.end()
             if timer is not None:
                 timer.cancel()
         return self._encoded(asking, dimensions)

@@ -1,5 +1,6 @@
 """The service of sentence vectors as a product: its models, its doors, and what they share."""
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -119,6 +120,10 @@ class EmbeddingProduct:
 
     async def start(self) -> None:
         """Nothing is left to be done."""
+
+    async def drain(self) -> bool:
+        """Finish the requests for vectors."""
+        return all(await asyncio.gather(*[encoder.drain() for encoder in self._encoders.values()]))
 
     async def stop(self) -> None:
         """End the threads that read texts."""

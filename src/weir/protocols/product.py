@@ -14,8 +14,8 @@ from weir.protocols.door import Door, DoorContext
 
 
 class Product(Protocol):
-    """Its parts are asked for before anything is started, the observers first; then come `prepare`, `start` and, whatever happened,
-    `stop`."""
+    """Its parts are asked for before anything is started, the observers first; then come `prepare`, `start`, `drain` and, whatever
+    happened, `stop`."""
 
     def observers(self) -> Sequence[Observer]:
         """Return who of it wants to hear what happens."""
@@ -44,6 +44,10 @@ class Product(Protocol):
 
     async def start(self) -> None:
         """Go to work: the models are loaded, and the server says that it is ready when this returns."""
+
+    async def drain(self) -> bool:
+        """Take no more, and return when all that it has accepted has its end; False if that took longer than it may. The doors refuse
+        already; the models still work, and are drained after this."""
 
     async def stop(self) -> None:
         """End it; the models have been drained. Idempotent, and harmless before `start`."""
