@@ -1,6 +1,10 @@
-"""Where nobody listens, where the server goes away, and who may control it."""
+"""Where nobody listens, where the server goes away or is no server of ours, and who may control it."""
 
 import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,54 @@ def test_nobody_listens(name: str) -> None:
         for ask in (client.models, lambda: client.infer("a", item(1)), lambda: list(client.stream("a", item(1)))):
             with pytest.raises(Unreachable):
                 ask()
+
+
+@contextmanager
+def answering(*parts: bytes) -> Iterator[kit.Running]:
+    """Something that answers any request with `parts`, the last again and again until the client leaves."""
+
+    def answer() -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"".join(parts))
+            connection.settimeout(0.01)
+            while True:
+                try:
+                    if not connection.recv(1):
+                        return
+                except TimeoutError:
+                    connection.sendall(parts[-1])
+                except OSError:
+                    return
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        yield kit.Running(None, f"http://127.0.0.1:{listening.getsockname()[1]}", "")  # type: ignore[arg-type]  # it is no server
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["http", "http-async"])
+def test_a_body_that_does_not_end_is_not_waited_for(name: str) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"
+    with (
+        answering(head, b" ") as drips,
+        kit.asking(name, drips, timeout=0.2, retry=NEVER) as client,
+        pytest.raises(errors.DeadlineExceeded, match="no answer in time"),
+    ):
+        client.models()
+
+
+@pytest.mark.parametrize("name", ["http", "http-async"])
+def test_an_answer_that_is_no_json_is_an_error_of_ours(name: str) -> None:
+    page = b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\nConnection: close\r\n\r\n<html>"
+    with (
+        answering(page) as stranger,
+        kit.asking(name, stranger, timeout=5.0, retry=NEVER) as client,
+        pytest.raises(errors.WeirError, match="no JSON"),
+    ):
+        client.models()
 
 
 def test_waiting_for_a_server_ends_in_time() -> None:

@@ -1,6 +1,7 @@
 """The clients that speak HTTP: the Open Inference Protocol, tensors as raw bytes. Needs httpx."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -54,12 +55,16 @@ class HttpTransport:
         )
 
     def send(self, step: HttpRequest, timeout: float) -> HttpReply:
-        """Return the answer to one request."""
-        with _failing(self._url):
-            answer = self._client.request(
-                step.method, step.path, headers=step.headers, content=step.body, timeout=timeout
-            )
-        return HttpReply(answer.status_code, answer.headers, answer.content)
+        """Return the answer to one request. Silence for `timeout` seconds ends it, and so does a body that comes too slowly."""
+        deadline = time.monotonic() + timeout
+        said: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
+        with _failing(self._url), self._client.stream(step.method, step.path, **said) as answer:
+            body = []
+            for chunk in answer.iter_bytes():
+                body.append(chunk)
+                if time.monotonic() > deadline:
+                    raise TimeoutError
+        return HttpReply(answer.status_code, answer.headers, b"".join(body))
 
     def chunks(self, step: HttpRequest, timeout: float) -> Generator[bytes, None, None]:
         """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""

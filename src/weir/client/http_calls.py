@@ -154,7 +154,10 @@ def _event_decoder() -> Decoder:
 def _asked(request: HttpRequest) -> Program[Any]:
     """Send `request` and return the document that answers it."""
     reply = checked((yield request))
-    return _loads(reply.body) if reply.body else {}
+    try:
+        return _loads(reply.body) if reply.body else {}
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WeirError(f"{request.path}: answered by what is no JSON ({error})") from error
 
 
 def _whether(path: str) -> Program[bool]:

@@ -4,8 +4,7 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncGenerator, Generator
-from contextlib import ExitStack, suppress
-from itertools import count
+from contextlib import ExitStack, aclosing, closing, suppress
 from typing import Any
 
 from websockets.asyncio.client import ClientConnection as AsyncConnection
@@ -19,8 +18,9 @@ from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.client.websocket_calls import Answer, Asked, WebSocketCalls, is_last
-from weir.errors import DeadlineExceeded, InvalidRequest, WeirError
-from weir.wire.websocket import read_answer, write_cancel
+from weir.client.websocket_mail import Got, Mail
+from weir.errors import DeadlineExceeded, WeirError
+from weir.wire.websocket import write_cancel
 
 PATH = "/v2/ws"
 
@@ -58,39 +58,32 @@ class WebSocketTransport:
         self._url = url
         self._options = _options(url, tls)
         self._http = http
-        self._ids = count()
         self._lock = threading.Lock()
-        self._connection: ClientConnection | None = None
-        self._waiting: dict[str, queue.SimpleQueue[Answer | WeirError]] = {}
+        self._opened: tuple[ClientConnection, Mail, threading.Thread] | None = None
 
     def send(self, step: Any, timeout: float) -> Any:
         """Return the answer to one step; of a request, its first."""
         if not isinstance(step, Asked):
             return self._http.send(step, timeout)
-        chunks = self.chunks(step, timeout)
-        try:
+        with closing(self.chunks(step, timeout)) as chunks:
             return next(chunks)
-        finally:
-            chunks.close()
 
     def chunks(self, step: Asked, timeout: float) -> Generator[Answer, None, None]:
         """Yield the answers to one request; silence for `timeout` seconds ends it."""
-        own, answers = str(next(self._ids)), queue.SimpleQueue[Answer | WeirError]()
-        connection = self._connected(own, answers, timeout)
-        ended = False
+        connection, mail = self._connected(timeout)
+        box = queue.SimpleQueue[Got]()
+        own, ended = mail.expect(box), False
         try:
             _send(connection, step.message(own))
             while not ended:
                 try:
-                    answer = answers.get(timeout=timeout)
+                    answer = _read(box.get(timeout=timeout))
                 except queue.Empty:
-                    raise DeadlineExceeded(f"{self._url}: no answer within {timeout:g} s") from None
-                ended = isinstance(answer, WeirError) or is_last(answer)
-                if isinstance(answer, WeirError):
-                    raise answer
+                    raise _silent(self._url, timeout) from None
+                ended = is_last(answer)
                 yield answer
         finally:
-            self._waiting.pop(own, None)
+            mail.forget(own)
             if not ended:
                 with suppress(WeirError):
                     _send(connection, write_cancel(own))
@@ -98,51 +91,42 @@ class WebSocketTransport:
     def close(self) -> None:
         """Close all connections."""
         with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
+            opened, self._opened = self._opened, None
+        if opened is not None:
+            connection, _, thread = opened
             connection.close()
-            self._thread.join()
+            thread.join()
         self._http.close()
 
-    def _connected(self, id: str, answers: Any, timeout: float) -> ClientConnection:
-        """Return the connection, on which the answers to `id` are expected."""
+    def _connected(self, timeout: float) -> tuple[ClientConnection, Mail]:
         with self._lock:
-            if self._connection is None:
-                self._waiting = {}
-                opened = ExitStack()
+            if self._opened is None:
+                context = ExitStack()
                 try:
-                    connection = opened.enter_context(connect(open_timeout=timeout, **self._options))
+                    connection = context.enter_context(connect(open_timeout=timeout, **self._options))
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
-                self._connection = connection
-                arguments = (opened, connection, self._waiting)
-                self._thread = threading.Thread(target=self._receive, args=arguments, name="weir-client", daemon=True)
-                self._thread.start()
-            self._waiting[id] = answers
-            return self._connection
+                mail = Mail(self._url)
+                arguments = (context, connection, mail)
+                thread = threading.Thread(target=self._receive, args=arguments, name="weir-client", daemon=True)
+                self._opened = connection, mail, thread
+                thread.start()
+            return self._opened[:2]
 
-    def _receive(
-        self, opened: ExitStack, connection: ClientConnection, waiting: dict[str, queue.SimpleQueue[Answer | WeirError]]
-    ) -> None:
-        """Hand each answer to whoever waits for it, until the connection ends."""
-        failure: WeirError = ConnectionLost(f"{self._url}: the connection ended before the answer")
-        try:
-            for message in connection:
-                answer = read_answer(message)
-                if (answers := waiting.get(answer.id)) is not None:
-                    answers.put(answer)
-        except ConnectionClosed:
-            pass
-        except InvalidRequest as error:
-            failure = ConnectionLost(f"{self._url}: sent what cannot be read: {error.message}")
-        finally:
-            with self._lock:
-                if self._connection is connection:
-                    self._connection = None
-                left = list(waiting.values())
-            for answers in left:
-                answers.put(failure)
-            opened.close()
+    def _receive(self, context: ExitStack, connection: ClientConnection, mail: Mail) -> None:
+        """Hand on what comes, until the connection ends."""
+        with context:
+            try:
+                for message in connection:
+                    if not mail.deliver(message):
+                        break
+            except ConnectionClosed:
+                pass
+            finally:
+                with self._lock:
+                    if self._opened is not None and self._opened[1] is mail:
+                        self._opened = None
+                mail.close()
 
 
 class AsyncWebSocketTransport:
@@ -152,85 +136,79 @@ class AsyncWebSocketTransport:
         self._url = url
         self._options = _options(url, tls)
         self._http = http
-        self._ids = count()
         self._lock = asyncio.Lock()
-        self._connection: AsyncConnection | None = None
-        self._receiving: asyncio.Task[None] | None = None
-        self._waiting: dict[str, asyncio.Queue[Answer | WeirError]] = {}
+        self._opened: tuple[AsyncConnection, Mail, asyncio.Task[None]] | None = None
 
     async def send(self, step: Any, timeout: float) -> Any:
         """Return the answer to one step; of a request, its first."""
         if not isinstance(step, Asked):
             return await self._http.send(step, timeout)
-        chunks = self.chunks(step, timeout)
-        try:
+        async with aclosing(self.chunks(step, timeout)) as chunks:
             return await anext(chunks)
-        finally:
-            await chunks.aclose()
 
     async def chunks(self, step: Asked, timeout: float) -> AsyncGenerator[Answer, None]:
         """Yield the answers to one request; silence for `timeout` seconds ends it."""
-        own, answers = str(next(self._ids)), asyncio.Queue[Answer | WeirError]()
-        connection = await self._connected(own, answers, timeout)
-        ended = False
+        connection, mail = await self._connected(timeout)
+        box = asyncio.Queue[Got]()
+        own, ended = mail.expect(box), False
         try:
             await _send_async(connection, step.message(own))
             while not ended:
                 try:
-                    answer = await asyncio.wait_for(answers.get(), timeout)
+                    answer = _read(await asyncio.wait_for(box.get(), timeout))
                 except TimeoutError:
-                    raise DeadlineExceeded(f"{self._url}: no answer within {timeout:g} s") from None
-                ended = isinstance(answer, WeirError) or is_last(answer)
-                if isinstance(answer, WeirError):
-                    raise answer
+                    raise _silent(self._url, timeout) from None
+                ended = is_last(answer)
                 yield answer
         finally:
-            self._waiting.pop(own, None)
+            mail.forget(own)
             if not ended:
                 with suppress(WeirError):
                     await _send_async(connection, write_cancel(own))
 
     async def close(self) -> None:
         """Close all connections."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            connection, _, receiving = opened
             await connection.close()
-        if self._receiving is not None:
-            await self._receiving
+            await receiving
         await self._http.close()
 
-    async def _connected(self, id: str, answers: Any, timeout: float) -> AsyncConnection:
+    async def _connected(self, timeout: float) -> tuple[AsyncConnection, Mail]:
         async with self._lock:
-            if self._connection is None:
-                self._waiting = {}
+            if self._opened is None:
                 try:
                     connection = await connect_async(open_timeout=timeout, **self._options)
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
-                self._connection = connection
-                self._receiving = asyncio.create_task(self._receive(connection, self._waiting))
-            self._waiting[id] = answers
-            return self._connection
+                mail = Mail(self._url)
+                self._opened = connection, mail, asyncio.create_task(self._receive(connection, mail))
+            return self._opened[:2]
 
-    async def _receive(
-        self, connection: AsyncConnection, waiting: dict[str, asyncio.Queue[Answer | WeirError]]
-    ) -> None:
-        failure: WeirError = ConnectionLost(f"{self._url}: the connection ended before the answer")
+    async def _receive(self, connection: AsyncConnection, mail: Mail) -> None:
         try:
             async for message in connection:
-                answer = read_answer(message)
-                if (answers := waiting.get(answer.id)) is not None:
-                    answers.put_nowait(answer)
+                if not mail.deliver(message):
+                    break
         except ConnectionClosed:
             pass
-        except InvalidRequest as error:
-            failure = ConnectionLost(f"{self._url}: sent what cannot be read: {error.message}")
         finally:
-            if self._connection is connection:
-                self._connection = None
-            for answers in waiting.values():
-                answers.put_nowait(failure)
+            if self._opened is not None and self._opened[1] is mail:
+                self._opened = None
+            mail.close()
             await connection.close()
+
+
+def _read(got: Got) -> Answer:
+    """Return the answer. Raises the error that came in its place."""
+    if isinstance(got, WeirError):
+        raise got
+    return got
+
+
+def _silent(url: str, timeout: float) -> DeadlineExceeded:
+    return DeadlineExceeded(f"{url}: no answer within {timeout:g} s")
 
 
 def _send(connection: ClientConnection, message: str | bytes) -> None:

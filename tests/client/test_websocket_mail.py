@@ -1,0 +1,47 @@
+"""Who gets which answer of a WebSocket, and how many are kept."""
+
+from queue import SimpleQueue
+
+from weir.client import ConnectionLost
+from weir.client.websocket_mail import MOST_KEPT, Got, Mail
+from weir.errors import Overloaded
+from weir.wire.websocket import Failure
+
+
+def answered(box: SimpleQueue[Got]) -> list[Got]:
+    return [box.get_nowait() for _ in range(box.qsize())]
+
+
+def test_each_answer_goes_to_whoever_waits_for_it() -> None:
+    mail, one, two = Mail("ws://x"), SimpleQueue[Got](), SimpleQueue[Got]()
+    first, second = mail.expect(one), mail.expect(two)
+    for own in (second, "somebody else's", first):
+        assert mail.deliver(f'{{"id": "{own}", "error": "no {own}", "status": 400}}')
+    mail.forget(second)
+    assert mail.deliver(f'{{"id": "{second}", "error": "late"}}')
+    assert answered(one) == [Failure(f"no {first}", id=first, status=400)]
+    assert answered(two) == [Failure(f"no {second}", id=second, status=400)]
+
+
+def test_a_reader_who_stays_behind_gets_what_was_kept_and_holds_back_nobody() -> None:
+    mail, slow, quick = Mail("ws://x"), SimpleQueue[Got](), SimpleQueue[Got]()
+    own, other = mail.expect(slow), mail.expect(quick)
+    for _ in range(MOST_KEPT + 100):
+        assert mail.deliver(f'{{"id": "{own}", "error": "x"}}')
+    assert mail.deliver(f'{{"id": "{other}", "error": "x"}}')
+    kept = answered(slow)
+    assert len(kept) == MOST_KEPT + 1
+    assert isinstance(kept[-1], Overloaded)
+    assert quick.qsize() == 1
+
+
+def test_the_end_of_the_connection_reaches_those_who_wait_and_those_who_come_late() -> None:
+    mail, early, late = Mail("ws://x"), SimpleQueue[Got](), SimpleQueue[Got]()
+    mail.expect(early)
+    assert not mail.deliver("{no JSON")
+    mail.close()
+    mail.expect(late)
+    for box in (early, late):
+        (end,) = answered(box)
+        assert isinstance(end, ConnectionLost)
+        assert "cannot be read" in end.message
