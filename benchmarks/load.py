@@ -39,12 +39,14 @@ def require_wrk() -> str:
 
 def load(
     url: str, connections: int, seconds: float, *, body: bytes | Path = b"3", content_type: str = "application/json",
-    headers: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None, bodies: Path | None = None,
 ) -> Load:  # fmt: skip
-    """Send `body` over `connections` for `seconds`. Raises RuntimeError when nothing was answered."""
+    """Send `body`, or by turns the lines of the file `bodies`, over `connections` for `seconds`. Raises RuntimeError when nothing was answered."""
     lines = "\n".join(f"{name}: {value}" for name, value in (headers or {}).items())
     env = {**os.environ, "BENCH_CONTENT_TYPE": content_type, "BENCH_HEADERS": lines}
-    if isinstance(body, Path):
+    if bodies is not None:
+        env["BENCH_BODIES_FILE"] = str(bodies)
+    elif isinstance(body, Path):
         env["BENCH_BODY_FILE"] = str(body)
     else:
         env["BENCH_BODY"] = body.decode()

@@ -11,7 +11,11 @@ VERSIONS = {
     "mpservice": ["mpservice==0.16.8"],
     "triton": ["nvidia-pytriton==0.7.0"],
     "mlserver": ["mlserver==1.7.1", "uvloop<0.21"],  # with a newer uvloop its workers die at their start
+    "infinity": ["infinity_emb==0.0.78", "infinity_emb[server,torch]", "click<8.2", "transformers<5"],
+    "sentence-transformers": ["sentence-transformers==6.2.0", "fastapi", "uvicorn[standard]"],
 }
+# Installed before all else, so that pip does not look for another.
+FIRST = dict.fromkeys(("infinity", "sentence-transformers"), "torch==2.13.0")
 _HOME = ROOT / ".venvs"
 
 
@@ -34,7 +38,10 @@ def set_up() -> list[str]:
         if not _stamp(peer).exists():
             subprocess.run([sys.executable, "-m", "venv", str(_HOME / peer)], check=True)
             pip = [str(_HOME / peer / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
-            subprocess.run([*pip, "install", *requirements], check=True)
+            first = FIRST.get(peer)
+            if first is not None:
+                subprocess.run([*pip, "install", first], check=True)
+            subprocess.run([*pip, "install", *requirements, *([first] if first is not None else [])], check=True)
             _stamp(peer).touch()
     return [requirements[0] for requirements in VERSIONS.values()]
 

@@ -1,4 +1,4 @@
--- wrk: POST a body of a content type, with more headers, all given in the environment; print the summary as one line of JSON.
+-- wrk: POST a body, or by turns each line of a file, of a content type, with more headers, all given in the environment; print the summary as one line of JSON.
 local file = os.getenv("BENCH_BODY_FILE")
 if file then
   local handle = assert(io.open(file, "rb"))
@@ -11,6 +11,20 @@ wrk.method = "POST"
 wrk.headers["Content-Type"] = os.getenv("BENCH_CONTENT_TYPE")
 for name, value in string.gmatch(os.getenv("BENCH_HEADERS") or "", "([^:\n]+): ([^\n]+)") do
   wrk.headers[name] = value
+end
+
+local lines = os.getenv("BENCH_BODIES_FILE")
+if lines then
+  local requests, turn = {}, 0
+  function init(args)
+    for line in io.lines(lines) do
+      requests[#requests + 1] = wrk.format(nil, nil, nil, line)
+    end
+  end
+  function request()
+    turn = turn % #requests + 1
+    return requests[turn]
+  end
 end
 
 function done(summary, latency, requests)

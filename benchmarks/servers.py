@@ -72,7 +72,7 @@ def free_port() -> int:
 
 @contextmanager
 def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expected: bytes | None,
-            content_type: str = "application/json") -> Iterator[Server]:  # fmt: skip
+            content_type: str = "application/json", start_seconds: float = START_SECONDS) -> Iterator[Server]:  # fmt: skip
     """Run `command` ("{port}" stands for the port) until the end of the block, from its first right answer on (None: any)."""
     port = free_port()
     with tempfile.TemporaryFile() as words:
@@ -82,7 +82,7 @@ def serving(name: str, command: Sequence[str], *, path: str, body: bytes, expect
         )  # fmt: skip
         server = Server(name, process, port, path, words)
         try:
-            _wait_until_right(server, body, expected, content_type)
+            _wait_until_right(server, body, expected, content_type, start_seconds)
             yield server
         finally:
             _end(process)
@@ -115,8 +115,8 @@ def _wait_until_listening(server: Server) -> None:
     raise RuntimeError(f"{server.name} does not listen after {START_SECONDS:.0f} s")
 
 
-def _wait_until_right(server: Server, body: bytes, expected: bytes | None, content_type: str) -> None:
-    end = time.monotonic() + START_SECONDS
+def _wait_until_right(server: Server, body: bytes, expected: bytes | None, content_type: str, within: float) -> None:
+    end = time.monotonic() + within
     answer: object = None
     while time.monotonic() < end:
         if server.process.poll() is not None:
@@ -128,7 +128,7 @@ def _wait_until_right(server: Server, body: bytes, expected: bytes | None, conte
         except (OSError, urllib.error.URLError) as error:
             answer = error
         time.sleep(0.1)
-    raise RuntimeError(f"{server.name} gave no right answer within {START_SECONDS:.0f} s, last: {answer!r}")
+    raise RuntimeError(f"{server.name} gave no right answer within {within:.0f} s, last: {answer!r}")
 
 
 def _last_words(server: Server) -> str:

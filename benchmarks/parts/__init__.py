@@ -17,6 +17,7 @@ from benchmarks.parts import (
     solver,
     square,
     theory,
+    vectors,
 )
 from benchmarks.result import Part
 
@@ -37,5 +38,6 @@ MODULES = (
     kserve,
     grpc_calls,
     doors,
+    vectors,
 )
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

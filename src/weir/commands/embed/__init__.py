@@ -6,6 +6,7 @@ from weir.commands.registering import register
 
 COMMANDS = {  # each with an example
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
+    "benchmark": "weir embed benchmark ./bge-small-en --client-batch 1,64,1024 -- --workers 2",
     "convert": "weir embed convert ./uncased_L-12_H-768_A-12 ./bert-base-uncased",
     "layers": "weir embed layers reviews.tsv --model ./bert-base-uncased -o layers.png",
     "search": "weir embed search questions.txt 'how do I get my money back?' --top 5",

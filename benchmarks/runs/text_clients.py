@@ -1,0 +1,101 @@
+"""`text_clients URL PORT_OUT flood SECONDS | drip SECONDS CLIENTS | steady SECONDS BEGIN`: clients of the crowd, in a process of their own.
+
+`flood` sends 10,000 sentences every 10 ms, or as fast as they are taken; `drip` are clients of a sentence a second each; `steady` keeps
+four requests of 64 sentences under way from the time BEGIN on. Prints what came of it as JSON.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from weir.bench.vectors import WORDS
+from weir.client import EmbeddingClient
+from weir.client.retrying import NEVER
+from weir.errors import WeirError
+
+MANY, EVERY = 10_000, 0.01
+UNDER_WAY, TOGETHER = 4, 64
+WORDS_EACH = 12
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    """Return so many, all of one length."""
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=WORDS_EACH)) for _ in range(count)]
+
+
+def flood(connect: Callable[[], EmbeddingClient], seconds: float) -> dict[str, Any]:
+    """Send without waiting for answers."""
+    texts, sent = sentences(MANY, 1), 0
+    client = connect()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        client.encode(texts, blocking=False)
+        sent += 1
+        # The client itself keeps 32 calls on the line at most, so that more than that wait here and cost memory only.
+        time.sleep(EVERY if sent < 16 else max(0.0, end - time.monotonic()))
+    return {"sent": sent, "texts": MANY}
+
+
+def drip(connect: Callable[[], EmbeddingClient], seconds: float, clients: int) -> dict[str, Any]:
+    """Send one sentence a second from each client; return how long the answers took."""
+
+    def one(place: int) -> list[float]:
+        took = []
+        with connect() as client:
+            begin = time.monotonic() + place / clients
+            for turn, text in enumerate(sentences(int(seconds), 100 + place)):
+                time.sleep(max(0.0, begin + turn - time.monotonic()))
+                sent = time.perf_counter()
+                client.encode([text])
+                took.append(time.perf_counter() - sent)
+        return took
+
+    with ThreadPoolExecutor(clients) as pool:
+        return {"seconds": [each for took in pool.map(one, range(clients)) for each in took]}
+
+
+def steady(connect: Callable[[], EmbeddingClient], seconds: float, begin: float) -> dict[str, Any]:
+    """Keep the same number of texts under way all the time; return texts per second."""
+    texts = sentences(TOGETHER, 7)
+    with connect() as client, ThreadPoolExecutor(UNDER_WAY) as pool:
+        client.encode(["ready"])
+        time.sleep(max(0.0, begin - time.time()))
+        started = time.monotonic()
+
+        def keep_asking(_: int) -> int:
+            count = 0
+            while time.monotonic() - started < seconds:
+                client.encode(texts)
+                # Only what came in time counts, so that neither gains from running on alone.
+                count += TOGETHER if time.monotonic() - started < seconds else 0
+            return count
+
+        done = sum(pool.map(keep_asking, range(UNDER_WAY)))
+    return {"rate": done / seconds}
+
+
+def main() -> None:
+    """Do what is asked."""
+    url, port_out, what, *told = sys.argv[1:]
+
+    def connect() -> EmbeddingClient:
+        retry = NEVER if what == "flood" else None
+        return EmbeddingClient(url, timeout=600, port_out=int(port_out) or None, ignore_all_checks=True, retry=retry)
+
+    kinds: dict[str, Callable[..., dict[str, Any]]] = {"flood": flood, "drip": drip, "steady": steady}
+    numbers = [int(each) if each.isdecimal() else float(each) for each in told]
+    try:
+        print(json.dumps(kinds[what](connect, *numbers)), flush=True)
+    except WeirError as error:
+        sys.exit(f"{what}: {error}")
+    os._exit(0)  # what is still under way would be waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""The tables that bert-as-service has been measured by: length, size of a request, clients, size of a batch, layer."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from statistics import median
+from typing import NamedTuple
+
+from weir.bench.vectors import WORDS, Clients, Connect, Patience, measure
+
+SMALL_CLIENTS = 32  # of one text a request each, against
+LARGE_BATCH = 1024  # texts in a request of one client
+ROUNDS = 3
+WISHED = 0.9
+
+# A server with these flags, for the length of a block.
+Serve = Callable[[Sequence[str]], AbstractContextManager[Connect]]
+
+
+class Table(NamedTuple):
+    """A measured table. `remark` stands below it."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    remark: str = ""
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        return f"### {self.title}\n\n{table}\n" + (f"\n{self.remark}\n" if self.remark else "")
+
+
+class Plan(NamedTuple):
+    """What is to be measured. An empty list leaves a table out. `length` is that of texts, in tokens, where it is not what changes, `batch`
+    is how many a client asks for at once."""
+
+    lengths: Sequence[int] = (20, 40, 80, 160, 320)
+    batches: Sequence[int] = (1, 4, 8, 16, 64, 256, 512, 1024, 2048, 4096)
+    clients: Sequence[int] = (1, 2, 4, 8, 16, 32)
+    batch_sizes: Sequence[int] = (32, 64, 128, 256, 512)
+    layers: Sequence[int] = ()
+    length: int = 40
+    batch: int = 256
+    patience: Patience = Patience(8, 5.0)
+    small_and_large: bool = True
+    vocabulary: Sequence[str] = WORDS
+
+    @property
+    def steps(self) -> int:
+        """How many measurements that is."""
+        lists = (self.lengths, self.batches, self.clients, self.batch_sizes, self.layers)
+        return sum(map(len, lists)) + 2 * ROUNDS * self.small_and_large
+
+
+class Tables:
+    """Measures what `plan` says with servers of `serve`; `progress` hears of each measurement."""
+
+    def __init__(self, plan: Plan, serve: Serve, progress: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._serve = serve
+        self._progress = progress
+
+    def measure(self) -> Iterator[Table]:
+        """Yield each table when it is done. Servers are started anew where what changes is a setting of theirs."""
+        plan = self._plan
+        if plan.lengths:
+            yield self._by_setting("Length of texts", "tokens", "--max-length", plan.lengths)
+        if plan.batch_sizes:
+            yield self._by_setting(
+                "Texts in a batch of the server", "max batch size", "--max-batch-size", plan.batch_sizes
+            )
+        if plan.layers:
+            yield self._by_setting("Pooled layer", "layer", "--layers", plan.layers)
+        if plan.batches or plan.clients or plan.small_and_large:
+            with self._serve(["--max-length", str(plan.length)]) as connect:
+                yield from self._of_one_server(connect)
+
+    def _of_one_server(self, connect: Connect) -> Iterator[Table]:
+        plan = self._plan
+        if plan.batches:
+            rates = {batch: sum(self._rates(connect, Clients(1, batch, plan.length))) for batch in plan.batches}
+            rows = [[f"{batch:,}", _shown(rate)] for batch, rate in rates.items()]
+            yield Table("Texts in a request of one client", ["texts", "texts/s"], rows)
+        if plan.clients:
+            yield Table("Clients", ["clients", "texts/s each", "texts/s in all"], [
+                [f"{count}", _shown(sum(rates) / count), _shown(sum(rates))]
+                for count in plan.clients for rates in [self._rates(connect, Clients(count, plan.batch, plan.length))]
+            ])  # fmt: skip
+        if plan.small_and_large:
+            yield self._small_and_large(connect)
+
+    def _by_setting(self, title: str, column: str, flag: str, values: Sequence[int]) -> Table:
+        plan, rows = self._plan, []
+        for value in values:
+            length = value if flag == "--max-length" else plan.length
+            told = [flag, str(value)] if flag == "--max-length" else [flag, str(value), "--max-length", str(length)]
+            with self._serve(told) as connect:
+                rates = self._rates(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")
+            rows.append([str(value), _shown(sum(rates))])
+        return Table(title, [column, "texts/s"], rows, f"One client, {plan.batch} texts a request.")
+
+    def _small_and_large(self, connect: Connect) -> Table:
+        plan = self._plan
+        kinds = {
+            "small": Clients(SMALL_CLIENTS, 1, plan.length),
+            "large": Clients(1, min(LARGE_BATCH, 4 * plan.batch), plan.length),
+        }
+        # As long as the large ones take, whatever that is.
+        patience = Patience(1_000_000, plan.patience.seconds)
+        rates: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for turn in range(ROUNDS):
+            for kind in sorted(kinds, reverse=bool(turn % 2)):
+                rates[kind].append(sum(self._rates(connect, kinds[kind], f"{kind} requests: ", patience)))
+        share = median(small / large for small, large in zip(rates["small"], rates["large"], strict=True))
+        said = f"Small requests reach {share:.2f} of the throughput of large ones (wished: {WISHED} or more)."
+        rows = [
+            [f"{clients.number}", f"{clients.batch}", _shown(median(rates[kind]))] for kind, clients in kinds.items()
+        ]
+        return Table("Small requests and large ones", ["clients", "texts in a request", "texts/s"], rows, said)
+
+    def _rates(
+        self, connect: Connect, clients: Clients, what: str = "", patience: Patience | None = None
+    ) -> list[float]:
+        rates = measure(connect, clients, patience or self._plan.patience, self._plan.vocabulary)
+        who = f"{clients.number} client{'s' * (clients.number > 1)}, {clients.batch:,} text{'s' * (clients.batch > 1)} a request"
+        self._progress(f"{what}{who}: {_shown(sum(rates))} texts/s")
+        return rates
+
+
+def _shown(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"

@@ -1,0 +1,146 @@
+"""`weir embed benchmark`: the tables that bert-as-service is known by, of this machine and this model."""
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from weir.bench.textserver import Running
+
+_MEASURED, _HOW = "What is measured", "How"
+_LISTED = "Comma-separated; '' leaves the table out."
+
+
+def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
+
+
+def benchmark(
+    said: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[DIRECTORY] [-- FLAGS...]", help="The model (default: the small one), and flags of weir embed serve."
+        ),
+    ] = None,
+    lengths: Annotated[
+        str, _option(f"Tokens of a text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", metavar="NUMBERS")
+    ] = "20,40,80,160,320",
+    batches: Annotated[
+        str,
+        _option(
+            f"Texts in a request of one client. {_LISTED}", _MEASURED, "--client-batch", "--test-client-batch-size",
+            metavar="NUMBERS",
+        ),
+    ] = "1,4,8,16,64,256,512,1024,2048,4096",
+    clients: Annotated[
+        str, _option(f"Clients at once. {_LISTED}", _MEASURED, "--clients", "--test-num-client", metavar="NUMBERS")
+    ] = "1,2,4,8,16,32",
+    batch_sizes: Annotated[
+        str,
+        _option(f"Texts in a batch of the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", metavar="NUMBERS"),
+    ] = "32,64,128,256,512",
+    layers: Annotated[
+        str,
+        _option(
+            f"Layers that are pooled, from the end: -1 is the last. {_LISTED} (default: every layer that the model has)",
+            _MEASURED, "--layer", "--test-pooling-layer", metavar="NUMBERS",
+        ),
+    ] = "all",
+    small_and_large: Annotated[bool, _option("Compare small requests with large ones.", _MEASURED)] = True,
+    text_length: Annotated[int, _option("Tokens of a text in the other tables.", _HOW)] = 40,
+    texts: Annotated[int, _option("Texts in a request in the other tables.", _HOW)] = 256,
+    num_repeat: Annotated[int, _option("Requests of each client that are counted, at most.", _HOW)] = 8,
+    seconds: Annotated[float, _option("Seconds after which no further request is sent, for each number.", _HOW)] = 5.0,
+    wait_till_ready: Annotated[float, _option("Seconds that a server may take to start.", _HOW)] = 300.0,
+    client_vocab_file: Annotated[
+        Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW)
+    ] = None,
+    zmq: Annotated[bool, _option("Clients ask over ZeroMQ instead of HTTP.", _HOW)] = False,
+    quick: Annotated[bool, _option("One request for each number, of fewer texts: to see that it works.", _HOW, "--quick")] = False,
+) -> int:  # fmt: skip
+    """Measure a model as bert-serving-benchmark does: servers are started in turn, and tables written as Markdown.
+
+    Progress goes to stderr, the tables to stdout. Flags of weir embed serve stand behind two dashes.
+    """
+    from weir.bench.vector_tables import Plan, Tables
+    from weir.bench.vectors import WORDS, Patience
+
+    directory, flags = _split(said or [])
+    plan = Plan(
+        _numbers("--length", lengths), _numbers("--client-batch", batches), _numbers("--clients", clients),
+        _numbers("--batch-size", batch_sizes),
+        _every_layer(directory) if layers == "all" else _numbers("--layer", layers, negative=True),
+        text_length, texts, Patience(num_repeat, seconds), small_and_large,
+        WORDS if client_vocab_file is None else _words(client_vocab_file),
+    )  # fmt: skip
+    if quick:
+        plan = plan._replace(batches=[each for each in plan.batches if each <= 64], batch=32, patience=Patience(1, 1.0))
+    return _run(Tables, plan, [*([directory] if directory else []), *flags], zmq, wait_till_ready)
+
+
+def _run(tables: Any, plan: Any, flags: list[str], zmq: bool, timeout: float) -> int:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from weir.bench.textserver import text_server
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+
+    def serve(more: "Sequence[str]") -> "AbstractContextManager[Running]":
+        return text_server([*flags, *more], zmq=zmq, timeout=timeout)
+
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring", total=plan.steps)
+
+        def step(text: str) -> None:
+            progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            progress.advance(task)
+
+        for table in tables(plan, serve, step).measure():
+            typer.echo(table.markdown())
+    return 0
+
+
+def _split(said: list[str]) -> tuple[str | None, list[str]]:
+    """Return the directory, if one is named, and the flags of the server."""
+    first = next((place for place, each in enumerate(said) if each.startswith("-")), len(said))
+    named, flags = said[:first], said[first:]
+    if len(named) > 1:
+        raise SettingsError(f"{' '.join(named)}: must be one DIRECTORY; flags of the server stand behind --")
+    return (named[0] if named else None), flags
+
+
+def _numbers(name: str, said: str, *, negative: bool = False) -> list[int]:
+    rule = "negative whole numbers" if negative else "whole numbers of 1 or more"
+    try:
+        numbers = [int(each) for each in said.replace(",", " ").split()]
+    except ValueError:
+        raise SettingsError(f"{name}={said!r}: must be {rule}, comma-separated") from None
+    if any((number >= 0) if negative else (number < 1) for number in numbers):
+        raise SettingsError(f"{name}={said!r}: must be {rule}, comma-separated")
+    return numbers
+
+
+def _every_layer(directory: str | None) -> list[int]:
+    from weir.commands.embed.offline import directory_of
+    from weir.embedding.checkpoint.reading import read_checkpoint
+
+    count = read_checkpoint(directory_of(Path(directory) if directory else None)).architecture.layers
+    return [-place for place in range(1, count + 1)]
+
+
+def _words(file: Path) -> list[str]:
+    try:
+        words = [word for word in file.read_text(encoding="utf-8").split("\n") if word.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--client-vocab-file={file}: cannot be read ({error})") from None
+    if not words:
+        raise SettingsError(f"--client-vocab-file={file}: must have words, one a line")
+    return words

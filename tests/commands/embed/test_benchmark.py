@@ -1,0 +1,45 @@
+"""`weir embed benchmark`."""
+
+from pathlib import Path
+
+import pytest
+from tests.embedding import tiny
+from tests.served import weir_here
+
+from weir.commands.embed.benchmark import _numbers, _split
+from weir.errors import SettingsError
+
+
+def test_numbers_are_read_with_commas_or_spaces() -> None:
+    assert _numbers("--clients", "1, 2,4 8") == [1, 2, 4, 8] and _numbers("--clients", "") == []
+    assert _numbers("--layer", "-1,-2", negative=True) == [-1, -2]
+
+
+@pytest.mark.parametrize(("said", "negative"), [("1,x", False), ("0", False), ("1", True), ("1.5", False)])
+def test_what_is_no_list_of_them_is_refused(said: str, negative: bool) -> None:
+    with pytest.raises(SettingsError, match="must be"):
+        _numbers("--clients", said, negative=negative)
+
+
+def test_flags_of_the_server_stand_behind_the_directory() -> None:
+    assert _split(["dir", "--workers", "2"]) == ("dir", ["--workers", "2"])
+    assert _split(["--workers", "2"]) == (None, ["--workers", "2"]) and _split([]) == (None, [])
+    with pytest.raises(SettingsError, match="one DIRECTORY"):
+        _split(["one", "two"])
+
+
+def test_a_server_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> None:
+    done = weir_here(
+        "embed", "benchmark", tmp_path, "--client_batch", "1", "--length", "", "--batch-size", "", "--layer", ""
+    )
+    assert done.returncode == 2 and "the server did not start" in done.stderr and str(tmp_path) in done.stderr
+
+
+def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
+    model = tiny.sentence_model(tmp_path / "small")
+    only = ("--test-max-seq-len", "12", "--test-client-batch-size", "1,4", "--test_num_client", "2", "--batch-size", "")
+    flags = ("--quick", "--layer", "", "--no-small-and-large", "--text-length", "12")
+    done = weir_here("embed", "benchmark", model, *only, *flags, "--", "--no-calibrate", "--cache", tmp_path / "cache")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("###") == 3 and "| 4 |" in done.stdout
+    assert "1 client, 4 texts a request: " in done.stderr
