@@ -204,3 +204,16 @@ def test_a_head_too_large_is_refused_under_any_server() -> None:
             assert (answer.status_code, list(answer.json())) == (431, ["error"])
 
     asyncio.run(main())
+
+
+def test_without_a_manager_models_do_not_change_and_the_rest_is_there() -> None:
+    async def main() -> None:
+        transport = httpx.ASGITransport(make_app(Registry([vector()]), HttpSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            assert (await client.get("/v2/hardware")).json()["hardware"][0]["kind"] == "CPU"
+            assert (await client.post("/v2/hardware", json={"name": "cpu"})).status_code == 200
+            assert "model_repository" not in (await client.get("/v2")).json()["extensions"]
+            answer = await client.post("/v2/repository/index")
+            assert (answer.status_code, list(answer.json())) == (501, ["error"])
+
+    asyncio.run(main())

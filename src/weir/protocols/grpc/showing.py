@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import ParseDict
 
 from weir.errors import ModelNotFound
+from weir.manager.hardware import find_hardware
 from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
 from weir.protocols.grpc.call import Call
 from weir.protocols.inferring import find
@@ -71,7 +72,7 @@ class Showing:
 
     async def HasHardware(self, asked: Any, call: Call) -> Any:
         """Say whether there are as many devices of a kind as asked for, or one."""
-        found = device_count(self._site.manager.hardware(), asked.name)
+        found = device_count(find_hardware(), asked.name)
         return filled("HasHardwareResponse", {"found": found >= max(1, asked.num)})
 
     def _service(self, asked: Any) -> "Service":

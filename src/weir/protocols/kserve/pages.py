@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from weir.errors import ModelNotReady
+from weir.manager.hardware import find_hardware
 from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
 from weir.protocols.endpoint import Call
@@ -71,13 +72,13 @@ class Pages:
 
     async def hardware(self, call: Call) -> Answer:
         """List the CPUs and GPUs of this machine."""
-        return document({"hardware": [each.to_dict() for each in self._site.manager.hardware()]})
+        return document({"hardware": [each.to_dict() for each in find_hardware()]})
 
     async def has_hardware(self, call: Call) -> Answer:
         """Say whether there are as many devices of a kind or name as asked for, or one: 200, or 404."""
         said = call.document()
         name, count = text_of(said, "name"), count_of(said, "num", 1)
-        found = device_count(self._site.manager.hardware(), name)
+        found = device_count(find_hardware(), name)
         if found < max(1, count):
             error = f"hardware {name!r:.80}: there are {found}, not {max(1, count)}"
             return Answer(404, [JSON_TYPE], encode_safely({"error": error}))

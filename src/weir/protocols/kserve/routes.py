@@ -62,7 +62,7 @@ def handlers(site: Site) -> dict[tuple[str, str], Handler]:
 def offered(site: Site) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that this server really has."""
     missing: tuple[str, ...] = () if site.regions.allowed else ("/systemsharedmemory",)
-    missing += () if site.has_manager else ("/repository", "/workers", "/hardware")
+    missing += () if site.has_manager else ("/repository", "/workers")
     return {(method, path): handler for (method, path), handler in every(site).items() if not path.startswith(missing)}
 
 
