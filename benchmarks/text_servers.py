@@ -16,10 +16,10 @@ CORES = psutil.cpu_count() or 1
 _BODY = json.dumps({"input": "First do it", "model": MODEL}).encode()
 
 
-def embed_command(*flags: str) -> list[str]:
+def weir_texts(directory: Path, *flags: str) -> list[str]:
     """Return the command that serves the model as a user would: one worker, its threads chosen by itself."""
-    return [sys.executable, "-m", "weir", "embed", "serve", f"{MODEL}={model_directory()}", "--port", "{port}",
-            "--host", "127.0.0.1", "--device-map", "cpu", "--log-level", "warning", *flags]  # fmt: skip
+    return [sys.executable, "-m", "weir", "embed", "serve", f"{MODEL}={directory}", "--port", "{port}",
+            "--host", "127.0.0.1", "--log-level", "warning", *flags]  # fmt: skip
 
 
 def serving_texts(name: str, command: list[str], path: str = "/v1/embeddings") -> AbstractContextManager[Server]:
@@ -29,7 +29,7 @@ def serving_texts(name: str, command: list[str], path: str = "/v1/embeddings") -
 
 def weir(*flags: str, name: str = WEIR) -> AbstractContextManager[Server]:
     """Serve with Weir."""
-    return serving_texts(name, embed_command(*flags))
+    return serving_texts(name, weir_texts(model_directory(), "--device-map", "cpu", *flags))
 
 
 def infinity() -> AbstractContextManager[Server]:

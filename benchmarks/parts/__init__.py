@@ -16,6 +16,7 @@ from benchmarks.parts import (
     slow_clients,
     solver,
     square,
+    text_memory,
     theory,
     vectors,
 )
@@ -39,5 +40,6 @@ MODULES = (
     grpc_calls,
     doors,
     vectors,
+    text_memory,
 )
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

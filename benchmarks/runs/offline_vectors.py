@@ -1,4 +1,4 @@
-"""`offline_vectors PRECISION PROCESSES THREADS SECONDS`: texts to vectors without a server, by the runtime that serves them.
+"""`offline_vectors PRECISION PROCESSES THREADS SECONDS [DEVICE RUNTIME DIRECTORY]`: texts to vectors without a server, by the runtime that serves them.
 
 Each process encodes all texts again and again: tokens, then runs of texts of like length, of up to so many tokens each.
 Prints texts per second of all processes together for each size of a run, as JSON.
@@ -15,23 +15,32 @@ from typing import Any
 from benchmarks.text_load import model_directory, sample
 from weir.embedding.model import TextEncoder
 
-RUN_TOKENS = (1, 64, 256, 1024)  # 1: each text alone
-TOGETHER = 64  # texts that are read at once, and then cut into runs by length
+RUN_TOKENS = {"cpu": (1, 64, 256, 1024), "gpu": (1024, 4096, 16_384)}  # 1: each text alone
+TOGETHER = {"cpu": 64, "gpu": 512}  # texts that are read at once, and then cut into runs by length
 
 
 def main() -> None:
     """Measure."""
     precision, processes, threads, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    device, runtime, directory = sys.argv[5:] or ("cpu", "onnx", str(model_directory()))
+    kind = "cpu" if device == "cpu" else "gpu"
+    params = {
+        "directory": directory,
+        "precision": precision,
+        "threads": threads,
+        "devices": [device],
+        "runtime": runtime,
+    }
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     context = multiprocessing.get_context("spawn")
     ends = [context.Pipe() for _ in range(processes)]
-    children = [context.Process(target=_encode, args=(there, precision, threads)) for _, there in ends]
+    children = [context.Process(target=_encode, args=(there, params, TOGETHER[kind])) for _, there in ends]
     for child in children:
         child.start()
     for here, _ in ends:
         here.recv()
     found = {}
-    for run_tokens in RUN_TOKENS:
+    for run_tokens in RUN_TOKENS[kind]:
         for here, _ in ends:
             here.send((run_tokens, seconds))
         found[run_tokens] = sum(here.recv() for here, _ in ends)
@@ -42,22 +51,22 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def _encode(line: Connection, precision: str, threads: int) -> None:
-    model, texts = _model(precision, threads), sample()
-    _run(model, texts[:TOGETHER])
+def _encode(line: Connection, params: dict[str, Any], together: int) -> None:
+    model, texts = _model(params), sample()
+    _run(model, texts[:together])
     line.send("ready")
     while (asked := line.recv()) is not None:
         model.run_tokens, seconds = asked
         done, place, began = 0, 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
-            _run(model, texts[place : place + TOGETHER])
-            done += len(texts[place : place + TOGETHER])
-            place = (place + TOGETHER) % len(texts)
+            _run(model, texts[place : place + together])
+            done += len(texts[place : place + together])
+            place = (place + together) % len(texts)
         line.send(done / (time.perf_counter() - began))
 
 
-def _model(precision: str, threads: int) -> TextEncoder:
-    model = TextEncoder(str(model_directory()), precision=precision, threads=threads, devices=["cpu"])
+def _model(params: dict[str, Any]) -> TextEncoder:
+    model = TextEncoder(**params)
     model.load_shared()
     model.worker_index = 0
     model.load()
