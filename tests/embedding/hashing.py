@@ -39,12 +39,13 @@ class HashingEncoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False,
+        prompt: str | None = None, whole_words: bool = False, trace: str | None = None,
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {
             "door": door, "client": client, "priority": priority, "timeout": timeout, "dimensions": dimensions,
             "truncate": truncate, "want_tokens": want_tokens, "prompt": prompt, "whole_words": whole_words,
+            "trace": trace,
         }  # fmt: skip
         self.heard.append(Heard(texts, said))
         if self.entered is not None:

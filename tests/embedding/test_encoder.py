@@ -64,7 +64,7 @@ def of(encoder: Encodes, texts: Any, **rest: Any) -> Any:
     return encoder.encode(texts, **({"door": "test"} | rest))
 
 
-@pytest.mark.parametrize("count", [1, 2, 16, 17, 700])
+@pytest.mark.parametrize("count", [1, 2, 16, 17, 700, 2001])
 def test_vectors_come_in_order(count: int) -> None:
     async def main() -> None:
         heard = Heard()

@@ -85,7 +85,7 @@ def test_input_is_texts_or_token_ids(given: Any, texts: Any) -> None:
     assert {len(each.embedding) for each in answer.data} == {3}
     assert encoder.heard[0].said == {
         "door": "openai", "client": "me", "priority": 0, "timeout": None, "dimensions": 3, "truncate": None,
-        "want_tokens": False, "prompt": None, "whole_words": False,
+        "want_tokens": False, "prompt": None, "whole_words": False, "trace": None,
     }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ class TextCall:
         work = encoder.encode(
             texts, door=self._door, client=client, priority=self._wishes.priority,
             timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
-            prompt=prompt, whole_words=whole_words,
+            prompt=prompt, whole_words=whole_words, trace=self._wishes.traceparent,
         )  # fmt: skip
         return await unless_left(work, self._receive)
 

@@ -8,6 +8,7 @@ and the rest waits here, as text, without being refused.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from weir.embedding.prompts import prompt_text
 from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Reading, Tokenizes
 from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
+from weir.embedding.tracing import CallTrace
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, WeirError
 
 if TYPE_CHECKING:
@@ -24,8 +26,10 @@ if TYPE_CHECKING:
 
 SMALL = 16  # texts that a caller may have under way which go before all larger requests
 MAX_HELD = 1_000_000  # texts of larger requests that are kept; one that is larger is taken when there is no other
+MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
 LONGEST_TIMEOUT = 1e8
 RETRY_AFTER = 1.0
+_UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
 class Encoder:
@@ -95,7 +99,7 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False,
+        prompt: str | None = None, whole_words: bool = False, trace: str | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
         if isinstance(texts, str) or not texts:
@@ -107,14 +111,25 @@ class Encoder:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
         manner = Manner(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
         loop = asyncio.get_running_loop()
-        unlike, places = distinct(texts)
+        deadline = self._service.now() + timeout
+        many = len(texts) > MANY
+        unlike, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         asking = Asking(
             unlike, places, door=door, caller=client or None, priority=priority,
-            deadline=self._service.now() + timeout, truncate=self._truncate if truncate is None else truncate,
+            deadline=deadline, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, manner=manner,
         )  # fmt: skip
         if want_tokens:
             asking.ids = [b""] * len(unlike)
+        tracer, service = self._service.tracing, self._service
+        with (
+            _UNTRACED if tracer is None else CallTrace(tracer, service, self._name, trace, door=door, count=len(texts))
+        ) as asking.trace:
+            await self._ended(asking, timeout, loop)
+        return await asyncio.to_thread(self._encoded, asking, dimensions) if many else self._encoded(asking, dimensions)
+
+    async def _ended(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+        """Have it done. Raises what it ends with."""
         self._accepted.begin()
         timer = None
         try:
@@ -128,7 +143,6 @@ class Encoder:
             self._accepted.end()
             if timer is not None:
                 timer.cancel()
-        return self._encoded(asking, dimensions)
 
     def _begin(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
         """Have it read; return the timer of a request that may still wait here when its time is over."""
@@ -158,6 +172,8 @@ class Encoder:
         self, asking: Asking, start: int, texts: list[Text], done: Callable[[Asking, int, Sequence[Read]], None]
     ) -> None:
         asking.reading = True
+        if asking.trace is not None:
+            asking.trace.reads()
         urgent = asking.small and sum(map(_size, texts)) <= URGENT_CHARACTERS
         self._readers.add(
             Reading(
@@ -193,6 +209,8 @@ class Encoder:
     def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
         """Return what is to wait in the line for the texts; none if one of them is wrong, which is the end of the request."""
         asking.reading = False
+        if asking.trace is not None:
+            asking.trace.has_read(len(results))
         found: list[Ready] = []
         if asking.ended:
             return found

@@ -15,6 +15,7 @@ from weir.messages import Dispatch
 
 if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
+    from weir.embedding.tracing import CallTrace
 
 
 Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that
@@ -28,7 +29,7 @@ class Asking:
 
     __slots__ = (
         "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
-        "ready_texts", "reading", "small", "split", "texts", "truncate", "truncated", "under_way", "vectors",
+        "ready_texts", "reading", "small", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +59,7 @@ class Asking:
         self.ready_texts: deque[Ready] = deque()
         self.under_way: set[TextRequest] = set()
         self.ended = False
+        self.trace: CallTrace | None = None
 
     @property
     def ready(self) -> bool:
@@ -143,6 +145,8 @@ class TextRequest(InProcess):
         self.priority = asking.key[0]
         self.door = asking.door
         self.large = not asking.small
+        if asking.trace is not None:
+            self.trace = asking.trace.of_text()
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Deliver the vector."""

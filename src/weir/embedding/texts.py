@@ -69,12 +69,13 @@ class Encodes(Protocol):
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False,
+        prompt: str | None = None, whole_words: bool = False, trace: str | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order.
 
         `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
         `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
-        is to stand before every text; for `whole_words` see Manner. Raises InvalidRequest naming the place of the
+        is to stand before every text; for `whole_words` see Manner; `trace` is the
+        caller's `traceparent`. Raises InvalidRequest naming the place of the
         text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
         """

@@ -21,6 +21,15 @@ class Tracer(Protocol):
     def not_taken(self, model: str, request: Request, error: WeirError, now: float) -> None:
         """The line refused a request that has a Trace."""
 
+    def ended(
+        self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
+        inside: bool = False,
+    ) -> None:  # fmt: skip
+        """What `trace` stands for, and no request in the line is, has just ended. `inside`: nobody asked for it from outside."""
+
+    def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
+        """A part of what `trace` stands for has just ended."""
+
 
 def tracer_among(observers: Iterable[Observer]) -> Tracer | None:
     """Return the one of `observers` that traces, if there is one."""

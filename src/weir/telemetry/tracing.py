@@ -117,6 +117,37 @@ class Tracing(SilentObserver):
                 status = Status(StatusCode.ERROR, f"worker {state}: {reason}")
                 self._batch(model, context, dispatch, traces, dispatch.at, {}, status)
 
+    # What others tell of what they do themselves.
+
+    def ended(
+        self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
+        inside: bool = False,
+    ) -> None:  # fmt: skip
+        """Make the span called `name` that `trace` stands for: it has just ended. `inside`: nobody asked for it from outside."""
+        if trace.sampled:
+            own = _context(trace.trace_id, trace.span_id)
+            parent = _context(trace.trace_id, trace.parent_id, remote=True) if trace.parent_id else None
+            if error is not None:
+                attributes = {**attributes, "error.type": type(error).__name__}
+            span = (
+                name,
+                own,
+                parent,
+                SpanKind.INTERNAL if inside else SpanKind.SERVER,
+                start,
+                now,
+                self._epoch_ns(now),
+            )
+            self._end(*span, attributes=attributes, status=_status(error))
+
+    def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
+        """Make a span called `name` below that which `trace` stands for: it has just ended."""
+        if trace.sampled:
+            parent = _context(trace.trace_id, trace.span_id)
+            context = _context(trace.trace_id, self._traces.new_id(64))
+            span = (name, context, parent, SpanKind.INTERNAL, start, now, self._epoch_ns(now))
+            self._end(*span, attributes=attributes)
+
     # Spans.
 
     def _request(self, model: str, request: Request, trace: Trace, error: WeirError | None, now: float) -> None:

@@ -1,0 +1,43 @@
+"""A real server of texts sends the spans of a call to a real OTLP receiver, each a process of its own."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+from tests.embedding.tiny import sentence_model
+from tests.served import Served
+from tests.telemetry.test_otlp import RECEIVER
+
+CALLER = f"00-{'e' * 32}-{'f' * 16}-01"
+
+
+def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
+    directory = sentence_model(tmp_path / "tiny", "bert")
+    with subprocess.Popen([sys.executable, str(RECEIVER)], stdout=subprocess.PIPE, text=True) as receiver:
+        assert receiver.stdout is not None
+        endpoint = f"http://127.0.0.1:{int(receiver.stdout.readline())}"
+        said = ("--trace-endpoint", endpoint, "--cache", tmp_path / "cache", "--no-calibrate", "--executor", "thread")
+        try:
+            with Served(directory, *said, command="embed serve") as served:
+                url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
+                headers = {"traceparent": CALLER}
+                for path, body in (("/v1/embeddings", {"input": ["a", "b"]}), ("/encode", {"texts": ["c"]})):
+                    assert httpx.post(url + path, json=body, headers=headers, timeout=30).status_code == 200
+                served.signal(signal.SIGTERM)
+                assert served.wait() == 0
+        finally:
+            receiver.terminate()
+        spans = [json.loads(line) for line in receiver.stdout]
+    for door, texts in (("openai", 2), ("encode", 1)):
+        (call,) = [span for span in spans if span["name"] == "encode tiny" and span["attributes"]["weir.door"] == door]
+        assert (call["trace"], call["parent"], call["attributes"]["weir.texts"]) == ("e" * 32, "f" * 16, texts)
+        children = [span for span in spans if span["parent"] == call["span"]]
+        assert sorted(span["name"] for span in children) == ["infer tiny"] * texts + ["tokenize"]
+        assert {span["trace"] for span in children} == {"e" * 32}
+        for text in children:
+            if text["name"] == "infer tiny":
+                below = {span["name"] for span in spans if span["parent"] == text["span"]}
+                assert below == {"queue", "compute"}
