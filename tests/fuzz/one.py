@@ -4,7 +4,11 @@ import sys
 
 import atheris  # type: ignore[import-untyped, unused-ignore]  # it has no types, and need not be installed
 
-with atheris.instrument_imports(include=["weir.wire", "weir.workers.kservework", "weir.protocols.fastlane.head"]):
+INSTRUMENTED = [
+    "weir.wire", "weir.workers.kservework", "weir.protocols.fastlane.head", "weir.embedding.checkpoint", "weir.embedding.tokens",
+]  # fmt: skip
+
+with atheris.instrument_imports(include=INSTRUMENTED):
     from tests.fuzz.targets import TARGETS
 
 if __name__ == "__main__":

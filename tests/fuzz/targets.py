@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from tests.fuzz.checkpoints import CHECKPOINTS
+
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
@@ -168,7 +170,7 @@ def zeromq(data: bytes) -> None:
 TARGETS: dict[str, Callable[[bytes], None]] = {
     target.__name__: target
     for target in (json, binary, worker, elements, raw, websocket, grpc, head, generate, lockstep, zmtp, zeromq)
-}
+} | CHECKPOINTS
 
 
 def _read_at_the_door(data: bytes) -> Arrays:

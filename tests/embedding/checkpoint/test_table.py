@@ -7,7 +7,7 @@ import pytest
 from tests.embedding.checkpoint import bundles
 
 from weir.embedding.checkpoint.bundle import Bundle
-from weir.embedding.checkpoint.table import Malformed, fields, read_table
+from weir.embedding.checkpoint.table import MAGIC, Malformed, fields, read_table
 from weir.errors import SettingsError
 
 ENTRIES = {f"some/name/{place:03}".encode(): bytes([place]) * place for place in range(40)}
@@ -41,6 +41,19 @@ def test_a_compressed_block() -> None:
     data[len(bundles.block({b"a": b"b"}))] = 1
     with pytest.raises(Malformed, match="compressed"):
         read_table(bytes(data))
+
+
+def test_few_bytes_do_not_become_many() -> None:
+    """Each entry's key is that of the one before and a byte more: a megabyte would be as many as there is no memory for."""
+    entries = b"".join(bundles.varint(place) + b"\1\0k" for place in range(20_000))
+    growing = entries + bytes(4) + (1).to_bytes(4, "little")
+    handle = bundles.varint(0) + bundles.varint(len(growing))
+    index = bundles.block({b"k": handle})
+    place = len(growing) + 5
+    footer = bundles.varint(0) + b"\0" + bundles.varint(place) + bundles.varint(len(index))
+    whole = growing + bytes(5) + index + bytes(5) + footer.ljust(40, b"\0") + MAGIC
+    with pytest.raises(Malformed, match="its entries take more than 64 MiB"):
+        read_table(whole)
 
 
 def test_bytes_changed_at_random(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Every text is checked by itself; what is accepted becomes ids that fit the model."""
 
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -242,3 +243,20 @@ def test_files_that_are_no_tokenizer(files: dict[str, bytes], expected: str, tmp
     with pytest.raises(SettingsError, match=expected) as caught:
         Tokenizer(tmp_path)
     assert str(tmp_path) in caught.value.message
+
+
+def test_files_at_which_the_library_panics(tmp_path: Path) -> None:
+    """It takes a template that names a token which it does not define, and then ends by what is no Exception."""
+    known = json.loads((tiny.model(tmp_path) / "tokenizer.json").read_text())
+    known["post_processor"]["special_tokens"] = {}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(known))
+    with pytest.raises(SettingsError, match="its tokenizer cannot be read"):
+        Tokenizer(tmp_path)
+
+
+def test_files_with_which_only_some_texts_fail(tmp_path: Path) -> None:
+    known = json.loads((tiny.model(tmp_path, "xlm-roberta") / "tokenizer.json").read_text())
+    known["model"]["unk_id"] = None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(known))
+    with pytest.raises(SettingsError, match="its tokenizer cannot be read"):
+        Tokenizer(tmp_path)

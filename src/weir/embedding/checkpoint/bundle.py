@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from weir.errors import SettingsError
 
-from .table import Malformed, fields, read_table
+from .table import MOST_BYTES, Malformed, fields, read_table
 
 # TensorFlow's numbers of the datatypes that weights have; the other variables (such as the step) are not asked for.
 KINDS: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}
@@ -38,6 +38,8 @@ class Bundle:
         self.prefix = prefix
         self.index = prefix.with_name(prefix.name + ".index")
         try:
+            if self.index.stat().st_size > MOST_BYTES:
+                raise Malformed(f"it has more than {MOST_BYTES >> 20} MiB")
             entries = read_table(self.index.read_bytes())
             self.shards = _header(entries.pop(b"", b""))
             self.variables = {name.decode(): _variable(entry) for name, entry in entries.items()}

@@ -109,7 +109,7 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
     if not known:
         raise SettingsError(f"{path}: names no modules")
     for folder, _ in known:
-        if Path(folder).is_absolute() or ".." in Path(folder).parts:
+        if "\0" in folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
             raise SettingsError(f"{path}: {folder!r} must be a folder in that directory")
     return [(folder, kind.rsplit(".", 1)[-1]) for folder, kind in known]
 

@@ -10,6 +10,7 @@ a list of places where keys are whole, and their number.
 from collections.abc import Iterator
 
 FOOTER = 48
+MOST_BYTES = 64 << 20  # of all keys and values: an index of thousands of variables has a megabyte
 MAGIC = bytes.fromhex("57fb808b247547db")
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field of a protocol buffer is written
 
@@ -25,9 +26,13 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
     _, _, place = _handle(data[-FOOTER:], 0)
     start, size, _ = _handle(data[-FOOTER:], place)
     entries: dict[bytes, bytes] = {}
-    for value in _block(data, start, size).values():
+    room = MOST_BYTES
+    for value in _block(data, start, size, room).values():
         start, size, _ = _handle(value, 0)
-        entries |= _block(data, start, size)
+        found = _block(data, start, size, room)
+        # Blocks may be named twice, and short entries stand for long keys.
+        room -= sum(len(key) + len(one) for key, one in found.items())
+        entries |= found
     return entries
 
 
@@ -53,7 +58,7 @@ def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         yield number, value
 
 
-def _block(data: bytes, start: int, size: int) -> dict[bytes, bytes]:
+def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
     block = data[start : start + size]
     if len(block) < max(size, 4) or start + size >= len(data):
         raise Malformed("a block is cut off")
@@ -68,6 +73,9 @@ def _block(data: bytes, start: int, size: int) -> dict[bytes, bytes]:
         length, place = _varint(block, place)
         if shared > len(key) or place + own + length > end:
             raise Malformed("an entry is cut off")
+        room -= shared + own + length
+        if room < 0:
+            raise Malformed(f"its entries take more than {MOST_BYTES >> 20} MiB")
         key = key[:shared] + block[place : place + own]
         entries[key] = block[place + own : place + own + length]
         place += own + length

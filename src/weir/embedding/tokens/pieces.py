@@ -9,6 +9,7 @@ import msgspec
 from weir.embedding.checkpoint.documents import Document, read_document
 from weir.errors import SettingsError
 
+from .failing import named
 from .options import TokenizerOptions
 from .sentencepiece import FILES, from_pieces
 from .vocabularies import from_merges, from_vocabulary
@@ -30,29 +31,30 @@ def load_pieces(directory: Path, options: TokenizerOptions) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     path = directory / "tokenizer_config.json"
     config = read_document(path) if path.is_file() else Document(path, {})
-    try:
-        if (directory / JSON).is_file():
-            pieces = tokenizers.Tokenizer.from_str(_described(directory / JSON, config, options))
-        elif (directory / "vocab.txt").is_file():
-            pieces = from_vocabulary(directory, config, options)
-        elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-            pieces = from_merges(directory, config)
-        elif found := [directory / name for name in FILES if (directory / name).is_file()]:
-            pieces = from_pieces(found[0])
-        else:
-            raise SettingsError(
-                f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, vocab.json and merges.txt, or {FILES[0]}"
-            )
-    except SettingsError:
-        raise
-    except Exception as error:  # the library raises Exception itself
-        raise SettingsError(f"{directory}: its tokenizer cannot be read: {error}") from None
+    with named(directory):
+        pieces = _read(directory, config, options)
     _refuse_case(pieces, directory, options.lowercase)
     if options.lowercase_text:
         lower = tokenizers.normalizers.Lowercase()
         known = pieces.normalizer
         pieces.normalizer = lower if known is None else tokenizers.normalizers.Sequence([lower, known])
     return pieces
+
+
+def _read(directory: Path, config: Document, options: TokenizerOptions) -> Any:
+    import tokenizers
+
+    if (directory / JSON).is_file():
+        return tokenizers.Tokenizer.from_str(_described(directory / JSON, config, options))
+    if (directory / "vocab.txt").is_file():
+        return from_vocabulary(directory, config, options)
+    if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        return from_merges(directory, config)
+    if found := [directory / name for name in FILES if (directory / name).is_file()]:
+        return from_pieces(found[0])
+    raise SettingsError(
+        f"{directory}: has no tokenizer: must hold {JSON}, vocab.txt, vocab.json and merges.txt, or {FILES[0]}"
+    )
 
 
 def _described(path: Path, config: Document, options: TokenizerOptions) -> str:

@@ -12,6 +12,7 @@ import msgspec
 from weir.embedding.texts import AS_THE_SERVER, TOO_LONG, Manner, Text
 from weir.errors import InvalidRequest, SettingsError
 
+from .failing import named
 from .options import AS_THE_FILES_SAY, TokenizerOptions
 from .pieces import load_pieces
 from .splitting import split_ids
@@ -22,6 +23,7 @@ from .texts import Read, read_text
 GENEROUS = 12
 # Where a text can be cut so that the tokens before stay what they are: words do not reach over this space.
 BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")
+PROBE = "a \u2603 \U0001f600\u00e9"  # has what no small vocabulary knows: whether that fails is to be known at once
 STOCK_SEPARATOR = "|||"  # the word that bert-as-service has between two texts
 # Ways of finding words that keep to them.
 LOCAL = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "Whitespace")
@@ -56,7 +58,9 @@ class Tokenizer:
             raise SettingsError(
                 f"{directory}: the tokenizer's vocabulary goes up to the id {top}, the weights have {self.vocab_size} words: they are of different models"
             )
-        self.framed = read_template(self.pieces)
+        with named(directory):
+            self.framed = read_template(self.pieces)
+            self._encode([PROBE])
         self.template = self.framed if options.special_tokens else Template()
         self.cls_id = self.framed.first[0] if self.framed.first else -1
         self.sep_id = self.framed.last[-1] if self.framed.last else -1
@@ -139,7 +143,8 @@ class Tokenizer:
         return parts
 
     def _encode(self, texts: list[str]) -> Any:
-        return self.pieces.encode_batch_fast(texts, add_special_tokens=False)
+        with named(self.directory):
+            return self.pieces.encode_batch_fast(texts, add_special_tokens=False)
 
     def _head(self, text: str, enough: int) -> str:
         """Return so much of a long text as has most likely more tokens than are wanted."""
