@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.manager.workshop import Scaled, Workshop
 
-from weir import Forbidden, InvalidRequest, ModelNotFound
+from weir import Conflict, Forbidden, InvalidRequest, ModelNotFound
 from weir.manager.parameters import REFUSED, apply, check_allowed
 from weir.manager.spec import ModelToServe
 
@@ -57,6 +57,35 @@ def test_a_model_that_runs_anyway_is_the_endpoint_without_parameters() -> None:
         assert shop.registry.get("one").workers.workers == 2
         assert await shop.manager.load_worker("one", {"tag": "x"}) == "one-1"
         assert shop.states() == {"one/1": "READY", "one/2": "READY", "one-1/2": "READY"}
+
+    asyncio.run(main())
+
+
+def test_a_model_that_is_reloaded_keeps_the_workers_that_it_was_given() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"1": "a", "2": "b"})
+
+        def workers() -> list[int]:
+            return [service.workers.workers for service in shop.registry.versions("one").values()]
+
+        await shop.manager.load_model("one")
+        for _ in range(2):
+            await shop.manager.load_worker("one", {"share": False})
+        await shop.manager.load_model("one")
+        assert workers() == [1, 3]
+        await shop.manager.unload_worker("one")
+        await shop.manager.load_model("one", version="2")
+        await shop.manager.load_model("one", version="1")
+        assert workers() == [1, 2]
+        shop.adding_fails = True
+        with pytest.raises(Conflict, match="failed to load 'one': no room"):
+            await shop.manager.load_model("one")
+        assert workers() == [1, 2]
+        assert "the one before goes on: no room" in shop.manager.index()[1].reason
+        shop.adding_fails = False
+        await shop.manager.unload_model("one")
+        await shop.manager.load_model("one")
+        assert workers() == [1, 1]
 
     asyncio.run(main())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.manager.kit import Square
 
-from weir import ModelNotFound, Service
+from weir import Conflict, ModelNotFound, Service
 from weir.errors import SettingsError
 from weir.manager.manager import Manager
 from weir.manager.parameters import apply
@@ -34,6 +34,11 @@ class SlowExecutor(FakeExecutor):
             self._shop.starting.set()
             await self._shop.gate.wait()
         await super().start(listener)
+
+    async def add_worker(self) -> None:
+        if self._shop.adding_fails:
+            raise Conflict("no room")
+        await super().add_worker()
 
 
 class Shelf:
@@ -71,6 +76,7 @@ class Workshop:
         self.made: list[Service] = []
         self.executors: list[FakeExecutor] = []
         self.fails: Exception | None = None
+        self.adding_fails = False
         self.gate: asyncio.Event | None = None
         self.starting = asyncio.Event()
         self.threads: set[int] = set()

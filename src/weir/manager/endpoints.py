@@ -1,6 +1,7 @@
 """The endpoints that `load_worker` has made: a model and the parameters that it runs with."""
 
 import json
+from collections import Counter
 from collections.abc import Container, Mapping
 from itertools import count
 from typing import NamedTuple
@@ -21,6 +22,7 @@ class Endpoints:
 
     def __init__(self) -> None:
         self._endpoints: dict[str, Endpoint] = {}
+        self._added: Counter[str] = Counter()
 
     def find(self, name: str) -> Endpoint | None:
         """Return the endpoint of that name."""
@@ -49,6 +51,15 @@ class Endpoints:
     def remove(self, name: str) -> None:
         """Nothing runs under `name` any more."""
         self._endpoints.pop(name, None)
+        self._added.pop(name, None)
+
+    def resized(self, name: str, by: int) -> None:
+        """The endpoint `name` has so many more workers, or fewer; not fewer than it was started with, as far as is noted here."""
+        self._added[name] = max(0, self._added[name] + by)
+
+    def added(self, name: str) -> int:
+        """Return how many workers `name` has been given beyond those that it was started with."""
+        return self._added[name]
 
 
 def _text(parameters: Mapping[str, object]) -> str:

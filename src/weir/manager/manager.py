@@ -161,6 +161,8 @@ class Manager:
         if not version:
             self._check_dependents(name, running.keys() - {model.version for model in models})
         new = await self._started(models, parameters)
+        if running and version in ("", self.registry.get(name).version):
+            await self._give_workers(name, reading, new)
         kept = {key: service for key, service in running.items() if version and key != version}
         services = [*kept.values(), *new]
         self._put(name, services, reading.default, reading.versions)
@@ -199,6 +201,7 @@ class Manager:
         if found is not None:
             if not share:
                 await self.registry.get(found).add_worker()
+                self._endpoints.resized(found, 1)
             return found
         reading = await self._read(name, "", None, None)
         known = await asyncio.to_thread(self._repository.names)
@@ -218,6 +221,7 @@ class Manager:
         service = self.registry.get(endpoint)
         if service.workers.workers > 1:
             await service.remove_worker()
+            self._endpoints.resized(endpoint, -1)
         else:
             await self._unload_model(endpoint, "", False)
 
@@ -252,6 +256,21 @@ class Manager:
                 raise _failed(name, error) from error
             raise
         return services
+
+    async def _give_workers(self, name: str, reading: Reading, new: Sequence[Service]) -> None:
+        """Give the one that is to be asked for as many more workers as the one before it was given by calls."""
+        highest = _version(reading, None).version
+        asked = highest if reading.default is None else reading.default
+        try:
+            for service in new:
+                for _ in range(self._endpoints.added(name) if service.version == asked else 0):
+                    await service.add_worker()
+        except BaseException as error:
+            await asyncio.gather(*[service.stop(0.0) for service in new])
+            if isinstance(error, WeirError):
+                self._states.failed(name, asked, error.message)
+                raise _failed(name, error) from error
+            raise
 
     async def _load_steps(self, services: Sequence[Service]) -> None:
         for name in await self._missing(services):
