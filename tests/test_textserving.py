@@ -51,9 +51,7 @@ def test_every_door_gives_the_same_vectors(server: EmbeddingServer, client: Embe
     with httpx.Client(base_url=server.url) as http, openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as stock:
         encoded = http.post("/encode", json={"id": 1, "texts": TEXTS}).json()["result"]
         native = http.post("/infer/small/batch", json=TEXTS).json()
-        items = {
-            "inputs": [{"name": "input", "shape": [3], "datatype": "BYTES", "data": [f'"{text}"' for text in TEXTS]}]
-        }
+        items = {"inputs": [{"name": "input", "shape": [3], "datatype": "BYTES", "data": TEXTS}]}
         kserve = http.post("/v2/models/small/infer", json=items).json()
         embedded = stock.embeddings.create(model="small", input=TEXTS).data
     documents = [json.loads(each) for each in kserve["outputs"][0]["data"]]

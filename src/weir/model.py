@@ -94,6 +94,9 @@ class Model:
     Input: ClassVar[Any] = None
     Output: ClassVar[Any] = None
 
+    # Items are texts, or may be: the doors of the Open Inference Protocol, which take items as JSON documents, take them as they are.
+    plain_texts: ClassVar[bool] = False
+
     # A tensor model declares these; `predict` then gets and returns a dict of arrays.
     inputs: ClassVar[Sequence[Tensor]] = ()
     outputs: ClassVar[Sequence[Tensor]] = ()

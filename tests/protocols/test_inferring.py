@@ -235,3 +235,25 @@ def test_an_unknown_model_is_named_as_clients_expect() -> None:
         find(registry, "x")
     with pytest.raises(ModelNotFound, match=r"Request for unknown model: 'affine' version '2' is not found"):
         find(registry, "affine", "2")
+
+
+class Letters(Pair):
+    """Texts, answered with their letters."""
+
+    Input: ClassVar[Any] = str
+    plain_texts = True
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [sorted(set(text)) for text in batch]
+
+
+def test_elements_for_a_model_of_texts_are_the_texts() -> None:
+    async def test(service: Service) -> None:
+        response = await infer(service, InferenceRequest("m", [items(b'a"b', "ü".encode())]), door="grpc")
+        assert response.outputs[0].array.tolist() == [b'["\\"","a","b"]', '["ü"]'.encode()]
+        with pytest.raises(InvalidRequest, match=r"'input'\[1\]: must be a text in UTF-8 \(invalid start byte\)"):
+            await infer(service, InferenceRequest("m", [items(b"fine", b"\xff")]), door="grpc")
+        with pytest.raises(InvalidRequest, match=r"'input'\[0\]: is empty, must be a text"):
+            await infer(service, InferenceRequest("m", [items(b"")]), door="grpc")
+
+    with_service(Letters, test)

@@ -57,6 +57,7 @@ class TextEncoder(Model):
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
     Input: ClassVar[Any] = Annotated[Any, msgspec.Meta(extra_json_schema=TEXT_SCHEMA)]
     Output: ClassVar[Any] = Annotated[Any, msgspec.Meta(extra_json_schema=VECTOR_SCHEMA)]
+    plain_texts: ClassVar[bool] = True
     padded: ClassVar[bool | None] = True
     examples: ClassVar[Sequence[Any]] = (
         "The weather is lovely today.",

@@ -17,7 +17,7 @@ from weir.model import is_tensor_model
 from weir.protocols.describing import ITEM_INPUTS, ITEM_OUTPUTS, outputs_of
 from weir.protocols.payloads import Work, as_work, tensor_work
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue, bind
-from weir.wire.values import decode
+from weir.wire.values import decode, encode
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
@@ -78,14 +78,27 @@ def works_of(service: "Service", request: InferenceRequest) -> list[Work]:
     check_outputs(service, request)
     if is_tensor_model(service.model):
         return [tensor_work(service, bind(request.inputs, service.model.inputs))]
-    items: list[bytes] = bind(request.inputs, ITEM_INPUTS)["input"].tolist()
-    empty = next((index for index, item in enumerate(items) if not item), None)
-    if empty is not None:
-        raise InvalidRequest(f"tensor 'input'[{empty}]: is empty, must be a JSON document")
+    items = _documents(service, bind(request.inputs, ITEM_INPUTS)["input"].tolist())
     if not service.needs_measure:
         count = len(items)
         return [as_work(service, items, Kind.ITEMS, count, float(count), None, content_type=JSON, accept=JSON)]
     return [_measured(service, item, index) for index, item in enumerate(items)]
+
+
+def _documents(service: "Service", elements: list[bytes]) -> list[bytes]:
+    """Return items as JSON documents, which elements are except those of a model of texts."""
+    texts = service.model.plain_texts
+    empty = next((index for index, element in enumerate(elements) if not element), None)
+    if empty is not None:
+        raise InvalidRequest(f"tensor 'input'[{empty}]: is empty, must be {'a text' if texts else 'a JSON document'}")
+    return [_quoted(element, index) for index, element in enumerate(elements)] if texts else elements
+
+
+def _quoted(text: bytes, index: int) -> bytes:
+    try:
+        return encode(text.decode(), JSON)
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"tensor 'input'[{index}]: must be a text in UTF-8 ({error.reason})") from None
 
 
 def _measured(service: "Service", item: bytes, index: int) -> Work:

@@ -181,8 +181,12 @@ def _examples(model: type[Model]) -> dict[str, Any]:
     if is_tensor_model(model):
         requests = [_asked(model, item) for item in items if isinstance(item, dict)]
     else:
-        requests = [[_given(ITEM_INPUTS[0], [msgspec.json.encode(item).decode()])] for item in items]
+        requests = [[_given(ITEM_INPUTS[0], [_element(model, item)])] for item in items]
     return {str(number): {"value": {"inputs": inputs}} for number, inputs in enumerate(requests, 1)}
+
+
+def _element(model: type[Model], item: Any) -> str:
+    return item if model.plain_texts and isinstance(item, str) else msgspec.json.encode(item).decode()
 
 
 def _asked(model: type[Model], item: dict[str, Any]) -> list[dict[str, Any]]:
