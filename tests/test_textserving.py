@@ -112,6 +112,20 @@ def test_a_server_may_put_a_prompt_before_every_text(folder: Path, client: Embed
     np.testing.assert_allclose(without, client.encode(TEXTS), atol=1e-6)
 
 
+def test_long_texts_may_be_read_whole(folder: Path) -> None:
+    words = ["first", "do", "it", "then", "do", "it", "right", "better", "it"]
+    settings = SETTINGS | {"cache": str(folder / "cache"), "pooling": "max", "normalize": False}
+    with weir.embedding.serve(folder / "small", split=True, **settings) as other, httpx.Client() as http:
+        with EmbeddingClient(other.url) as asking:  # a warning would be an error
+            (whole,) = asking.encode([" ".join(words)])
+            pieces = asking.encode([" ".join(words[:6]), " ".join(words[6:])])
+        used = http.post(f"{other.url}/v1/embeddings", json={"input": " ".join(words)}).json()
+        native = http.post(f"{other.url}/infer/small", json=" ".join(words))
+    np.testing.assert_allclose(whole, pieces.max(axis=0), atol=1e-6)
+    assert used["usage"]["prompt_tokens"] == len(words) + 4 and "truncated" not in used
+    assert native.status_code == 400 and "may not be cut" in native.text
+
+
 def test_tokens_of_stock_clients_are_taken_as_they_are(server: EmbeddingServer) -> None:
     with httpx.Client(base_url=server.url) as http:
 

@@ -11,6 +11,8 @@ from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, ve
 
 from weir import Service
 from weir.embedding.encoder import Encoder
+from weir.embedding.pieces import highest_places
+from weir.embedding.recipe import Pooling
 from weir.embedding.texts import Encodes
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded
 from weir.messages import Dispatch, Request
@@ -187,6 +189,19 @@ def test_long_texts_may_be_read_in_pieces() -> None:
             assert (pair.counts, pair.truncated) == ([6], [True])
 
     asyncio.run(main())
+
+
+def test_what_is_highest_over_tokens_is_highest_over_pieces() -> None:
+    async def main() -> None:
+        async with serving(options={"split": True, "highest": [True, False, True, False]}) as encoder:
+            (vector,) = (await of(encoder, [LONG])).vectors
+        first, second = numpy.array(vector_of("a b c d e f")), numpy.array(vector_of("g h i"))
+        mean, highest = (6 * first + 3 * second) / 9, numpy.maximum(first, second)
+        assert vector.tolist() == pytest.approx([highest[0], mean[1], highest[2], mean[3]])
+
+    asyncio.run(main())
+    poolings = (Pooling.MEAN_MAX, Pooling.CLS, Pooling.HIERARCHICAL)
+    assert highest_places(poolings, 8) == [False, False, True, True, False, False, True, True]
 
 
 def test_callers_may_say_what_becomes_of_long_texts() -> None:

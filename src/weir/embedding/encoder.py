@@ -36,7 +36,7 @@ class Encoder:
     """Implements Encodes over `service`, whose model takes Tokens.
 
     `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
-    too long are read in pieces for them, see pieces.py; with `normalize` vectors of which only
+    too long are read in pieces for them, see pieces.py, also for `highest`; with `normalize` vectors of which only
     the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does).
     `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
@@ -45,6 +45,7 @@ class Encoder:
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
         max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
+        highest: Sequence[bool] | None = None,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
@@ -55,6 +56,7 @@ class Encoder:
         self._split = split
         self._prompts = prompts or {}
         self._normalize = normalize
+        self._highest = highest
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
         self._shares: Shares[Asking] = Shares()
@@ -218,7 +220,7 @@ class Encoder:
             if isinstance(result, WeirError):
                 self._fail(asking, named(result, asking.first_place(place)))
                 return []
-            found += asking.note(place, result, self._normalize)
+            found += asking.note(place, result, self._normalize, self._highest)
         return found
 
     # Tokens go into the line.

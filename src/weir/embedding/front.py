@@ -1,5 +1,6 @@
 """What the server itself must know of a model of texts: its tokenizer, its sizes. The workers have the weights."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
 from weir.embedding.encoder import Encoder
 from weir.embedding.padding import runs
+from weir.embedding.pieces import highest_places
 from weir.embedding.prompts import prompt_of_server
+from weir.embedding.recipe import Pooling
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.runtime.reading import dimensions_in, read_for
 from weir.embedding.said import Said
@@ -98,8 +101,11 @@ class Front:
 
     def encoder(self, service: "Service") -> Encoder:
         """Return what encodes texts by `service`."""
+        dense = self._checkpoint.dense and self.recipe.pooling is not Pooling.NONE
+        whole = dimensions_in(self._checkpoint, replace(self.recipe, dimensions=None))
+        highest = None if dense else highest_places(self.recipe.poolings, whole)[: self.dimensions]
         return Encoder(
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._said.text.truncate, split=self._said.text.split, normalize=self.recipe.normalize,
-            fixed_length=self.max_length if self._said.text.fixed_length else None, prompts=self._checkpoint.prompts,
+            fixed_length=self.max_length if self._said.text.fixed_length else None, prompts=self._checkpoint.prompts, highest=highest,
         )  # fmt: skip

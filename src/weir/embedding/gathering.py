@@ -71,7 +71,9 @@ class Asking:
         """Whether all of it has gone into the line."""
         return self.read == len(self.texts) and not self.reading and not self.ready_texts
 
-    def note(self, place: int, found: Tokenized | list[Tokenized], normalize: bool) -> list[Ready]:
+    def note(
+        self, place: int, found: Tokenized | list[Tokenized], normalize: bool, highest: Sequence[bool] | None = None
+    ) -> list[Ready]:
         """Remember what was read of a text; return what is to wait in the line: its pieces, or itself as the only one."""
         pieces = found if isinstance(found, list) else [found]
         counts = [len(piece.ids) // 4 for piece in pieces]
@@ -80,7 +82,7 @@ class Asking:
         if self.ids is not None:
             self.ids[place] = b"".join(piece.ids for piece in pieces)
         if len(pieces) > 1:
-            self.pieces[place] = Pieces(counts, normalize)
+            self.pieces[place] = Pieces(counts, normalize, highest)
         return [(place, number, Tokens(piece.ids, piece.second)) for number, piece in enumerate(pieces)]
 
     def put(self, place: int, piece: int, output: Any) -> bool:

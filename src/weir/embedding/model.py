@@ -59,11 +59,8 @@ class TextEncoder(Model):
     Output: ClassVar[Any] = Annotated[Any, msgspec.Meta(extra_json_schema=VECTOR_SCHEMA)]
     plain_texts: ClassVar[bool] = True
     padded: ClassVar[bool | None] = True
-    examples: ClassVar[Sequence[Any]] = (
-        "The weather is lovely today.",
-        "It is so sunny outside!",
-        "He drove to the stadium because his team was playing at home that night.",
-    )
+    # Short, so that they fit where long texts are refused.
+    examples: ClassVar[Sequence[Any]] = ("First do it", "then do it right", "then do it better")
 
     def __init__(
         self, directory: str, *, pooling: str | None = None, layers: Sequence[int] | None = None, mask_special: bool = False,

@@ -42,7 +42,7 @@ class Said(NamedTuple):
             "dimensions": text.dimensions, "precision": computing.precision, "runtime": computing.runtime,
             "devices": computing.device_map, "threads": self.threads, "compiled": computing.compile,
             "gpu_memory_fraction": computing.gpu_memory_fraction, "max_length": text.max_length,
-            "fixed_length": text.fixed_length, "truncate": text.truncate, "special_tokens": text.special_tokens,
+            "fixed_length": text.fixed_length, "truncate": text.truncate and not text.split, "special_tokens": text.special_tokens,
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
             "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens, "cache": computing.cache,
         }  # fmt: skip
