@@ -11,11 +11,12 @@ from starlette.types import Receive
 
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
+from weir.embedding.listing import Listing, send_listing
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound
-from weir.protocols.answers import Answer, compressed
+from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
-from weir.protocols.endpoint import Call
+from weir.protocols.endpoint import Call, identified
 from weir.protocols.native import Wishes
 from weir.protocols.settings import HttpSettings
 
@@ -23,6 +24,7 @@ CLIENT_ID = b"x-client-id"
 TRUNCATED = b"x-weir-truncated"
 _LONGEST_CLIENT_ID = 128
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
+_LARGEST = 1_000_000  # numbers that are about 20 MB as text
 _LONG_BODY = 262_144  # bytes whose reading would
 
 T = TypeVar("T")
@@ -49,8 +51,7 @@ class TextCall:
 
     def __init__(self, site: "Site", call: Call, door: str) -> None:
         self._site = site
-        self._receive = call.receive
-        self._received_bytes = len(call.body)
+        self._call = call
         self._door = door
         self.client = ""
         self._wishes = Wishes(0.0)  # 0: the server's own timeout
@@ -75,24 +76,35 @@ class TextCall:
             timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
             prompt=prompt, whole_words=whole_words, trace=self._wishes.traceparent,
         )  # fmt: skip
-        return await unless_left(work, self._receive)
+        return await unless_left(work, self._call.receive)
 
-    async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer]) -> Answer:
-        """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread."""
-        make = partial(self._written, encoded, write, self._site.http.compress_above)
-        return await asyncio.to_thread(make) if encoded.vectors.size > _LONG_WORK else make()
+    async def answer(self, model: str, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer | None:
+        """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread, and of
+        the largest nothing is left to be done: they have been sent bit by bit, as they are. All are counted."""
+        size, whole = encoded.vectors.size, partial(self._whole, encoded, write)
+        if size > _LARGEST and self._call.version != "1.0" and isinstance(made := write(encoded), Listing):
+            headers = identified(Answer(200, _marks(encoded), b""), self._call.headers).headers
+            answer, sent = None, await unless_left(send_listing(self._call.send, made, headers), self._call.receive)
+        else:
+            answer = await asyncio.to_thread(whole) if size > _LONG_WORK else whole()
+            sent = len(answer.body)
+        counts = self._site.counts
+        counts.answered(model, self._door, len(encoded.counts), sum(encoded.truncated))
+        counts.transferred(model, self._door, len(self._call.body), sent)
+        return answer
 
-    def transferred(self, model: str, answer: Answer) -> None:
-        """Count the bytes of the call and of its answer."""
-        self._site.counts.transferred(model, self._door, self._received_bytes, len(answer.body))
-
-    def _written(self, encoded: Encoded, write: Callable[[Encoded], Answer], compress_above: int) -> Answer:
-        answer = write(encoded)
-        if cut := sum(encoded.truncated):
-            answer.headers.append((TRUNCATED, b"%d" % cut))
-        if self._wishes.accept_coding and len(answer.body) > compress_above:
+    def _whole(self, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer:
+        made = write(encoded)
+        answer = made.whole() if isinstance(made, Listing) else made
+        answer.headers.extend(_marks(encoded))
+        if self._wishes.accept_coding and len(answer.body) > self._site.http.compress_above:
             answer = compressed(answer, self._wishes.accept_coding)
         return answer
+
+
+def _marks(encoded: Encoded) -> Headers:
+    cut = sum(encoded.truncated)
+    return [(TRUNCATED, b"%d" % cut)] if cut else []
 
 
 async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:

@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from weir.embedding.asking import Asked, read_asked, read_document
 from weir.embedding.calling import Site, TextCall, as_json, read, truncated_places
+from weir.embedding.listing import Listing
 from weir.embedding.status import Status
 from weir.embedding.stock import client_fields
 from weir.embedding.texts import Encoded, Encodes
@@ -65,7 +66,7 @@ class Encode:
         except WeirError as error:
             return self._refuse(model, identity, error)
 
-    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked, accept: str) -> Answer:
+    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked, accept: str) -> Answer | None:
         if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
             raise InvalidRequest(
                 f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
@@ -74,10 +75,7 @@ class Encode:
             encoder, asked.texts, dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens,
             prompt=asked.prompt, whole_words=asked.whole_words,
         )  # fmt: skip
-        answer = await call.answer(encoded, partial(_WRITERS[accept], asked.id))
-        self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
-        call.transferred(encoder.name, answer)
-        return answer
+        return await call.answer(encoder.name, encoded, partial(_WRITERS[accept], asked.id))
 
     async def server_status(self, call: Call) -> Answer:
         """Show the server's configuration and what it has been asked."""
@@ -113,9 +111,10 @@ def error_answer(error: BaseException, identity: Any = None, *, development: boo
     return Answer(status, error_headers(error), encode_safely(document))
 
 
-def _as_json(identity: Any, encoded: Encoded) -> Answer:
-    document = _said(identity, encoded) | {"result": as_json(encoded.vectors)}
-    return Answer(200, [(b"content-type", JSON.encode())], msgspec.json.encode(document))
+def _as_json(identity: Any, encoded: Encoded) -> Listing:
+    vectors = encoded.vectors
+    numbers = vectors.size // len(vectors)
+    return Listing(_said(identity, encoded), "result", len(vectors), numbers, lambda a, b: list(as_json(vectors[a:b])))
 
 
 def _as_msgpack(identity: Any, encoded: Encoded) -> Answer:
@@ -134,7 +133,7 @@ def _said(identity: Any, encoded: Encoded) -> dict[str, Any]:
     return document
 
 
-_WRITERS = {JSON: _as_json, MSGPACK: _as_msgpack}
+_WRITERS: dict[str, Callable[[Any, Encoded], Answer | Listing]] = {JSON: _as_json, MSGPACK: _as_msgpack}
 
 
 def _document(value: dict[str, Any]) -> Answer:

@@ -6,15 +6,16 @@ in the header X-Weir-Truncated. OpenAI's own refuses it.
 
 import time
 from base64 import b64encode
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
+from numpy.typing import NDArray
 from starlette.routing import Route
 
 from weir.embedding.calling import Site, TextCall, as_json, check_text, read, truncated_places
 from weir.embedding.jsons import read_json
+from weir.embedding.listing import Listing
 from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, MethodNotAllowed, Unsupported, WeirError
@@ -72,7 +73,7 @@ class OpenAI:
         except WeirError as error:
             return self._refuse(model, of_input(error))
 
-    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked) -> Answer:
+    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked) -> Answer | None:
         if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
             rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
             raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
@@ -82,30 +83,7 @@ class OpenAI:
         )  # fmt: skip
         if encoded.vectors.ndim != 2:
             raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
-        write = partial(self._written, encoder.name, asked.encoding_format)
-        answer = await call.answer(encoded, write)
-        self._site.counts.answered(encoder.name, NAME, len(asked.texts), sum(encoded.truncated))
-        call.transferred(encoder.name, answer)
-        return answer
-
-    def _written(self, model: str, encoding_format: str, encoded: Encoded) -> Answer:
-        vectors: Sequence[Any]
-        if encoding_format == "base64":
-            vectors = [b64encode(vector).decode() for vector in encoded.vectors.astype("<f4", order="C", copy=False)]
-        else:
-            vectors = as_json(encoded.vectors)
-        tokens = sum(encoded.counts)
-        document: dict[str, Any] = {
-            "object": "list",
-            "data": [
-                {"object": "embedding", "index": place, "embedding": vector} for place, vector in enumerate(vectors)
-            ],
-            "model": model,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-        if cut := truncated_places(encoded):
-            document["truncated"] = cut
-        return Answer(200, [JSON_HEADER], msgspec.json.encode(document))
+        return await call.answer(encoder.name, encoded, partial(_written, encoder.name, asked.encoding_format))
 
     async def list_models(self, call: Call) -> Answer:
         """List the models."""
@@ -136,6 +114,26 @@ class OpenAI:
         answer = error_answer(error, development=self._site.http.development)
         self._site.counts.refused(model, NAME, answer.status)
         return answer
+
+
+def _written(model: str, encoding_format: str, encoded: Encoded) -> Listing:
+    vectors, tokens = encoded.vectors, sum(encoded.counts)
+    written = _as_base64 if encoding_format == "base64" else as_json
+
+    def items(start: int, stop: int) -> list[Any]:
+        found = zip(range(start, stop), written(vectors[start:stop]), strict=True)
+        return [{"object": "embedding", "index": place, "embedding": vector} for place, vector in found]
+
+    lead: dict[str, Any] = {
+        "object": "list", "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}
+    }  # fmt: skip
+    if cut := truncated_places(encoded):
+        lead["truncated"] = cut
+    return Listing(lead, "data", len(vectors), vectors.shape[1], items)
+
+
+def _as_base64(vectors: NDArray[Any]) -> list[str]:
+    return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
 
 
 def read_body(body: bytes, site: Site) -> Asked:

@@ -30,6 +30,7 @@ class Call(NamedTuple):
     body: bytes
     receive: Receive
     send: Send
+    version: str = "1.1"  # of HTTP
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object that the body is; {} if it is empty. Raises InvalidRequest."""
@@ -70,7 +71,8 @@ class Endpoint:
         if body is None:
             return
         client = scope.get("client")
-        call = Call(scope["path_params"], scope["headers"], client[0] if client else None, body, receive, send)
+        peer, version = client[0] if client else None, scope["http_version"]
+        call = Call(scope["path_params"], scope["headers"], peer, body, receive, send, version)
         answer = await self._answer(scope, call)
         if answer is not None:
             await send_answer(send, identified(answer, scope["headers"]))
