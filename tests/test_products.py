@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from weir.app import App
 from weir.errors import SettingsError
+from weir.manager.registry import Registry
 from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
 from weir.settings import read_settings
@@ -56,12 +57,16 @@ class Shop:
 
     def __init__(self, wrong: str = "") -> None:
         self.heard: list[str] = []
+        self.registry: Registry | None = None
+        self.unready: tuple[bool, dict[str, str]] | None = None
         self._wrong = wrong
 
     def observers(self) -> Sequence[Observer]:
         return [SilentObserver()]
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
+        self.registry = context.registry
+
         async def greet(request: Request) -> PlainTextResponse:
             return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
 
@@ -92,6 +97,8 @@ class Shop:
 
     async def drain(self) -> bool:
         self.heard.append("drain")
+        assert self.registry is not None
+        self.unready = (self.registry.ready, self.registry.not_ready_reasons)
         return True
 
     async def stop(self) -> None:
@@ -122,6 +129,7 @@ def test_its_routes_metrics_and_description_are_those_of_the_server() -> None:
     assert described.json()["paths"]["/welcome"]["get"]["operationId"] == "greet"
     assert index.json()["pages"]["/welcome"] == "Greet"
     assert shop.heard == ["door start", "prepare", "start", "door refuse", "drain", "door drain", "door stop", "stop"]
+    assert shop.unready == (False, {"square": "draining"})
 
 
 def test_one_that_cannot_be_prepared_ends_the_start() -> None:

@@ -154,6 +154,7 @@ class App:
     async def _drain(self) -> None:
         """Finish what was accepted; every model has its own drain_timeout for it."""
         self._logger.info("draining", **self._unfinished())
+        self.registry.ending = True
         for door in self.doors:
             door.refuse()
         in_time = self._product is None or await self._product.drain()

@@ -38,6 +38,7 @@ class Registry:
         self.routes: dict[str, Service] = {}
         self.changed: list[Callable[[], None]] = []
         self.loading: set[str] = set()
+        self.ending = False  # the server takes no more, though models may still finish what it has accepted
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = dict(defaults or {})  # versions that were named as such
         self._paths: dict[str, str] = {}  # to the names of models, which need not be there all the time
@@ -70,12 +71,13 @@ class Registry:
     @property
     def ready(self) -> bool:
         """Whether every model takes requests."""
-        return all(service.ready for service in self.all)
+        return not self.ending and all(service.ready for service in self.all)
 
     @property
     def not_ready_reasons(self) -> dict[str, str]:
         """Why each model that takes no requests does not, by label."""
-        return {service.label: service.not_ready_reason for service in self.all if not service.ready}
+        reasons = {service.label: service.not_ready_reason for service in self.all}
+        return {label: reason or "draining" for label, reason in reasons.items() if reason or self.ending}
 
     def get(self, name: str, version: str = "") -> Service:
         """Return the service of that name and version; without a version, the default one. Raises ModelNotFound, which names
