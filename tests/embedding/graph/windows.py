@@ -1,7 +1,11 @@
 """The hierarchical pooling of one text, as Shen et al. (2018) describe it: means over windows, then the highest of each number."""
 
+from typing import Any
+
 import numpy as np
-from tests.embedding.graph.running import Array
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
 
 
 def highest_mean(vectors: Array, window: int) -> Array:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.embedding import tiny, tiny_tokens
+from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.model import TextEncoder
@@ -73,6 +74,17 @@ def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: P
     assert vectors.shape[-1] == torch.dimensions
     assert cosine(vectors, onnx.run(*given)) > 0.99999
     assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
+
+
+def test_the_hierarchical_pooling_is_that_of_its_paper(tmp_path: Path) -> None:
+    checkpoint = read_checkpoint(tiny.model(tmp_path / "plain"))
+    given = inputs(checkpoint.architecture.vocab_size, 0)
+    tokens = open_runtime(checkpoint, Recipe(Pooling.NONE), Computing("torch")).run(*given)
+    for window in (1, 4, 9):
+        recipe = Recipe(Pooling.HIERARCHICAL, window=window)
+        vectors = open_runtime(checkpoint, recipe, Computing("torch")).run(*given)
+        expected = [highest_mean(one[:count], window) for one, count in zip(tokens, (7, 12, 3), strict=True)]
+        assert np.allclose(vectors, expected, atol=1e-5)
 
 
 def test_several_poolings_are_joined(tmp_path: Path) -> None:
