@@ -30,9 +30,14 @@ def test_an_accelerator_on_which_a_batch_costs_as_much_as_a_thousand_tokens() ->
 
 
 def test_where_nothing_is_gained_batches_are_small() -> None:
-    budget = choose(timings(0.0, 1e-5))
+    budget = choose(timings(0.0, 1e-3))
     assert budget.max_batch_cost == 16
     assert (budget.max_batch_size, budget.max_padding) == (2, 1.0)
+
+
+def test_a_batch_is_large_enough_to_be_worth_what_it_costs_the_server() -> None:
+    assert 256 <= choose(timings(0.0, 1e-5)).max_batch_cost <= 1024
+    assert 64 <= choose(timings(0.0, 1e-4)).max_batch_cost <= 128
 
 
 def test_one_size_and_times_that_make_no_sense() -> None:
@@ -41,5 +46,5 @@ def test_one_size_and_times_that_make_no_sense() -> None:
 
 
 def test_settings() -> None:
-    settings = choose(timings(0.0, 1e-5)).settings()
+    settings = choose(timings(0.0, 1e-3)).settings()
     assert settings == {"padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 1.0}

@@ -10,6 +10,8 @@ SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer tex
 MAX_ROWS = 256
 GOOD_ENOUGH = 0.97  # of the best throughput: the smallest batch that reaches it makes callers wait least
 LITTLE = 1 / 16  # of a batch may be padding whatever was measured: a batch costs the server something too
+# What a batch costs the server besides: to cut it, to send it, to hand out its answers. It has the CPU of its workers.
+SERVER_SECONDS = 3e-4
 NEAR = 4  # times the budget: the sizes from which the price of a batch is learned
 
 
@@ -41,19 +43,20 @@ class Budget:
 def choose(measured: Sequence[Timed]) -> Budget:
     """Return the smallest budget with which short texts and long ones, as many tokens of each, are computed about as fast as with any."""
     budgets = sorted({timed.rows * timed.length for timed in measured})
-    speeds = {budget: _speed(measured, budget) for budget in budgets}
+    speeds = {budget: _speed(measured, budget, SERVER_SECONDS) for budget in budgets}
     best = max(speeds.values())
     budget = next(budget for budget in budgets if speeds[budget] >= GOOD_ENOUGH * best)
     return Budget(
         max_batch_cost=float(budget),
         max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
         max_padding=float(round(min(max(_price(measured, budget), LITTLE * budget), budget / 2))),
-        tokens_per_second=round(speeds[budget], 1),
+        tokens_per_second=round(_speed(measured, budget), 1),
     )
 
 
-def _speed(measured: Iterable[Timed], budget: int) -> float:
-    """Return the tokens per second within `budget`, over all lengths: a text that is longer goes alone."""
+def _speed(measured: Iterable[Timed], budget: int, besides: float = 0.0) -> float:
+    """Return the tokens per second within `budget`, over all lengths, where each batch takes so many seconds `besides`: a text that is
+    longer goes alone."""
     by_length: dict[int, list[Timed]] = {}
     for timed in measured:
         by_length.setdefault(timed.length, []).append(timed)
@@ -61,7 +64,7 @@ def _speed(measured: Iterable[Timed], budget: int) -> float:
     for length, timings in by_length.items():
         fitting = [timed for timed in timings if timed.rows == 1 or timed.rows * length <= budget]
         chosen = max(fitting, key=lambda timed: timed.rows)
-        seconds += chosen.seconds / (chosen.rows * length)
+        seconds += (chosen.seconds + besides) / (chosen.rows * length)
     return len(by_length) / seconds
 
 
