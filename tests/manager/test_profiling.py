@@ -9,9 +9,10 @@ import pytest
 
 import weir
 from weir.errors import ModelError, SettingsError
-from weir.manager.profiling import describe_service, worker_environment
+from weir.manager.profiling import describe_service, profile_service, worker_environment
 from weir.model import Model
 from weir.policy.profile import Profile
+from weir.profiling.settings import ProfilingSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ALPHA, TAU0 = 0.003, 0.010
@@ -185,3 +186,8 @@ def test_the_workers_environment_decides_which_gpus_are_read() -> None:
     assert worker_environment(service)["CUDA_VISIBLE_DEVICES"] == "1"
     assert describe_service(service)["threads"] == 2
     assert "PATH" in worker_environment(weir.Service(Sleeper))
+
+
+def test_a_chain_is_not_measured() -> None:
+    with pytest.raises(SettingsError, match=r"is a chain, .* measure the models of its steps"):
+        profile_service(weir.Chain(["one"], name="line"), ProfilingSettings(), items=[1])

@@ -8,6 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from weir.errors import SettingsError
+from weir.manager.chains.chain import Chain
 from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.model import Model
@@ -58,6 +60,10 @@ def profile_service(
     about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
 ) -> Profile:  # fmt: skip
     """Measure the first worker of `service`, which has not been started, and return its profile. See `profile`."""
+    if isinstance(service, Chain):
+        raise SettingsError(
+            f"{service.label}: is a chain, which computes nothing itself: measure the models of its steps"
+        )
     values = read_items(Path(items)) if isinstance(items, (str, Path)) else items
     chosen = items_of(service.model, values, seed=settings.seed)
     grid(service.batching.max_batch_size, settings.sizes)  # refuses sizes before anything is started
