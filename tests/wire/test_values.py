@@ -48,7 +48,7 @@ def test_garbage_is_refused_or_read(content_type: str, body: bytes) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"NaN", b"Infinity", b"1e999", b"[-1e999]", b"{", b"[1,]", b"1 2", b'"\xff"', b'"\\ud800"', b"9" * 10_000],
+    [b"", b"NaN", b"Infinity", b"1e999", b"[-1e999]", b"{", b"[1,]", b"1 2", b'"\xff"', b"9" * 10_000],
 )
 def test_bad_json_is_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="body: must be application/json"):

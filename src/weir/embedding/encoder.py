@@ -267,6 +267,8 @@ class Encoder:
     def failed(self, request: TextRequest, error: WeirError) -> None:
         """A text has an error."""
         self._out_of_line(request)
+        if isinstance(error, DeadlineExceeded):  # the line knows what was left of the time, the caller what he said
+            error = _too_late()
         self._fail(request.asking, named(error, request.asking.first_place(request.place)))
 
     def _out_of_line(self, request: TextRequest) -> None:

@@ -15,6 +15,7 @@ from weir.wire.elements import read_elements, write_elements
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.nonfinite import find_nonfinite
 from weir.wire.shapes import element_count
+from weir.wire.surrogates import find_half
 from weir.wire.tensors import DTYPES
 from weir.wire.values import UNREADABLE
 
@@ -141,8 +142,8 @@ def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
     except RecursionError:
         raise InvalidRequest(f"body: must be {what} as JSON, nested less deeply") from None
     except UNREADABLE as error:
-        named = find_nonfinite(body)
-        raise InvalidRequest(named or f"body: must be {what} as JSON ({error})") from None
+        named = find_nonfinite(body) or find_half(body)
+        raise InvalidRequest(str(named) if named else f"body: must be {what} as JSON ({error})") from None
 
 
 def request_of(read: ReadRequest, model: str, version: str, find: Find) -> InferenceRequest:

@@ -12,6 +12,7 @@ import msgspec
 
 from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
+from weir.wire.surrogates import find_half
 
 # What msgspec raises when it reads something wrong, and when it is given something that it cannot write.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -49,7 +50,7 @@ def decode(body: bytes | memoryview, content_type: str) -> Any:
     try:
         return DECODE[content_type](body)
     except UNREADABLE as error:
-        raise unreadable(error, content_type) from None
+        raise unreadable(error, content_type, body) from None
 
 
 def split(body: bytes | memoryview, content_type: str) -> list[bytes]:
@@ -57,7 +58,7 @@ def split(body: bytes | memoryview, content_type: str) -> list[bytes]:
     try:
         return list(map(bytes, _DECODE_LIST[content_type](body)))
     except UNREADABLE as error:
-        raise unreadable(error, content_type) from None
+        raise unreadable(error, content_type, body) from None
 
 
 def encode(value: Any, content_type: str) -> bytes:
@@ -65,8 +66,12 @@ def encode(value: Any, content_type: str) -> bytes:
     return ENCODE[content_type](value)
 
 
-def unreadable(error: BaseException, content_type: str) -> InvalidRequest:
-    """Return the error to answer with when reading a body of `content_type` raised `error`, one of UNREADABLE."""
+def unreadable(error: BaseException, content_type: str, body: bytes | memoryview = b"") -> InvalidRequest:
+    """Return the error to answer with when reading a body of `content_type` raised `error`, one of UNREADABLE. With the `body` it names
+    a text that is no Unicode."""
+    half = find_half(body) if content_type == JSON else None
+    if half is not None:
+        return InvalidRequest(str(half))
     if isinstance(error, RecursionError):
         return InvalidRequest(f"body: must be {content_type}, nested less deeply")
     return InvalidRequest(f"body: must be {content_type} ({error})")

@@ -94,7 +94,7 @@ class Reader:
                 return error
             if content_type in DECODE and content_type not in self._own:
                 if self._schema is None and isinstance(error, UNREADABLE):
-                    return unreadable(error, content_type)
+                    return unreadable(error, content_type, payload)
                 refused = refusal(error, content_type, payload)
                 if refused is not None:
                     return refused
