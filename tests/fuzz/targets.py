@@ -199,7 +199,7 @@ def _modest(request: InferenceRequest, data: bytes) -> None:
 def _outcome(read: Callable[[], Arrays]) -> Any:
     try:
         return {
-            name: (array.shape, array.tobytes() if array.dtype != object else array.tolist())
+            name: (array.shape, array.tobytes() if array.dtype != object else array.ravel().tolist())
             for name, array in read().items()
         }
     except InvalidRequest:
