@@ -25,7 +25,7 @@ SEEN = Observation(10.0, 5, 9.95, 40.0, 5, 10.0, 1, 1, 8, 0.1, False)
 def slow(seconds: float) -> ServiceTime:
     """Return an estimate of so many seconds for any batch."""
     service = ServiceTime()
-    service.learn(8, seconds, 0.0)
+    service.learn(8, seconds, 0.0, 8.0)
     return service
 
 

@@ -11,7 +11,7 @@ def learned(*pairs: tuple[int, float]) -> ServiceTime:
     """Return an estimate that has seen these sizes and seconds."""
     service = ServiceTime()
     for number, (rows, seconds) in enumerate(pairs):
-        service.learn(rows, seconds, float(number))
+        service.learn(rows, seconds, float(number), 0.0)
     return service
 
 

@@ -24,6 +24,7 @@ from weir.batching.lengths import LengthLane
 from weir.batching.line import Line
 from weir.batching.outlook import UNKNOWN_WAIT, Outlook
 from weir.batching.padded import ByLength
+from weir.batching.padded_time import PaddedTime
 from weir.batching.places import Places
 from weir.batching.retry import Suspects, load_of
 from weir.batching.running import Running
@@ -51,7 +52,7 @@ class Batcher:
     def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
         self.settings = settings
         self.policy = policy
-        self.service = ServiceTime()
+        self.service = PaddedTime(settings.max_batch_cost) if settings.padded else ServiceTime()
         self.draining = False
         self.policy_error: Exception | None = None
         self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane)
@@ -172,7 +173,7 @@ class Batcher:
         alone_since = self._places.take_back(dispatch.worker, batch_id, now)
         self._suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
-        self.service.learn(dispatch.rows, dispatch.seconds, now)
+        self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
         if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
             self._tight = self._outlook.time_in_sight()
         self._freed = True

@@ -21,8 +21,8 @@ class ServiceTime:
         self._w = self._n = self._t = self._nn = self._nt = 0.0
         self._fixed = self._per_row = self._spread = 0.0
 
-    def learn(self, rows: int, seconds: float, now: float) -> None:
-        """Learn that a batch of `rows` took `seconds`, at the instant `now`."""
+    def learn(self, rows: float, seconds: float, now: float, cost: float) -> None:
+        """Learn that a batch of `rows` took `seconds`, at the instant `now`; its `cost` does not count here."""
         if self._count:
             error = abs(seconds - self._fixed - self._per_row * rows)
             self._spread += (1.0 - FADE if self._count > 10 else 1.0 / self._count) * (error - self._spread)
@@ -42,17 +42,21 @@ class ServiceTime:
             fixed, slope = 0.0, nt / nn
         self._fixed, self._per_row = fixed, slope
 
-    def expected(self, rows: int) -> float:
+    def expected(self, rows: float) -> float:
         """Return the expected service time of a batch of `rows`."""
         return self._fixed + self._per_row * rows
 
-    def careful(self, rows: int) -> float:
+    def careful(self, rows: float) -> float:
         """Return a time in which most batches of `rows` are done."""
         return self._fixed + self._per_row * rows + 2.0 * self._spread
 
-    def optimistic(self, rows: int) -> float:
+    def optimistic(self, rows: float) -> float:
         """Return a time in which hardly any batch of `rows` is done."""
         return max(0.0, self._fixed + self._per_row * rows - 2.0 * self._spread)
+
+    def alone(self, rows: float, length: float) -> float:
+        """Return a time in which hardly any batch with `rows` is done, each of such a length; which does not count here."""
+        return self.optimistic(rows)
 
     def is_trusted(self, now: float) -> bool:
         """Tell whether work may be refused by this estimate: enough was measured, and not too long ago."""
@@ -60,7 +64,7 @@ class ServiceTime:
             return False
         return now <= self._at + max(STALE_MIN, STALE_SERVICES * self._t / self._w)
 
-    def rate(self, rows: int) -> float:
+    def rate(self, rows: float) -> float:
         """Return the rows per second that one worker serves in batches of `rows`; infinity if nothing is known."""
         seconds = self.expected(rows)
         return rows / seconds if seconds > 0.0 else float("inf")

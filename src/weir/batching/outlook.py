@@ -3,6 +3,7 @@
 from math import inf
 
 from weir.batching.estimate import ServiceTime
+from weir.batching.lengths import length_of
 from weir.batching.line import Line
 from weir.batching.places import Places
 from weir.batching.settings import BatchingSettings
@@ -47,7 +48,10 @@ class Outlook:
         group = self._line.groups.get(request.key)
         ahead = len(group.lane_of(request)) if group is not None else 0
         rows = min(request.rows, self._largest)
-        return now + ahead / self.rate(self._line.waiting) + self._service.optimistic(rows) >= request.deadline
+        return (
+            now + ahead / self.rate(self._line.waiting) + self._service.alone(rows, length_of(request))
+            >= request.deadline
+        )
 
     def must_last(self, seen: Observation, rows: int) -> float:
         """Return the instant after which a deadline must lie for the request to be started.
