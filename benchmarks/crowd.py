@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -25,27 +26,42 @@ APART = 0.1  # of the larger throughput, wished at most
 DOORS = ("http", "zmq")
 
 
+class Case(NamedTuple):
+    """One case at one door, measured."""
+
+    door: str
+    what: str
+    seen: str
+    wished: str
+    value: float
+    met: bool
+
+
 def main() -> int:
     """Measure; return 1 if a wish was not met."""
     asked = _arguments()
     console, good = Console(), True
     table = Table("door", "case", "measured", "wished", "met")
-    flags = [str(model_directory()), "--device-map", "cpu", "--timeout", "3600"]
-    for door in DOORS if asked.door == "both" else (asked.door,):
-        with (
-            tempfile.TemporaryDirectory() as cache,
-            text_server([*flags, "--cache", cache], zmq=door == "zmq") as server,
-        ):
-            for case in (_overtaking, _sharing):
-                what, seen, wished, met = case(server, asked.seconds)
-                good &= met
-                table.add_row(door, what, seen, wished, "yes" if met else "NO")
-                console.print(f"[dim]{door}:[/] {what}: {seen}")
+    for case in cases(DOORS if asked.door == "both" else (asked.door,), asked.seconds):
+        good &= case.met
+        table.add_row(case.door, case.what, case.seen, case.wished, "yes" if case.met else "NO")
+        console.print(f"[dim]{case.door}:[/] {case.what}: {case.seen}")
     console.print(table)
     return 0 if good else 1
 
 
-def _overtaking(server: Running, seconds: float) -> tuple[str, str, str, bool]:
+def cases(doors: Sequence[str], seconds: float) -> Iterator[Case]:
+    """Yield each case at each door when it is measured; the server measures its batches before that."""
+    flags = [str(model_directory()), "--device-map", "cpu", "--timeout", "3600"]
+    for door in doors:
+        with tempfile.TemporaryDirectory() as cache:
+            with text_server([*flags, "--cache", cache], zmq=door == "zmq") as server:
+                yield _overtaking(server, seconds, door)
+            with text_server([*flags, "--cache", cache], zmq=door == "zmq") as server:
+                yield _sharing(server, seconds, door)
+
+
+def _overtaking(server: Running, seconds: float, door: str) -> Case:
     with ThreadPoolExecutor(2) as pool:
         crowd = pool.submit(_client, server, "flood", seconds + 6)
         time.sleep(5)  # until the first ten thousand have been read, and what follows them waits
@@ -60,17 +76,17 @@ def _overtaking(server: Running, seconds: float) -> tuple[str, str, str, bool]:
         f"p50 {1e3 * p50:.1f} ms, p99 {1e3 * p99:.1f} ms of {len(small['seconds'])} sentences: {times:.1f} batches of {1e3 * batch:.1f} ms; "
         f"meanwhile {sent['sent']} requests of {sent['texts']:,} sentences were sent"
     )
-    return "one large client, small ones", said, f"at most {BATCHES:g} batches", times <= BATCHES
+    return Case(door, "one large client, small ones", said, f"p99 at most {BATCHES:g} batches", times, times <= BATCHES)
 
 
-def _sharing(server: Running, seconds: float) -> tuple[str, str, str, bool]:
+def _sharing(server: Running, seconds: float, door: str) -> Case:
     with ThreadPoolExecutor(2) as pool:
         begin = time.time() + 4
         both = [pool.submit(_client, server, "steady", seconds, begin) for _ in range(2)]
         rates = [each.result()["rate"] for each in both]
     apart = 1 - min(rates) / max(rates)
     said = " and ".join(f"{rate:.1f}" for rate in rates) + f" sentences/s: {100 * apart:.1f} % apart"
-    return "two large clients", said, f"less than {100 * APART:.0f} % apart", apart < APART
+    return Case(door, "two large clients", said, f"less than {100 * APART:.0f} % apart", apart, apart < APART)
 
 
 def _client(server: Running, *told: object) -> Any:

@@ -11,7 +11,8 @@ from benchmarks.peer_setup import python_of, script
 from benchmarks.servers import Server, serving
 from benchmarks.text_load import MODEL, model_directory
 
-WEIR, INT8, INFINITY, SENTENCE_TRANSFORMERS = "Weir", "Weir, int8", "infinity_emb", "sentence-transformers, FastAPI"
+WEIR, WORKERS, INT8 = "Weir", "Weir, a worker for each core", "Weir, int8"
+INFINITY, SENTENCE_TRANSFORMERS = "infinity_emb", "sentence-transformers, FastAPI"
 CORES = psutil.cpu_count() or 1
 _BODY = json.dumps({"input": "First do it", "model": MODEL}).encode()
 

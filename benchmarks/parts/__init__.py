@@ -3,6 +3,7 @@
 from benchmarks.parts import (
     bodies,
     calls,
+    crowd,
     decisions,
     doors,
     embedding,
@@ -41,5 +42,6 @@ MODULES = (
     doors,
     vectors,
     text_memory,
+    crowd,
 )
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

@@ -83,9 +83,10 @@ def test_every_table_is_written_and_every_step_told() -> None:
     ]  # fmt: skip
     assert [len(table.rows) for table in tables] == [2, 1, 2, 2, 2]
     assert len(told) == plan.steps == 9
+    short = ["--max-length", "40"]
     assert server.flags == [
-        ["--max-length", "20"], ["--max-length", "40"], ["--max-batch-size", "32", "--max-length", "40"],
-        ["--layers", "-1", "--max-length", "40"], ["--layers", "-2", "--max-length", "40"], ["--max-length", "40"],
+        ["--max-length", "20"], short, [*short, "--max-batch-size", "32", "--max-batch-cost", "1280", "--run-tokens", "1280"],
+        [*short, "--layers", "-1"], [*short, "--layers", "-2"], short,
     ]  # fmt: skip
 
 

@@ -94,7 +94,11 @@ class Tables:
         plan, rows = self._plan, []
         for value in values:
             length = value if flag == "--max-length" else plan.length
-            told = [flag, str(value)] if flag == "--max-length" else [flag, str(value), "--max-length", str(length)]
+            told = ["--max-length", str(length)]
+            if flag == "--max-batch-size":  # full of texts, and computed as one
+                told += [flag, str(value), "--max-batch-cost", str(value * length), "--run-tokens", str(value * length)]
+            elif flag != "--max-length":
+                told += [flag, str(value)]
             with self._serve(told) as connect:
                 rates = self._rates(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")
             rows.append([str(value), _shown(sum(rates))])
