@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weir.embedding.accepted import Accepted
@@ -37,7 +38,7 @@ class Encoder:
 
     `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
     too long are read in pieces for them, see pieces.py, also for `highest`; with `normalize` vectors of which only
-    the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does).
+    the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does all).
     `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
 
@@ -59,6 +60,7 @@ class Encoder:
         self._highest = highest
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
+        self._many = MANY if threads else inf
         self._shares: Shares[Asking] = Shares()
         self._small: defaultdict[Hashable, int] = defaultdict(int)  # texts of small requests under way, by caller
         self._max_held = max_held
@@ -114,7 +116,7 @@ class Encoder:
         manner = Manner(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
         loop = asyncio.get_running_loop()
         deadline = self._service.now() + timeout
-        many = len(texts) > MANY
+        many = len(texts) > self._many
         unlike, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         asking = Asking(
             unlike, places, door=door, caller=client or None, priority=priority,
