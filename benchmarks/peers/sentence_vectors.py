@@ -1,7 +1,9 @@
 """sentence-transformers behind FastAPI, as one would write it: one encoder at a time, on all threads it may use."""
 
 import argparse
-import threading
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,10 +23,10 @@ class Asked(BaseModel):
 
 
 @app.post("/v1/embeddings")
-def embeddings(asked: Asked) -> dict[str, Any]:
-    """Answer as OpenAI's does. Called in a thread; torch's own threads are not shared between calls."""
-    with app.state.one:
-        vector = app.state.model.encode(asked.input, show_progress_bar=False)
+async def embeddings(asked: Asked) -> dict[str, Any]:
+    """Answer as OpenAI's does. Always in the same thread: each that calls torch would get threads of its own, which spin against the others'."""
+    encode = partial(app.state.model.encode, asked.input, show_progress_bar=False)
+    vector = await asyncio.get_running_loop().run_in_executor(app.state.one, encode)
     return {"object": "list", "data": [{"object": "embedding", "index": 0, "embedding": vector.tolist()}]}
 
 
@@ -34,6 +36,6 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", required=True)
     asked = parser.parse_args()
     torch.set_num_threads(int(asked.threads))
-    app.state.one = threading.Lock()
+    app.state.one = ThreadPoolExecutor(1)
     app.state.model = SentenceTransformer(asked.directory, device="cpu")
     uvicorn.run(app, host="127.0.0.1", port=int(asked.port), log_level="error", access_log=False)
