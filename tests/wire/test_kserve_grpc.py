@@ -166,8 +166,14 @@ def test_a_body_that_is_no_message(padding: int, end: bytes) -> None:
 def test_fields_that_are_not_known_are_passed_over() -> None:
     body = write_request(InferenceRequest("m", [value("x", LARGE, "INT32")]))
     unknown = (
-        b"\xa0\x06\x05" + b"\xa1\x06" + bytes(8) + b"\xa5\x06" + bytes(4) + b"\xa2\x06\x01z"
-    )  # one of each wire type
+        b"\xa0\x06\x05"
+        + b"\xa1\x06"
+        + bytes(8)
+        + b"\xa5\x06"
+        + bytes(4)
+        + b"\xa2\x06\x01z"
+        + b"\xa3\x06\x08\x01\xa4\x06"
+    )  # one of each wire type, the last a group
     assert read_request(parse_request(body + unknown)).inputs[0].array.tolist() == LARGE.tolist()
 
 

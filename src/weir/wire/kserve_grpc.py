@@ -5,6 +5,7 @@ message. Raw bytes of large messages are not copied: arrays are views into the b
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -39,6 +40,7 @@ _SHORT = 256
 # Wire types.
 _VARINT = 0
 _SIZED = 2  # a length and as many bytes
+_GROUP = (3, 4)  # where one begins, and ends
 _FIXED = {1: 8, 5: 4}  # of a fixed number of bytes
 
 
@@ -240,13 +242,18 @@ def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     return element_count(name, shape, item_bytes(datatype))
 
 
+class _Grouped(ValueError):
+    """There is a group, of which nobody knows the length; protobuf reads, and passes over, those that it does not know."""
+
+
 def _parse(kind: Any, body: bytes, field: str) -> Parsed:
     try:
-        if len(body) < _SCAN_ABOVE:
-            parsed = kind.FromString(body)
-            return Parsed(parsed, getattr(parsed, field))
-        rest, raw = _split(memoryview(body), _NUMBERS[field])
-        return Parsed(kind.FromString(rest), raw)
+        if len(body) >= _SCAN_ABOVE:
+            with suppress(_Grouped):
+                rest, raw = _split(memoryview(body), _NUMBERS[field])
+                return Parsed(kind.FromString(rest), raw)
+        parsed = kind.FromString(body)
+        return Parsed(parsed, getattr(parsed, field))
     except (DecodeError, IndexError, ValueError) as error:
         raise InvalidRequest(f"body: must be a {kind.DESCRIPTOR.full_name} ({error})") from None
 
@@ -277,6 +284,8 @@ def _field(body: memoryview, start: int) -> tuple[int, int, int, int]:
         return number, kind, content, content + length
     if kind == _VARINT:
         return number, kind, content, read_varint(body, content)[1]
+    if kind in _GROUP:
+        raise _Grouped
     if kind not in _FIXED:
         raise ValueError(f"field {number} has wire type {kind}")
     return number, kind, content, content + _FIXED[kind]
