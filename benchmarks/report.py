@@ -19,6 +19,21 @@ README = ROOT / "README.md"
 BEGIN, END = "<!-- figures: written by `make bench` -->", "<!-- end of figures -->"
 BEGIN_SOLVED, END_SOLVED = "<!-- solved: written by `make bench PART=theory` -->", "<!-- end of solved -->"
 
+# What of further parts the README shows, once it was measured: our value beside a peer's.
+BESIDE = [
+    (f"KServe v2: {what}, requests/s", peer, f"kserve: Weir {case}", f"kserve: {peer} {case}")
+    for what, case, peer in (
+        ("small JSON tensors, 64 connections", "small JSON, 64 connections", "Triton"),
+        ("602 KB binary tensors, 16 connections", "602 KB binary, 16 connections", "Triton"),
+    )
+] + [
+    ("KServe v2 over gRPC: small tensors, 16 connections, calls/s", "MLServer", "grpc: Weir 16", "grpc: MLServer 16"),
+    *[
+        (f"sentence vectors, {clients} clients, sentences/s", "infinity_emb", f"vectors: Weir {clients}", f"vectors: infinity_emb {clients}")
+        for clients in (16, 64)
+    ],
+]  # fmt: skip
+
 INTRODUCTION = """# Benchmarks
 
 Everything on this page is written by the command that measured it: `make bench`, or one part alone with
@@ -119,5 +134,7 @@ def _figures(values: dict[str, float]) -> str:
           for loop in ("asyncio", "uvloop")],
         ["600 KB binary bodies, requests/s", rate("large-bodies: Weir"), f"mosec: {rate('large-bodies: mosec')}",
          f"{values['large-bodies: times mosec']:.1f}"],
+        *[[label, rate(mine), f"{peer}: {rate(theirs)}", f"{values[mine] / values[theirs]:.1f}"]
+          for label, peer, mine, theirs in BESIDE if {mine, theirs} <= values.keys()],
     ]  # fmt: skip
     return "\n".join(_table(["", "Weir", "peer", "times better"], rows))

@@ -53,7 +53,7 @@ def option(declared: Declared) -> Any:
     names = f"{flag}/--no-{flag[2:]}" if declared.is_switch else flag
     kinds = [kind for kind in getattr(declared.hint, "__args__", (declared.hint,)) if kind in _PLACEHOLDERS]
     return typer.Option(
-        None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else None), help=_help(declared),
+        None, names, metavar=declared.metavar or (_PLACEHOLDERS[kinds[0]] if kinds else " " if declared.is_switch else None), help=_help(declared),
         rich_help_panel=declared.part, show_default=False,
     )  # fmt: skip
 
