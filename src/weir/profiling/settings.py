@@ -15,7 +15,6 @@ class ProfilingSettings:
         "batch sizes to measure, in rows (default: up to 16, then in steps of a quarter, and the largest; edges of steps are "
         "looked for between them)",
         metavar="NUMBERS",
-        rule=(lambda value: all(size >= 1 for size in value), "must be 1 or more, each of them"),
     )
     seconds: float = setting(
         30.0, "longest time for service times; energy, where it can be read, comes on top", rule=POSITIVE
