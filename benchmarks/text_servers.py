@@ -11,14 +11,14 @@ from benchmarks.peer_setup import python_of, script
 from benchmarks.servers import Server, serving
 from benchmarks.text_load import MODEL, model_directory
 
-WEIR, WORKERS, INT8 = "Weir", "Weir, a worker for each core", "Weir, int8"
+WEIR, ONE_WORKER, INT8 = "Weir", "Weir, one worker of all threads", "Weir, int8"
 INFINITY, SENTENCE_TRANSFORMERS = "infinity_emb", "sentence-transformers, FastAPI"
 CORES = psutil.cpu_count() or 1
 _BODY = json.dumps({"input": "First do it", "model": MODEL}).encode()
 
 
 def weir_texts(directory: Path, *flags: str) -> list[str]:
-    """Return the command that serves the model as a user would: one worker, its threads chosen by itself."""
+    """Return the command that serves the model as a user would: workers and threads chosen by itself."""
     return [sys.executable, "-m", "weir", "embed", "serve", f"{MODEL}={directory}", "--port", "{port}",
             "--host", "127.0.0.1", "--log-level", "warning", *flags]  # fmt: skip
 

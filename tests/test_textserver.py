@@ -1,5 +1,6 @@
 """Which settings a server of texts gets from flags, a file and the environment."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +77,32 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line() -> None:
     flags = {"precision": ["int8"], "device_map": ["cpu"], "threads": ["1"], "timeout": ["5"], "normalize": ["false"]}
     (model,) = text_settings(["/models/one"], flags, {}).models
     served = read_model(model).served()
-    assert (served.target, served.name, served.settings) == (TARGET, "one", {"threads": 1, "timeout": 5.0})
+    settings = {"threads": 1, "timeout": 5.0, "workers": len(os.sched_getaffinity(0))}
+    assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
     params: dict[str, Any] = {"precision": "int8", "devices": ["cpu"], "threads": 1, "normalize": False}
     assert params.items() <= served.params.items()
     assert (served.params["pooling"], served.params["layers"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "workers", "threads"),
+    [
+        ({}, 8, 1),
+        ({"threads": ["4"]}, 2, 4),
+        ({"workers": ["2"]}, 2, 4),
+        ({"workers": ["3"], "threads": ["5"]}, 3, 5),
+        ({"threads": ["9"]}, 1, 9),
+        ({"runtime": ["torch"]}, 1, 8),  # whose workers share nothing
+        ({"executor": ["thread"]}, 1, 8),
+    ],
+)
+def test_there_is_a_worker_for_each_cpu_unless_something_else_was_said(
+    monkeypatch: pytest.MonkeyPatch, flags: dict[str, list[str]], workers: int, threads: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    (model,) = text_settings(["/models/one"], {"device_map": ["cpu"], **flags}, {}).models
+    said = read_model(model)
+    assert (said.workers, said.threads) == (workers, threads)
 
 
 def test_every_setting_of_weir_serve_that_is_no_repository_is_there() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.embedding.budget import Budget
+from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.manager.spec import ModelToServe
 
@@ -22,10 +23,24 @@ class Said(NamedTuple):
     settings: dict[str, Any]
 
     @property
+    def workers(self) -> int:
+        """How many workers there are: as was said, else as many as the CPUs are enough for, where they compute, and 1 elsewhere.
+
+        Runs of single texts on a CPU gain little from a second thread, and workers share the weights. The torch runtime shares nothing.
+        """
+        if "workers" in self.settings:
+            return int(self.settings["workers"])
+        computing = self.computing
+        alike = self.settings.get("executor", "process") == "process" and computing.runtime == "onnx"
+        if not alike or may_use_gpu(computing.device_map):
+            return 1
+        return max(1, _cpus() // int(self.settings.get("threads") or 1))
+
+    @property
     def threads(self) -> int:
         """How many threads a worker computes with: as was said, else its share of the CPUs that this process may use."""
         said: int | None = self.settings.get("threads")
-        return said or max(1, len(os.sched_getaffinity(0)) // int(self.settings.get("workers", 1)))
+        return said or max(1, _cpus() // self.workers)
 
     @property
     def wants_calibration(self) -> bool:
@@ -51,6 +66,7 @@ class Said(NamedTuple):
         """Return the settings of the line and the workers."""
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
+            settings["workers"] = self.workers
             settings["threads"] = self.threads  # of its other libraries; threads of this process are not ours to set
         return settings
 
@@ -60,6 +76,11 @@ class Said(NamedTuple):
             return ModelToServe(TARGET, self.name, self.params(), [], self.of_workers())
         settings = {**budget.settings(), **self.of_workers()}
         return ModelToServe(TARGET, self.name, self.params(int(settings["max_batch_cost"])), [], settings)
+
+
+def _cpus() -> int:
+    """Return how many CPUs this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def read_model(model: ModelToServe) -> Said:
