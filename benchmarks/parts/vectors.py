@@ -1,7 +1,9 @@
 """Sentence vectors over HTTP, one text a request, beside infinity, sentence-transformers, and the same runtime without a server."""
 
 import tempfile
+import time
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -31,6 +33,7 @@ MANY = CLIENTS[1:]
 SERVERS = (WEIR, ONE_WORKER, INT8, INFINITY, SENTENCE_TRANSFORMERS)
 COMPARED = 64  # texts whose vectors are compared
 LAYOUTS = {f"one process of {CORES} threads": (1, CORES), f"{CORES} processes of one thread": (CORES, 1)}
+PATIENCE = 20.0  # seconds that servers get to come to rest
 TRIES = 8  # sizes and layouts that are tried without a server, in one round
 
 
@@ -52,9 +55,25 @@ def measure(run: Run) -> Result:
         for turn in range(run.rounds):
             for clients in CLIENTS:
                 for server in rotated(servers, turn):
+                    _rest(servers)
                     _one(run, server, clients, bodies, seen)
+            _rest(servers)
             _offline(run, seen, rotated(list(LAYOUTS), turn))
     return _result(seen, vectors, texts)
+
+
+def _rest(servers: Sequence[Server]) -> None:
+    """Wait until no server computes: some still do for a while when nobody waits for their answers any more."""
+    end = time.monotonic() + PATIENCE
+    busy = True
+    while busy and time.monotonic() < end:
+        before = _used(servers)
+        time.sleep(0.5)
+        busy = _used(servers) - before > 0.05
+
+
+def _used(servers: Sequence[Server]) -> float:
+    return sum(used.front_seconds + used.worker_seconds for used in (server.usage() for server in servers))
 
 
 def _servers(cache: str) -> list[AbstractContextManager[Server]]:
