@@ -1,13 +1,15 @@
 """reading.py: texts become tokens in threads, together with what came meanwhile."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 from typing import Any
 
-from tests.embedding.text_models import Words
+from tests.embedding.text_models import Cut, Words
 
 from weir.embedding.reading import CHUNK, Readers, Reading
-from weir.errors import ModelError
+from weir.embedding.texts import Manner, Text
+from weir.errors import InvalidRequest, ModelError
 
 
 def read(readers: Readers, texts: list[Any], *, urgent: bool = True, max_length: int = 9) -> "asyncio.Future[Any]":
@@ -66,6 +68,43 @@ def test_what_is_urgent_does_not_wait_for_what_is_not() -> None:
         assert words.rounds == []
         words.gate.set()
         await asyncio.gather(urgent, *bulk)
+        readers.close()
+
+    asyncio.run(main())
+
+
+class Held(Words):
+    """A tokenizer that reads what begins with a name only once the gate of that name is open."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.gates = {name: threading.Event() for name in names}
+        self.reads = {name: threading.Event() for name in names}
+
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+    ) -> list[Cut | InvalidRequest]:
+        """Read texts."""
+        if texts[0] in self.gates:
+            self.reads[str(texts[0])].set()
+            self.gates[str(texts[0])].wait()
+        return super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
+
+
+def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
+    async def main() -> None:
+        words = Held("first", "second")
+        readers = Readers(words, 2)
+        readers.start()
+        first = read(readers, ["first"])
+        await asyncio.to_thread(words.reads["first"].wait)
+        second = read(readers, ["second"], urgent=False)
+        await asyncio.to_thread(words.reads["second"].wait)
+        urgent, bulk = read(readers, ["now"]), read(readers, ["later"], urgent=False)
+        words.gates["second"].set()  # the thread of the first does not come back
+        await asyncio.wait_for(asyncio.gather(second, urgent, bulk), 20)
+        words.gates["first"].set()
+        await first
         readers.close()
 
     asyncio.run(main())

@@ -124,12 +124,12 @@ class Readers:
             self._for_rest.put(True)
 
     def _work(self, wake: "SimpleQueue[bool]", only_urgent: bool) -> None:
+        # An entry is one reading's, so each takes from its queue, whatever was urgent besides.
         queues = (self._urgent,) if only_urgent else (self._urgent, self._bulk)
         while wake.get():
             for queue in queues:
                 if readings := _taken(queue):
                     self._read(readings)
-                    break
 
     def _read(self, readings: list[Reading]) -> None:
         began = time.monotonic()
