@@ -18,7 +18,7 @@ _BODY = json.dumps({"input": "First do it", "model": MODEL}).encode()
 
 
 def weir_texts(directory: Path, *flags: str) -> list[str]:
-    """Return the command that serves the model as a user would."""
+    """Return the command that serves the model as a user would: workers and threads chosen by itself."""
     return [sys.executable, "-m", "weir", "embed", "serve", f"{MODEL}={directory}", "--port", "{port}",
             "--host", "127.0.0.1", "--log-level", "warning", *flags]  # fmt: skip
 

@@ -77,7 +77,7 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line() -> None:
     flags = {"precision": ["int8"], "device_map": ["cpu"], "threads": ["1"], "timeout": ["5"], "normalize": ["false"]}
     (model,) = text_settings(["/models/one"], flags, {}).models
     served = read_model(model).served()
-    settings = {"threads": 1, "timeout": 5.0}
+    settings = {"threads": 1, "timeout": 5.0, "workers": len(os.sched_getaffinity(0))}
     assert (served.target, served.name, served.settings) == (TARGET, "one", settings)
     params: dict[str, Any] = {"precision": "int8", "devices": ["cpu"], "threads": 1, "normalize": False}
     assert params.items() <= served.params.items()
@@ -87,13 +87,16 @@ def test_what_is_computed_goes_to_the_model_and_the_rest_to_its_line() -> None:
 @pytest.mark.parametrize(
     ("flags", "workers", "threads"),
     [
-        ({}, 1, 8),
+        ({}, 8, 1),
+        ({"threads": ["4"]}, 2, 4),
         ({"workers": ["2"]}, 2, 4),
         ({"workers": ["3"], "threads": ["5"]}, 3, 5),
-        ({"threads": ["4"]}, 1, 4),
+        ({"threads": ["9"]}, 1, 9),
+        ({"runtime": ["torch"]}, 1, 8),  # whose workers share nothing
+        ({"executor": ["thread"]}, 1, 8),
     ],
 )
-def test_the_cpus_are_dealt_out_to_the_workers_unless_something_else_was_said(
+def test_there_is_a_worker_for_each_cpu_unless_something_else_was_said(
     monkeypatch: pytest.MonkeyPatch, flags: dict[str, list[str]], workers: int, threads: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))

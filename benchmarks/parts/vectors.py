@@ -78,9 +78,9 @@ def _used(servers: Sequence[Server]) -> float:
 
 def _servers(cache: str) -> list[AbstractContextManager[Server]]:
     """With a cache of its own Weir measures its batches now, as at a first start, and not what it kept of a busier hour."""
-    kept, each = ("--cache", cache), ("--workers", str(CORES))
+    kept = ("--cache", cache)
     return [
-        weir(*kept, *each), weir(*kept, name=ONE_WORKER), weir(*kept, *each, "--precision", "int8", name=INT8),
+        weir(*kept), weir(*kept, "--workers", "1", name=ONE_WORKER), weir(*kept, "--precision", "int8", name=INT8),
         infinity(), sentence_transformers(),
     ]  # fmt: skip
 
@@ -191,7 +191,7 @@ PART = Part(
     "vectors",
     "Sentence vectors",
     "all-MiniLM-L6-v2 on all cores, single sentences over HTTP from 1, 16 and 64 clients at once, beside infinity and "
-    "sentence-transformers behind FastAPI. Weir has a worker for each core (`--workers`), where nothing else is said.",
+    "sentence-transformers behind FastAPI.",
     lambda rounds: rounds * (len(CLIENTS) * len(SERVERS) + 1),
     measure,
 )

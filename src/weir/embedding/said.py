@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.embedding.budget import Budget
+from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.manager.spec import ModelToServe
 
@@ -23,8 +24,17 @@ class Said(NamedTuple):
 
     @property
     def workers(self) -> int:
-        """How many workers there are: as was said, else 1."""
-        return int(self.settings.get("workers", 1))
+        """How many workers there are: as was said, else as many as the CPUs are enough for, where they compute, and 1 elsewhere.
+
+        Runs of single texts on a CPU gain little from a second thread, and workers share the weights. The torch runtime shares nothing.
+        """
+        if "workers" in self.settings:
+            return int(self.settings["workers"])
+        computing = self.computing
+        alike = self.settings.get("executor", "process") == "process" and computing.runtime == "onnx"
+        if not alike or may_use_gpu(computing.device_map):
+            return 1
+        return max(1, _cpus() // int(self.settings.get("threads") or 1))
 
     @property
     def threads(self) -> int:
@@ -56,6 +66,7 @@ class Said(NamedTuple):
         """Return the settings of the line and the workers."""
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
+            settings["workers"] = self.workers
             settings["threads"] = self.threads  # of its other libraries; threads of this process are not ours to set
         return settings
 
