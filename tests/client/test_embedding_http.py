@@ -139,6 +139,20 @@ def test_silence_ends_in_time(client: EmbeddingClient) -> None:
         client.encode(TEXTS, model="stuck", timeout=0.05)
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf")])
+def test_a_timeout_that_is_none_is_refused(running: Running, client: EmbeddingClient, timeout: float) -> None:
+    rule = f"timeout={timeout!r}: must be a finite number of seconds greater than 0"
+    heard = len(running.encoder.heard)
+    for ask in (client.encode, client.encode_async):
+        with pytest.raises(InvalidRequest, match=rule):
+            ask(TEXTS, timeout=timeout)
+    with pytest.raises(InvalidRequest, match=rule):
+        client.encode(TEXTS, blocking=False, timeout=timeout)
+    assert len(running.encoder.heard) == heard
+    with pytest.raises(SettingsError, match=rule):
+        EmbeddingClient(running.server.url, timeout=timeout)
+
+
 def test_closing_ends_what_is_under_way(running: Running) -> None:
     client = EmbeddingClient(running.server.url, model="stuck", ignore_all_checks=True)
     future = client._transport.start(_asked(), 20.0)

@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count, islice
+from numbers import Real
 from queue import SimpleQueue
-from threading import BoundedSemaphore
+from threading import TIMEOUT_MAX, BoundedSemaphore
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +22,7 @@ from weir.errors import Conflict, InvalidRequest, Overloaded, SettingsError, Uns
 # By default what a full line refuses is sent again for as long as there is time.
 PATIENT = Retry(times=1_000_000, first_wait=0.05, longest_wait=1.0)
 AHEAD = 64  # batches that encode_async has under way
+_TIMEOUT_RULE = "must be a finite number of seconds greater than 0"
 _SHOWN = 10  # places of cut texts that a warning names
 
 
@@ -53,8 +55,8 @@ class EmbeddingClient:
     ) -> None:  # fmt: skip
         if output not in ("ndarray", "list"):
             raise SettingsError(f"output={output!r}: must be ndarray or list")
-        if not timeout > 0:
-            raise SettingsError(f"timeout={timeout!r}: must be greater than 0")
+        if not _is_timeout(timeout):
+            raise SettingsError(f"timeout={timeout!r}: {_TIMEOUT_RULE}")
         self._url = url
         self._identity = identity or uuid.uuid4().hex
         self._timeout = timeout
@@ -94,18 +96,27 @@ class EmbeddingClient:
         A text is a string, a pair of strings, or a list of token ids; with `is_tokenized` a list of words. With `show_tokens` returns
         the vectors and the tokens of each text. Not `blocking`: returns the number of the request, for `fetch`. `dimensions` keeps
         the first numbers of each vector; `truncate` False refuses a text that is too long; `prompt` is the name of one of the model's, or
-        the text itself, to stand before every text.
+        the text itself, to stand before every text. Raises InvalidRequest for a `timeout` that is no number of seconds greater than 0.
         """
         asked = Asked(
             _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
             show_tokens, prompt,
         )  # fmt: skip
+        seconds = self._seconds(timeout)
         self._count = next(self._numbers)
         if not blocking:
-            return self._start(asked, timeout or self._timeout, self._pending, self._ended)
-        answer = self._transport.encode(asked, timeout or self._timeout)
+            return self._start(asked, seconds, self._pending, self._ended)
+        answer = self._transport.encode(asked, seconds)
         made = self._made(answer)
         return (made, answer.tokens) if show_tokens else made
+
+    def _seconds(self, timeout: float | None) -> float:
+        """Return how long a call may take that was told `timeout`. Raises InvalidRequest."""
+        if timeout is None:
+            return self._timeout
+        if not _is_timeout(timeout):
+            raise InvalidRequest(f"timeout={timeout!r}: {_TIMEOUT_RULE}")
+        return timeout
 
     def _start(self, asked: Asked, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]) -> int:
         number = self._count
@@ -141,15 +152,21 @@ class EmbeddingClient:
     ) -> Generator[Fetched, None, None]:  # fmt: skip
         """Yield the vectors of each of `batches` as they come. `ahead` are under way at most: an endless generator is well.
 
-        It is read in the thread of whoever reads the answers. Stops after `max_num_batch`.
+        It is read in the thread of whoever reads the answers. Stops after `max_num_batch`. What `encode` refuses of `timeout` is refused
+        at once, before the first batch is read.
         """
+        asked = Asked([], self._model, want_tokens=show_tokens, prompt=prompt)
+        return self._stream(islice(batches, max_num_batch), ahead, is_tokenized, asked, self._seconds(timeout))
+
+    def _stream(
+        self, batches: Iterable[Sequence[Text]], ahead: int, is_tokenized: bool, alike: Asked, timeout: float
+    ) -> Generator[Fetched, None, None]:
         pending: dict[int, Future[Vectors]] = {}
         ended: SimpleQueue[int] = SimpleQueue()
         try:
-            for texts in islice(batches, max_num_batch):
+            for texts in batches:
                 self._count = next(self._numbers)
-                asked = Asked(_checked(texts, is_tokenized), self._model, want_tokens=show_tokens, prompt=prompt)
-                self._start(asked, timeout or self._timeout, pending, ended)
+                self._start(alike._replace(texts=_checked(texts, is_tokenized)), timeout, pending, ended)
                 while pending and (len(pending) >= ahead or not ended.empty()):
                     yield self._next(pending, ended)
             while pending:
@@ -246,6 +263,10 @@ class ConcurrentEmbeddingClient(EmbeddingClient):
     def encode_async(self, *arguments: Any, **said: Any) -> Generator[Fetched, None, None]:
         """Refused: raises Unsupported."""
         raise Unsupported("encode_async: a client of many threads only offers what blocks")
+
+
+def _is_timeout(seconds: Any) -> bool:
+    return isinstance(seconds, Real) and 0 < float(seconds) <= TIMEOUT_MAX
 
 
 def _checked(texts: Any, is_tokenized: bool) -> Sequence[Text]:

@@ -235,6 +235,23 @@ def test_an_overloaded_line_is_asked_again(connect: Connect, opened: Opened) -> 
     assert (client.encode(TEXTS) == expected(TEXTS)).all()
 
 
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "1", False])
+def test_a_timeout_that_is_none_is_refused_before_anything_is_sent(
+    connect: Connect, opened: Opened, timeout: Any
+) -> None:
+    client, rule = connect(), f"timeout={timeout!r}: must be a finite number of seconds greater than 0"
+    asked = len(opened.encoder.asked)
+    for blocking in (True, False):
+        with pytest.raises(InvalidRequest, match=rule):
+            client.encode(TEXTS, blocking, timeout=timeout)
+    with pytest.raises(InvalidRequest, match=rule):
+        client.encode_async([TEXTS], timeout=timeout)
+    assert client.fetch_all() == []
+    assert len(opened.encoder.asked) == asked
+    with pytest.raises(SettingsError, match=rule):
+        EmbeddingClient(opened.url, port_out=opened.port_out, timeout=timeout)
+
+
 def test_nobody_listens(opened: Opened) -> None:
     with pytest.raises(Unreachable, match="no answer in time, to anything"):
         EmbeddingClient(opened.url, port_out=1, timeout=0.2)
