@@ -185,8 +185,9 @@ def test_long_texts_may_be_read_in_pieces() -> None:
             assert sum(cut.rows for cut in heard.cuts) == 4
             many = await of(encoder, [f"{LONG} {number}" for number in range(100)])
             assert many.counts == [10] * 100
-            pair = await of(encoder, [(LONG, "a")])
-            assert (pair.counts, pair.truncated) == ([6], [True])
+            others = await of(encoder, [(LONG, "a"), LONG.split()])  # 5 + 1 and 4 + 1; 6 and 3
+            assert (others.counts, others.truncated) == ([11, 9], [False, False])
+            assert others.vectors[1].tolist() == encoded.vectors[1].tolist()
 
     asyncio.run(main())
 

@@ -55,13 +55,15 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Cut(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
-    def split(self, text: str, *, max_length: int, manner: Manner) -> list[Cut] | InvalidRequest:
-        """Read a long text in pieces."""
-        if text.startswith("whole"):
+    def split(self, text: Text, *, max_length: int, manner: Manner) -> list[Cut] | InvalidRequest:
+        """Read a long text in pieces, of a pair the first."""
+        if isinstance(text, str) and text.startswith("whole"):
             return InvalidRequest("whole: must not be divided")
-        words = text.split()
-        pieces = [" ".join(words[start : start + max_length]) for start in range(0, len(words), max_length)]
-        found = [self._one(piece, max_length, True) for piece in pieces]
+        long, beside = text if isinstance(text, tuple) else (text, None)
+        words = long.split() if isinstance(long, str) else [str(word) for word in long]
+        room = max_length - (0 if beside is None else len(str(beside).split()))
+        pieces = [" ".join(words[start : start + room]) for start in range(0, len(words), room)]
+        found = [self._one(piece if beside is None else (piece, beside), max_length, True) for piece in pieces]
         return [each for each in found if isinstance(each, Cut)]
 
     def tokens(self, ids: bytes) -> list[str]:

@@ -44,8 +44,8 @@ class Tokenizes(Protocol):
     ) -> "Sequence[Tokenized | InvalidRequest]":
         """Return what each text is, in order; an error in the place of one that is wrong."""
 
-    def split(self, text: str, *, max_length: int, manner: Manner) -> "Sequence[Tokenized] | InvalidRequest":
-        """Return a long text in pieces that the model can read."""
+    def split(self, text: Text, *, max_length: int, manner: Manner) -> "Sequence[Tokenized] | InvalidRequest":
+        """Return a long text, or pair of texts, in pieces that the model can read; never asked for token ids."""
 
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens as texts."""
@@ -163,8 +163,8 @@ class Readers:
         return [self._whole(reading, *each) for each in zip(reading.texts, results, strict=True)]
 
     def _whole(self, reading: Reading, text: Text, found: "Tokenized | InvalidRequest") -> Read:
-        """Return all pieces of a text that was cut; pairs, words and token ids stay cut."""
-        if isinstance(found, InvalidRequest) or not found.truncated or not isinstance(text, str):
+        """Return all pieces of a text that was cut; token ids, with special ones of the caller's, stay cut."""
+        if isinstance(found, InvalidRequest) or not found.truncated or isinstance(text[0], int):
             return found
         pieces = self._tokenizer.split(text, max_length=reading.max_length, manner=reading.manner)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)

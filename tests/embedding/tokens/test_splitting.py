@@ -7,6 +7,8 @@ import pytest
 from tests.embedding import tiny
 from tests.embedding.tokens.reading import ids
 
+from weir.embedding.texts import Manner
+from weir.embedding.tokens.options import TokenizerOptions
 from weir.embedding.tokens.splitting import split_ids
 from weir.embedding.tokens.template import shares
 from weir.embedding.tokens.tokenizer import Tokenizer
@@ -41,8 +43,56 @@ def test_all_of_a_text_is_in_its_pieces(overlap: int, tmp_path: Path) -> None:
     assert tokenizer.split("do it", max_length=16) == tokenizer.encode(["do it"], max_length=16)
 
 
+WORDS = ["the", "weirs", "hold", "the", "Quick", "waters", "back", "until", "there", "is", "enough", "of", "it"] * 4
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("whole_words", [False, True])
+def test_words_are_split_as_they_are_read(family: str, whole_words: bool, tmp_path: Path) -> None:
+    tokenizer, manner = Tokenizer(tiny.model(tmp_path, family)), Manner(whole_words=whole_words)
+    pieces = tokenizer.split(WORDS, max_length=16, manner=manner)
+    assert not isinstance(pieces, InvalidRequest)
+    found = [ids(piece) for piece in pieces]
+    assert all(len(piece) <= 16 for piece in found)
+    (read,) = tokenizer.encode([WORDS], max_length=10_000, manner=manner)
+    assert [number for piece in found for number in piece[1:-1]] == ids(read)[1:-1]
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_longer_of_two_texts_is_split_and_the_other_stands_beside_each_piece(place: int, tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny.model(tmp_path))
+    long, short = " ".join(WORDS), "do it right"
+    pair = (long, short) if place == 0 else (short, long)
+    whole = ids(tokenizer.encode([long], max_length=10_000)[0])[1:-1]
+    beside = ids(tokenizer.encode([short], max_length=16)[0])[1:-1]
+    pieces = tokenizer.split(pair, max_length=16)
+    assert not isinstance(pieces, InvalidRequest) and not any(piece.truncated for piece in pieces)
+    joined: list[int] = []
+    for piece in pieces:
+        numbers = ids(piece)
+        parts = [numbers[1 : piece.second - 1], numbers[piece.second : -1]]
+        assert len(numbers) <= 16 and parts[1 - place] == beside
+        joined += parts[place]
+    assert joined == whole
+    assert tokenizer.split((short, short), max_length=16) == tokenizer.encode([(short, short)], max_length=16)
+    again = Tokenizer(tokenizer.directory, TokenizerOptions(pair_separator="|||"))
+    assert again.split(f"{pair[0]} ||| {pair[1]}", max_length=16) == pieces
+    assert again.split([*pair[0].split(), "|||", *pair[1].split()], max_length=16) == pieces
+
+
+def test_of_two_long_texts_the_one_beside_is_cut_to_half_of_the_room(tmp_path: Path) -> None:
+    tokenizer = Tokenizer(tiny.model(tmp_path))
+    long, longer = " ".join(WORDS[:20]), " ".join(WORDS)
+    pieces = tokenizer.split((long, longer), max_length=16)
+    assert not isinstance(pieces, InvalidRequest)
+    kept = ids(tokenizer.encode([long], max_length=10_000)[0])[1:7]  # of 16 - 3 tokens
+    assert all(piece.truncated and ids(piece)[1 : piece.second - 1] == kept for piece in pieces)
+
+
 def test_texts_that_cannot_be_split(tmp_path: Path) -> None:
     tokenizer = Tokenizer(tiny.model(tmp_path))
+    assert "token ids are not split" in str(tokenizer.split([2, 5, 3], max_length=16))
+    assert "must leave room" in str(tokenizer.split(("a", "b"), max_length=3))
     assert "is empty" in str(tokenizer.split("", max_length=16))
     assert "must leave room for more than the 14 tokens" in str(tokenizer.split("a", max_length=16, overlap=14))
 

@@ -37,6 +37,13 @@ class Tokenized(NamedTuple):
     truncated: bool = False
 
 
+class Numbered(NamedTuple):
+    """A text's token ids, without special ones, and which word each is part of."""
+
+    ids: list[int]
+    words: Sequence[int | None]
+
+
 class Tokenizer:
     """A model's tokenizer. Threads may share it; pickled, it is read anew from its directory."""
 
@@ -79,8 +86,7 @@ class Tokenizer:
         At most `max_length` tokens of a text are kept, special ones included; the tail is cut, of a pair that of the longer text first. With
         `truncate` False, a text that is too long is an error. `manner` says what holds for these texts only.
         """
-        whole_words = manner.whole_words or self.options.whole_words
-        separator = STOCK_SEPARATOR if manner.whole_words and self.separator is None else self.separator
+        whole_words, separator = self._words_of(manner)
         found: list[Read | InvalidRequest] = []
         for text in texts:
             try:
@@ -94,32 +100,50 @@ class Tokenizer:
         ]
 
     def split(
-        self, text: str, *, max_length: int, overlap: int = 0, manner: Manner = AS_THE_SERVER
+        self, text: Text, *, max_length: int, overlap: int = 0, manner: Manner = AS_THE_SERVER
     ) -> list[Tokenized] | InvalidRequest:
         """Return a long text in pieces that the model can read, each with its special tokens; one piece if it is short.
 
-        Pieces end between words, and share `overlap` tokens with the one before. What one makes of their vectors is the caller's choice:
+        Pieces end between words, and share `overlap` tokens with the one before. Of a pair the longer text is cut into pieces, and the other
+        stands beside each of them; of one that has more than half of the room, its tail is cut off, which each piece says. Token ids are
+        not split, for their special tokens are the caller's. What one makes of the vectors of pieces is the caller's choice:
         the mean, weighted by their tokens, is close to the mean over the text.
         """
+        whole_words, separator = self._words_of(manner)
         try:
-            read = self._read(text, None, manner.prompt)
+            read = self._read(text, separator, manner.prompt)
+            if read.ids is not None:
+                raise InvalidRequest("token ids are not split: their special tokens are the caller's")
+            return self._split(self._numbered(read, whole_words), max_length, overlap)
         except InvalidRequest as error:
             return error
-        room = self.template.room(max_length, pair=False)
+
+    def _split(self, parts: list[Numbered], max_length: int, overlap: int) -> list[Tokenized]:
+        pair = len(parts) == 2
+        room = self.template.room(max_length, pair=pair)
+        longer = max(parts, key=lambda part: len(part.ids))
+        beside = parts[0 if longer is parts[1] else 1].ids if pair else []
+        kept = beside[: max(0, room // 2)]
+        room -= len(kept)
         if room <= overlap:
-            return InvalidRequest(
+            raise InvalidRequest(
                 f"max_length={max_length}: must leave room for more than the {overlap} tokens that pieces share"
             )
-        encoding = self.pieces.encode_batch(list(read.texts), add_special_tokens=False)[0]
-        return [
-            Tokenized(_packed([*self.template.first, *piece, *self.template.last]))
-            for piece in split_ids(encoding.ids, encoding.word_ids, room, overlap)
-        ]
+        pieces = split_ids(longer.ids, longer.words, room, overlap)
+        if not pair:
+            return [Tokenized(_packed([*self.template.first, *piece, *self.template.last])) for piece in pieces]
+        pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]
+        return [_paired(self.template, *each, len(kept) < len(beside)) for each in pairs]
 
     def tokens(self, ids: bytes | Sequence[int]) -> list[str]:
         """Return the tokens that these ids stand for, as texts."""
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
+
+    def _words_of(self, manner: Manner) -> tuple[bool, str | None]:
+        """Return whether words are tokens, and what stands between two texts, for who wants them read in this manner."""
+        separator = STOCK_SEPARATOR if manner.whole_words and self.separator is None else self.separator
+        return manner.whole_words or self.options.whole_words, separator
 
     def _read(self, text: Any, separator: str | None, prompt: str | None) -> Read:
         read = read_text(text, separator, self.vocab_size)
@@ -174,6 +198,23 @@ class Tokenizer:
             ids += [self.vocabulary[word]] if word in self.vocabulary else next(cut).ids
         return ids
 
+    def _numbered(self, read: Read, whole_words: bool) -> list[Numbered]:
+        """Return the one or two parts of a text."""
+        if read.texts:
+            with named(self.directory):
+                encodings = self.pieces.encode_batch(list(read.texts), add_special_tokens=False)
+            return [Numbered(encoding.ids, encoding.word_ids) for encoding in encodings]
+        return [self._numbered_words(words, whole_words) for words in read.words]
+
+    def _numbered_words(self, words: list[str], whole: bool) -> Numbered:
+        if not (whole or self._wordpiece):
+            encoding = self._spaced.encode(words, is_pretokenized=True, add_special_tokens=False)
+            return Numbered(encoding.ids, encoding.word_ids)
+        each = [self._words([word], whole) for word in words]
+        return Numbered(
+            [number for ids in each for number in ids], [place for place, ids in enumerate(each) for _ in ids]
+        )
+
     def _framed(
         self, parts: list[list[int]], max_length: int, truncate: bool, ready: bool
     ) -> Tokenized | InvalidRequest:
@@ -199,9 +240,7 @@ class Tokenizer:
             ids = self._shortened(first, room) if ready else [*template.first, *first[:room], *template.last]
             return Tokenized(_packed(ids), 0, length > room)
         keep, other = shares(len(first), len(parts[1]), room)
-        ids = [*template.first, *first[:keep], *template.middle]
-        second = len(ids)
-        return Tokenized(_packed([*ids, *parts[1][:other], *template.end]), second, length > room)
+        return _paired(template, first[:keep], parts[1][:other], length > room)
 
     def _shortened(self, ids: list[int], room: int) -> list[int]:
         """Cut the tail of ids that have their special tokens already; the last of them stays."""
@@ -250,6 +289,11 @@ class _Description(msgspec.Struct):
 
     pre_tokenizer: dict[str, Any] | None = None
     added_tokens: list[dict[str, Any]] = []
+
+
+def _paired(template: Template, first: list[int], second: list[int], truncated: bool) -> Tokenized:
+    before = [*template.first, *first, *template.middle]
+    return Tokenized(_packed([*before, *second, *template.end]), len(before), truncated)
 
 
 def _packed(ids: list[int]) -> bytes:
