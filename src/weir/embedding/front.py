@@ -55,21 +55,36 @@ class Front:
             )
         )  # fmt: skip
 
+    @property
+    def cased(self) -> bool:
+        """Whether capital letters count."""
+        return self._tokenizer.cased
+
+    @property
+    def weights_file(self) -> Path:
+        """Where its weights are, or what says where they are."""
+        return self._checkpoint.store.paths[0]
+
+    @property
+    def cache(self) -> Path:
+        """Where its graph, and what is measured of it, are kept."""
+        from weir.embedding.graph.cache import cache_directory
+
+        chosen = self._said.computing.cache
+        return Path(chosen) if chosen else cache_directory()
+
     async def budget(self, progress: Progress) -> Budget | None:
         """Return how large batches should be on this machine, measured if nobody has before; None where nobody wants to know."""
-        from weir.embedding.graph.cache import cache_directory
         from weir.embedding.model import TextEncoder
 
         said = self._said
         if not said.wants_calibration:
             return None
-        computing = said.computing
         params = said.params(MOST_TOKENS)
         settings = {key: said.settings[key] for key in _OF_WORKERS if key in said.settings}
         return await budget_for(
             TextEncoder, params, identity=self._identity(), max_length=self.max_length,
-            fixed=said.text.fixed_length,
-            folder=(Path(computing.cache) if computing.cache else cache_directory()) / "budgets",
+            fixed=said.text.fixed_length, folder=self.cache / "budgets",
             vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
         )  # fmt: skip
 

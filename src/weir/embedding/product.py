@@ -45,6 +45,7 @@ class EmbeddingProduct:
         self._waste = Waste()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
+        self._zeromq_door: ZeroMqDoor | None = None
         self._context: DoorContext
         self._status: Status
 
@@ -86,11 +87,11 @@ class EmbeddingProduct:
         """Return the ZeroMQ door, if there is to be one."""
         if self._zeromq.zmq_port is None:
             return []
-        door = ZeroMqDoor(
+        self._zeromq_door = ZeroMqDoor(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
             counts=self._counts, status=self._status, terminate=context.end, max_texts=self._callers.max_texts,
         )  # fmt: skip
-        return [door]
+        return [self._zeromq_door]
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
         """Return a call of each HTTP door."""
@@ -138,5 +139,6 @@ class EmbeddingProduct:
     def _stock_fields(self) -> Mapping[str, Any]:
         said, front = self._said[0], self._fronts[0]
         service = self._context.registry.get(front.name)
-        settings = self._context.settings.http
-        return stock_fields(service, said, front.recipe, http=settings, zeromq=self._zeromq)
+        settings, door = self._context.settings.http, self._zeromq_door
+        ports = None if door is None else (door.port, door.port_out)
+        return stock_fields(service, said, front, settings, ports, show_tokens=self._zeromq.zmq_show_tokens)

@@ -1,40 +1,46 @@
 """The configuration of a server in the words of bert-as-service, whose clients and dashboards look for them."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weir.embedding.recipe import Recipe
+from weir.embedding.front import Front
 from weir.embedding.said import Said
 from weir.embedding.status import STOCK_POOLING, STOCK_VERSION
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.manager.service import Service
 from weir.protocols.settings import HttpSettings
 
+ALL = 1.0  # of a GPU's memory: what a worker may take that has no bound
+
 
 def stock_fields(
-    service: Service, said: Said, recipe: Recipe, *, http: HttpSettings, zeromq: ZeroMqSettings
+    service: Service, said: Said, front: Front, http: HttpSettings, ports: tuple[int, int] | None, *, show_tokens: bool
 ) -> Mapping[str, Any]:
-    """Return what `bert-serving-start` was told and its server says of itself, of the first model. What Weir has not is null, or empty:
-    no sockets lie between its parts, and no TensorFlow computes."""
-    text, computing = said.text, said.computing
+    """Return what `bert-serving-start` was told and its server says of itself, of the first model; `ports` are those of ZeroMQ.
+
+    What Weir has not is empty, of its type: no sockets lie between its parts, and neither TensorFlow nor libzmq is loaded. Null is left to what
+    was not said there either (`tuned_model_dir`), to ports that are not open, and to poolings that have no number there.
+    """
+    text, computing, recipe = said.text, said.computing, front.recipe
+    port, port_out = ports or (None, None)
     return {
         "status": 200,
         "model_dir": str(said.directory),
         "tuned_model_dir": None,
-        "ckpt_name": None,
+        "ckpt_name": front.weights_file.name,
         "config_name": "config.json",
-        "graph_tmp_dir": computing.cache,
-        "cased_tokenization": text.cased,
+        "graph_tmp_dir": str(front.cache),
+        "cased_tokenization": front.cased,
         "pooling_layer": list(recipe.layers),
         "pooling_strategy": None if recipe.joined else STOCK_POOLING.get(recipe.pooling),
         "mask_cls_sep": recipe.mask_special,
         "no_special_token": not text.special_tokens,
         "no_position_embeddings": not recipe.positions,
         "fixed_embed_length": text.fixed_length,
-        "show_tokens_to_client": zeromq.zmq_show_tokens,
-        "port": zeromq.zmq_port,
-        "port_in": zeromq.zmq_port,
-        "port_out": _port_out(zeromq),
+        "show_tokens_to_client": show_tokens,
+        "port": port,
+        "port_in": port,
+        "port_out": port_out,
         "http_port": http.port,
         "http_max_connect": http.max_connections,
         "cors": " ".join(http.cors_origins),
@@ -46,13 +52,13 @@ def stock_fields(
         "prefetch_size": service.workers.pipeline_depth - 1,
         "cpu": computing.device_map == ["cpu"],
         "device_map": computing.device_map,
-        "gpu_memory_fraction": computing.gpu_memory_fraction,
+        "gpu_memory_fraction": computing.gpu_memory_fraction or ALL,
         "fp16": computing.precision == "fp16",
         "xla": computing.compile,
-        "verbose": False,
-        "tensorflow_version": None,
-        "pyzmq_version": None,
-        "zmq_version": None,
+        "verbose": logging.getLogger("weir").isEnabledFor(logging.DEBUG),
+        "tensorflow_version": [],
+        "pyzmq_version": "",
+        "zmq_version": "",
         "ventilator -> worker": [],
         "ventilator <-> sink": "",
         "worker -> sink": "",
@@ -76,9 +82,3 @@ def client_fields(whose: str, clients: Sequence[Mapping[str, Any]], http: HttpSe
         "timeout": -1,
         "status": 200,
     }
-
-
-def _port_out(zeromq: ZeroMqSettings) -> int | None:
-    if zeromq.zmq_port_out is not None or not zeromq.zmq_port:
-        return zeromq.zmq_port_out
-    return zeromq.zmq_port + 1

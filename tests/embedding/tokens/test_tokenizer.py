@@ -203,12 +203,18 @@ def test_case_is_what_the_files_say_unless_chosen(tmp_path: Path) -> None:
     tiny.model(tmp_path)
     assert tokens() == ["the", "fox"]
     assert tokens(lowercase=False) == ["[UNK]", "fox"]
+    assert [Tokenizer(tmp_path, TokenizerOptions(lowercase=each)).cased for each in (None, True, False)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("family", ["roberta", "xlm-roberta"])
 def test_case_of_a_tokenizer_that_has_none(family: str, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"lowercase=True: .* has no tokenizer of BERT's kind"):
         Tokenizer(tiny.model(tmp_path, family), TokenizerOptions(lowercase=True))
+    assert Tokenizer(tmp_path).cased
 
 
 def test_cutting_and_padding_in_the_file_do_not_count(tmp_path: Path) -> None:

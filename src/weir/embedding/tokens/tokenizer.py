@@ -75,6 +75,11 @@ class Tokenizer:
         self.pad_id = next((self.vocabulary[name] for name in ("[PAD]", "<pad>") if name in self.vocabulary), 0)
         self.special_ids = frozenset(number for number, token in added.items() if token.special)
 
+    @property
+    def cased(self) -> bool:
+        """Whether capital letters count."""
+        return self.pieces.normalizer is None or self.pieces.normalizer.normalize_str("A") == "A"
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self.directory, self.options, self.vocab_size)
 
