@@ -5,6 +5,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from tests.embedding.doors import MAX_TEXTS, Served, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
@@ -42,7 +43,7 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
     assert "content-length" in whole.headers and bits.headers["transfer-encoding"] == "chunked"
     assert whole.json() == bits.json() and sizes == [2 * MAX_TEXTS]
     vectors = bits.json()["result"] if path == "/encode" else [each["embedding"] for each in bits.json()["data"]]
-    assert vectors == [vector.tolist() for vector in EXPECTED]
+    np.testing.assert_array_equal(np.array(vectors, np.float32), EXPECTED)
     assert bits.json()["truncated"] == [0]
     for header, value in (("x-request-id", "r1"), ("x-weir-truncated", "1")):
         assert whole.headers[header] == bits.headers[header] == value

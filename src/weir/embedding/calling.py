@@ -5,8 +5,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
-from numpy.typing import NDArray
 from starlette.types import Receive
 
 from weir.embedding.clients import Clients
@@ -156,11 +154,6 @@ def check_text(text: Any, where: str) -> str:
     if not text:
         raise InvalidRequest(f"{where}: must not be empty")
     return text
-
-
-def as_json(vectors: NDArray[Any]) -> list[msgspec.Raw]:
-    """Return the vector, or vectors, of each text as JSON. One by one, so that other threads are not kept waiting for all of them."""
-    return [msgspec.Raw(msgspec.json.encode(vector.tolist())) for vector in vectors]
 
 
 async def read(body: bytes, reader: Callable[[], T]) -> T:

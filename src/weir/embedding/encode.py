@@ -13,7 +13,8 @@ import msgspec
 from starlette.routing import Route
 
 from weir.embedding.asking import Asked, read_asked, read_document
-from weir.embedding.calling import Site, TextCall, as_json, read, truncated_places
+from weir.embedding.calling import Site, TextCall, read, truncated_places
+from weir.embedding.jsons import as_json
 from weir.embedding.listing import Listing
 from weir.embedding.status import Status
 from weir.embedding.stock import client_fields

@@ -13,8 +13,8 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from weir.embedding.calling import Site, TextCall, as_json, check_text, read, truncated_places
-from weir.embedding.jsons import read_json
+from weir.embedding.calling import Site, TextCall, check_text, read, truncated_places
+from weir.embedding.jsons import as_json, read_json
 from weir.embedding.listing import Listing
 from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
 from weir.embedding.texts import Encoded, Encodes, Text
