@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 from tests.embedding.tiny import sentence_model
@@ -12,6 +13,10 @@ from tests.served import Served
 from tests.telemetry.test_otlp import RECEIVER
 
 CALLER = f"00-{'e' * 32}-{'f' * 16}-01"
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/embeddings", {"input": ["a", "b"]}),
+    "encode": ("/encode", {"texts": ["c"]}),
+}
 
 
 def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
@@ -24,15 +29,22 @@ def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
             with Served(directory, *said, command="embed serve") as served:
                 url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
                 headers = {"traceparent": CALLER}
-                for path, body in (("/v1/embeddings", {"input": ["a", "b"]}), ("/encode", {"texts": ["c"]})):
-                    assert httpx.post(url + path, json=body, headers=headers, timeout=30).status_code == 200
+                answers = {
+                    door: httpx.post(url + path, json=body, headers=headers, timeout=30)
+                    for door, (path, body) in CALLS.items()
+                }
+                refused = httpx.post(f"{url}/encode", json={"texts": ["x" * 3, "\0"]}, headers=headers, timeout=30)
                 served.signal(signal.SIGTERM)
                 assert served.wait() == 0
         finally:
             receiver.terminate()
         spans = [json.loads(line) for line in receiver.stdout]
+    (fault,) = [span for span in spans if span["name"] == "encode tiny" and "error.type" in span["attributes"]]
+    assert refused.status_code == 400 and refused.headers["traceparent"] == f"00-{'e' * 32}-{fault['span']}-01"
+    spans.remove(fault)
     for door, texts in (("openai", 2), ("encode", 1)):
         (call,) = [span for span in spans if span["name"] == "encode tiny" and span["attributes"]["weir.door"] == door]
+        assert answers[door].headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
         assert (call["trace"], call["parent"], call["attributes"]["weir.texts"]) == ("e" * 32, "f" * 16, texts)
         children = [span for span in spans if span["parent"] == call["span"]]
         assert sorted(span["name"] for span in children) == ["infer tiny"] * texts + ["tokenize"]

@@ -21,6 +21,7 @@ from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.embedding.tracing import CallTrace
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, WeirError
+from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
@@ -103,7 +104,7 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | None = None,
+        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
         if isinstance(texts, str) or not texts:

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from weir.telemetry.tracecontext import Trace
+
 # One text; two that belong together; words already cut; token ids with all special tokens.
 Text = str | tuple[str, str] | Sequence[str] | Sequence[int]
 
@@ -69,13 +71,13 @@ class Encodes(Protocol):
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | None = None,
+        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order.
 
         `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
         `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
         is to stand before every text; for `whole_words` see Manner; `trace` is the
-        caller's `traceparent`. Raises InvalidRequest naming the place of the
+        caller's `traceparent`, or the Trace that the door has begun. Raises InvalidRequest naming the place of the
         text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
         """

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from weir.errors import WeirError
-from weir.telemetry.tracecontext import Trace
+from weir.telemetry.tracecontext import CURRENT, Trace
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
@@ -14,7 +14,8 @@ MOST_SPANS = 128  # of texts, and of rounds of reading, of one request: the othe
 
 
 class CallTrace:
-    """The span of one request for the vectors of `count` texts: it lasts as long as the block. `traceparent` is what the caller sent."""
+    """The span of one request for the vectors of `count` texts: it lasts as long as the block. `trace` is the `traceparent` that the caller
+    sent, or the Trace that a door has begun; it is the current one of the task from then on, so that the door can name it."""
 
     __slots__ = (
         "_attributes",
@@ -30,14 +31,14 @@ class CallTrace:
     )
 
     def __init__(
-        self, tracer: "Tracer", service: "Service", model: str, traceparent: str | None, *, door: str, count: int
+        self, tracer: "Tracer", service: "Service", model: str, trace: str | Trace | None, *, door: str, count: int
     ) -> None:
         self._tracer = tracer
         self._service = service
         self._model = model
         self._door = door
         self._attributes = {"weir.model": model, "weir.door": door, "weir.texts": count}
-        self._trace = tracer.new(traceparent)
+        self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
         self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
         self._spans = [
             MOST_SPANS,
@@ -46,6 +47,7 @@ class CallTrace:
         self._began = self._read_since = service.now()
 
     def __enter__(self) -> Self:
+        CURRENT.set(self._trace)
         return self
 
     def __exit__(

@@ -16,6 +16,7 @@ from weir.protocols.native import MAX_REQUEST_ID_LENGTH, check_length, head_size
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
+from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.kserve_json import parse
 
 _log = logging.getLogger("weir.http")
@@ -106,7 +107,11 @@ class Endpoint:
 
 
 def identified(answer: Answer, headers: Headers) -> Answer:
-    """Return `answer`, an error too, with the X-Request-Id that came with the request, if that is not too long."""
+    """Return `answer`, an error too, with the X-Request-Id that came with the request, if that is not too long, and with
+    the `traceparent` of its span, if it was traced."""
+    trace = CURRENT.get()
+    if trace is not None:
+        answer.headers.append((HEADER.encode(), trace.traceparent.encode()))
     for name, value in headers:
         if name == b"x-request-id" and len(value) <= MAX_REQUEST_ID_LENGTH:
             if all(name != b"x-request-id" for name, _ in answer.headers):

@@ -43,8 +43,6 @@ class Inference:
         answer = reply_to(request, response, memory).as_answer()
         if ask.accept_coding and len(answer.body) > site.http.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
-        if trace is not None:
-            answer.headers.append((b"traceparent", trace.traceparent.encode()))
         for observer in ask.service.observers:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
