@@ -44,7 +44,9 @@ PARTS = {
 TEXTS_INTRODUCTION = """## Texts
 
 Those of `weir embed serve`, and keyword arguments of `weir.embedding.serve`; it has all others too, but those of Model and Repository. In a file, a model's
-table says its `directory`."""
+table says its `directory`.
+
+Some of the others have defaults of their own here:"""
 
 TEXT_PARTS = {
     "Text": "What is computed of a text.",
@@ -127,7 +129,8 @@ def settings_page() -> str:
     for part in (*MODEL_PARTS, *SERVER_PARTS):
         rows = [_setting_row(each) for each in declared if each.part == part]
         sections.append(f"## {part}\n\n{PARTS[part]}\n\n" + _table(("flag", "default", "meaning", "rule"), rows))
-    sections.append(TEXTS_INTRODUCTION + "\n")
+    own = [(f"`{each.flag}`", each.found) for each in declared_settings(TEXTS).values() if each.found]
+    sections.append(f"{TEXTS_INTRODUCTION}\n\n{_table(('flag', 'default'), own)}")
     of_texts = declared_settings(TEXTS).values()
     for part, text in TEXT_PARTS.items():
         rows = [_setting_row(each) for each in of_texts if each.part == part]

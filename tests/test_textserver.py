@@ -27,6 +27,12 @@ def test_two_of_one_name_are_refused() -> None:
         text_settings(["a/small", "b/small"], {}, {})
 
 
+def test_what_is_found_out_is_a_setting_of_a_model() -> None:
+    declared = declared_settings(TEXTS)
+    assert all(declared[name].of_model for name in TEXTS.found)
+    assert not any(each.found for each in declared_settings().values())
+
+
 @pytest.mark.parametrize("target", ["=dir", "name="])
 def test_a_half_name_is_refused(target: str) -> None:
     with pytest.raises(SettingsError, match="must be DIRECTORY or NAME=DIRECTORY"):

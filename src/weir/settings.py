@@ -72,7 +72,8 @@ class Kind(NamedTuple):
     """What one command serves: which settings its models and its server have, and how its models are named.
 
     `named` splits a TARGET into the name that it gives its model and the target itself; `key` is what a table of a model calls its
-    target, `form` what it must be. `fallback` returns the targets of a server that was given none, or raises SettingsError.
+    target, `form` what it must be. `fallback` returns the targets of a server that was given none, or raises SettingsError. `found` says in
+    words what a setting is that nobody says, where this kind finds that out and its part's default does not hold.
     """
 
     model_parts: Mapping[str, type[Any]]
@@ -81,10 +82,11 @@ class Kind(NamedTuple):
     key: str
     form: str
     fallback: Callable[[], Sequence[str]]
+    found: Mapping[str, str] = MappingProxyType({})
 
 
 class Declared(NamedTuple):
-    """One setting as its part declares it. `of_model`: may differ between the models of one server."""
+    """One setting as its part declares it. `of_model`: may differ between the models of one server. `found` is that of its Kind."""
 
     name: str
     hint: Any
@@ -94,6 +96,7 @@ class Declared(NamedTuple):
     metavar: str | None
     part: str
     of_model: bool
+    found: str | None = None
 
     @property
     def flag(self) -> str:
@@ -162,7 +165,7 @@ MODELS = Kind(
 def declared_settings(kind: Kind = MODELS) -> dict[str, Declared]:
     """Return every setting there is, by name."""
     return {
-        declared.name: declared
+        declared.name: declared._replace(found=kind.found.get(declared.name))
         for parts, of_model in ((kind.model_parts, True), (kind.server_parts, False))
         for part, dataclass in parts.items()
         for declared in declared_by(dataclass, part, of_model)

@@ -35,11 +35,22 @@ def installed() -> Sequence[str]:
     return [f"{_SMALL_MODEL}={directory}"]
 
 
+_MEASURED = "measured at the first start, see --calibrate"
+# What a model of texts has where nobody says it: embedding/said.py and embedding/budget.py find it out.
+FOUND = {
+    "workers": "one for each CPU, or for each --threads of them; 1 on GPUs, with torch, and where they are no processes",
+    "threads": "the CPUs divided by the workers",
+    "max_batch_size": _MEASURED,
+    "max_batch_cost": _MEASURED,
+    "max_padding": _MEASURED,
+    "padded": "true",
+}
+
 # What `weir embed serve` serves. A model's own name is said with it, and its class and parameters follow from the settings.
 TEXTS = Kind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**embedding.SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
-    named, "directory", "the directory of a model", installed,
+    named, "directory", "the directory of a model", installed, FOUND,
 )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def option(declared: Declared) -> Any:
 
 def _help(declared: Declared) -> str:
     text = declared.help[0].upper() + declared.help[1:]
-    default = declared.default
+    default = declared.found or declared.default
     if default in (None, [], {}):
         return text
     return f"{text} (default: {text_of(default)})"

@@ -29,6 +29,9 @@ def test_the_help_shows_the_settings_and_not_the_old_flags() -> None:
         "--no-truncate",
     ):
         assert flag in shown
+    # Not the defaults of `weir serve`.
+    assert "Worker processes of each model (default: one for each CPU, or " in shown
+    assert "Largest batch, in rows; 1 switches batching off (default: measured at the first start" in shown
     assert "--max-seq-len" not in shown and "--model-repository" not in shown
 
 
