@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from bisect import bisect
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +32,21 @@ class Answered(NamedTuple):
     generation: int
 
 
-async def ask(port: int, gaps: asyncio.Semaphore, answers: list[Answered], heard: asyncio.Event) -> None:
+class Answers(list[Answered]):
+    """All answers so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = asyncio.Event()  # another one has come
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Return once `condition` holds, asked after each answer."""
+        while not condition():
+            self.heard.clear()
+            await self.heard.wait()
+
+
+async def ask(port: int, gaps: asyncio.Semaphore, answers: Answers) -> None:
     """Send a request over one connection whenever it is somebody's turn."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
@@ -45,17 +59,16 @@ async def ask(port: int, gaps: asyncio.Semaphore, answers: list[Answered], heard
             body = await reader.readexactly(length)
             status = int(head[9:12])
             answers.append(Answered(asked_at, status, int(body) if status == 200 else -1))
-            heard.set()
+            answers.heard.set()
     finally:
         writer.close()
 
 
 @asynccontextmanager
-async def asked_all_the_time(port: int) -> AsyncIterator[list[Answered]]:
+async def asked_all_the_time(port: int) -> AsyncIterator[Answers]:
     """Within the block, RATE requests per second are sent, whether the ones before are answered or not."""
-    gaps, answers, sent = asyncio.Semaphore(0), list[Answered](), 0
-    heard, begun = asyncio.Event(), time.monotonic()
-    tasks = [asyncio.create_task(ask(port, gaps, answers, heard)) for _ in range(CONNECTIONS)]
+    gaps, answers, sent, begun = asyncio.Semaphore(0), Answers(), 0, time.monotonic()
+    tasks = [asyncio.create_task(ask(port, gaps, answers)) for _ in range(CONNECTIONS)]
 
     async def pace() -> None:
         nonlocal sent
@@ -69,9 +82,7 @@ async def asked_all_the_time(port: int) -> AsyncIterator[list[Answered]]:
     yield answers
     pacing.cancel()
     async with asyncio.timeout(10.0):
-        while len(answers) < sent:
-            heard.clear()
-            await heard.wait()
+        await answers.until(lambda: len(answers) >= sent)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -90,7 +101,7 @@ async def reload(folder: Path, reloads: int) -> None:
             file.write_text(MODEL.format(generation=generation))
             await app.manager.load_model("generation")
             replaced_at.append(time.monotonic())
-        await asyncio.sleep(0.1)
+            await answers.until(lambda: answers[-1].generation == generation)  # noqa: B023 - it is over before the next
     os.kill(os.getpid(), signal.SIGTERM)
     await serving
     assert {answer.status for answer in answers} == {200}

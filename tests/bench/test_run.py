@@ -156,10 +156,17 @@ def test_the_bar_is_drawn_by_another_process_which_ends_with_the_run(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     async def show() -> None:
-        with Display(True) as display:
+        asked = asyncio.Event()
+
+        def clock() -> float:
+            asked.set()
+            return time.monotonic()
+
+        with Display(True, clock=clock) as display:
             display.watch(Turn("echo", 0, 1, 10.0), Ledger([0.0]))
+            asked.clear()  # from now on only `run` asks for the time, whenever it shows the state
             shown = asyncio.ensure_future(display.run())
-            await asyncio.sleep(0.3)
+            await asked.wait()
             shown.cancel()
 
     uvloop.run(show())

@@ -4,13 +4,14 @@ import asyncio
 import json
 import socket
 import struct
+import threading
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.manager.kit import Watch
-from tests.protocols.doors import Serve
+from tests.protocols.doors import Running, Serve
 from tests.streaming_models import Count, Prefixes, Raising, Script, Ticking
 
 from weir import Model, Service
@@ -33,6 +34,17 @@ def data(response: httpx.Response) -> list[Any]:
     assert response.status_code == 200
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     return [json.loads(event.data) if event.name == "message" else event for event in events(response)]
+
+
+def after_a_comment(server: Running, path: str, heard: threading.Event) -> list[Event]:
+    """Ask; set `heard` once a comment has broken the silence, and return the events that follow."""
+    with server.client.stream("POST", path, json=1) as response:
+        assert response.status_code == 200
+        parts = response.iter_bytes()
+        first = next(parts)
+        assert first.startswith(b": keep-alive\n\n")
+        heard.set()
+        return EventParser().feed(b"".join((first, *parts)))
 
 
 def test_every_answer_is_an_event(serve: Serve) -> None:
@@ -89,36 +101,35 @@ def test_a_stream_without_an_answer_is_empty(serve: Serve) -> None:
     assert data(server.client.post("/infer/script", json=[None, None])) == []
 
 
-def test_silence_is_broken_by_comments(serve: Serve, tmp_path: Path) -> None:
+def test_silence_is_broken_by_comments(serve: Serve) -> None:
+    heard = threading.Event()
+
     class Silent(Model):
         streaming = True
 
         def predict(self, batch: list[Any]) -> Any:
-            import time
-
-            time.sleep(0.2)
+            assert heard.wait(30)
             yield {0: "at last"}
 
     server = serve(Service(Silent, executor="thread"), stream_keep_alive=0.02)
-    response = server.client.post("/infer/silent", json=1)
-    assert data(response) == ["at last"]
-    assert response.text.startswith(": keep-alive\n\n")
+    said = after_a_comment(server, "/infer/silent", heard)
+    assert [json.loads(event.data) for event in said] == ["at last"]
 
 
 def test_after_a_comment_even_the_first_error_is_an_event(serve: Serve) -> None:
+    heard = threading.Event()
+
     class Grumbling(Model):
         streaming = True
 
         def predict(self, batch: list[Any]) -> Any:
-            import time
-
-            time.sleep(0.2)
+            assert heard.wait(30)
             if batch:
                 raise RuntimeError("no")
             yield {}
 
     server = serve(Service(Grumbling, executor="thread"), stream_keep_alive=0.02)
-    (error,) = data(server.client.post("/infer/grumbling", json=1))
+    (error,) = after_a_comment(server, "/infer/grumbling", heard)
     assert error.name == "error"
 
 
