@@ -121,6 +121,7 @@ def test_eight_bits_are_refused(bert: Path) -> None:
         open_runtime(read_checkpoint(bert), Recipe(Pooling.MEAN, precision=Precision.INT8), Computing("torch"))
 
 
+@pytest.mark.timeout(600)  # a C++ compiler has to be done
 def test_a_compiled_model_gives_the_same(bert: Path) -> None:
     import torch
 
