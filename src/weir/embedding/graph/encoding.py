@@ -1,7 +1,7 @@
 """The encoder of the BERT family: embeddings, then layers of attention and feed-forward parts.
 
-Which operators are used was measured on CPUs (`python -m benchmarks.graphs`): onnxruntime's Attention beats every other form of attention there,
-but its SkipLayerNormalization is several times slower than Sum and LayerNormalization. Sum, not Add, for onnxruntime fuses Add with what
+Which operators are used was measured on CPUs (`make bench PART=graphs`): onnxruntime's Attention with Sum and LayerNormalization is faster there than single
+operators, and than its SkipLayerNormalization. Sum, not Add, for onnxruntime fuses Add with what
 follows into just that. On GPUs the fused form is the fast one.
 """
 
