@@ -78,6 +78,20 @@ def test_the_models_own_length_pooling_and_names_hold(server: EmbeddingServer, c
     assert not np.allclose(np.linalg.norm(plain, axis=1), 1, atol=1e-3)
 
 
+def test_the_only_layer_of_a_model_is_pooled(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny.model(folder / "one", layers=1)
+    settings, vectors, told = SETTINGS | {"cache": str(folder / "cache")}, [], []
+    for said in ({}, {"layers": [-1]}):
+        caplog.clear()
+        with caplog.at_level("INFO", "weir"), weir.embedding.serve(model, **settings, **said) as other:
+            vectors.append(httpx.post(f"{other.url}/encode", json={"texts": TEXTS}).json()["result"])
+            assert httpx.get(f"{other.url}/status/server").json()["pooling_layer"] == [-1]
+        told.append("one: has 1 layer, which is pooled" in caplog.text)
+    assert vectors[0] == vectors[1] and told == [True, False]
+    with pytest.raises(SettingsError, match="layers: -2: must be -1: the model has 1 layer"):
+        weir.embedding.serve(model, layers=[-2], **settings)
+
+
 def test_a_text_that_is_too_long_is_cut_or_refused(server: EmbeddingServer, client: EmbeddingClient) -> None:
     long = "it " * 20
     with httpx.Client(base_url=server.url) as http:
@@ -208,7 +222,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_start(folder: Path, monkeypatch:
 @pytest.mark.parametrize(("settings", "rule"), [
     ({"max_length": 1000}, "max_length=1000: the model reads at most 64 tokens"),
     ({"pooling": "median"}, "pooling='median'"),
-    ({"layers": [-9]}, "layers: -9 is none"),
+    ({"layers": [-9]}, "layers: -9: must be"),
     ({"dimensions": 1000}, "dimensions=1000"),
     ({"colour": 1}, "colour: there is no such setting"),
     ({"port": "x"}, "port='x': must be a whole number"),

@@ -1,5 +1,6 @@
 """What the server itself must know of a model of texts: its tokenizer, its sizes. The workers have the weights."""
 
+import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from weir.embedding.budget import Budget
 from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
 from weir.embedding.encoder import Encoder
+from weir.embedding.graph.refusing import OF_LAST_LAYER
 from weir.embedding.padding import runs
 from weir.embedding.pieces import highest_places
 from weir.embedding.prompts import prompt_of_server
@@ -22,6 +24,8 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
+
+logger = logging.getLogger("weir")
 
 # What a worker that is measured has in common with those that will serve.
 _OF_WORKERS = ("executor", "env", "cpu_affinity", "threads", "start_timeout", "predict_timeout")
@@ -43,6 +47,11 @@ class Front:
             positions=text.positions, normalize=text.normalize, dimensions=text.dimensions,
             precision=said.computing.precision, window=text.window,
         )  # fmt: skip
+        chosen = text.layers or checkpoint.layout.pooled or self.recipe.pooling in OF_LAST_LAYER
+        if checkpoint.architecture.layers == 1 and not chosen:
+            logger.info(
+                "%s: has 1 layer, which is pooled; of models with more it is the second-to-last (--layers)", said.name
+            )
         self.dimensions = dimensions_in(checkpoint, self.recipe)
         self.max_length = text.max_length or checkpoint.max_length
         self._said = said

@@ -43,7 +43,7 @@ class TextSettings:
     window: int = setting(WINDOW, "tokens that a mean of the pooling hierarchical is over", rule=AT_LEAST_ONE)
     layers: list[int] = setting(
         [], "layers that are pooled, from the end; several are put one after the other: -4,-3,-2,-1 (default: -1 where "
-        "the model says how it is pooled, else -2)",
+        "the model says how it is pooled or has 1 layer, else -2)",
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
     mask_special: bool = setting(False, "leave the first token and the last out of the pooling")

@@ -20,8 +20,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 @pytest.mark.parametrize(
     ("recipe", "device", "said"),
     [
-        (Recipe(Pooling.MEAN, layers=(-4,)), "cpu", "layers: -4 is none: the model has 3 layers, -3 to -1"),
-        (Recipe(Pooling.MEAN, layers=(-1, 0)), "cpu", "layers: 0 is none"),
+        (Recipe(Pooling.MEAN, layers=(-4,)), "cpu", "layers: -4: must be -3 to -1: the model has 3 layers"),
+        (Recipe(Pooling.MEAN, layers=(-1, 0)), "cpu", "layers: 0: must be -3 to -1"),
         (Recipe(Pooling.MEAN, layers=()), "cpu", "must name at least one layer"),
         (Recipe(Pooling.POOLER), "cpu", "pooling='pooler': .* no weights of a pooler"),
         (Recipe(Pooling.CLASSIFICATION), "cpu", "pooling='classification': .* no weights of a classifier"),

@@ -60,6 +60,11 @@ class Layout:
     default_prompt: str | None = None
     files: tuple[Path, ...] = ()
 
+    def layers(self, count: int) -> tuple[int, ...]:
+        """Return which of `count` layers are pooled unless the user says otherwise: the last where the files say how, else the one before, as in
+        bert-as-service. A single layer is both."""
+        return (-1,) if self.pooled or count == 1 else (-2,)
+
 
 def read_layout(directory: Path) -> Layout:
     """Understand modules.json and the folders it names; a directory without one is a plain model.

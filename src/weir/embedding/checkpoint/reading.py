@@ -93,7 +93,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         directory=directory,
         architecture=architecture,
         normalize=layout.normalize,
-        layers=(-1,) if layout.pooled else (-2,),
+        layers=layout.layers(architecture.layers),
         max_length=_max_length(layout, architecture),
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,

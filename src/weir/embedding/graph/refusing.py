@@ -28,12 +28,16 @@ def used_layers(architecture: "Architecture", recipe: Recipe) -> list[int]:
         return [architecture.layers - 1]
     if not recipe.layers:
         raise SettingsError("layers=(): must name at least one layer")
+    count = architecture.layers
     for layer in recipe.layers:
-        if not -architecture.layers <= layer <= -1:
-            raise SettingsError(
-                f"layers: {layer} is none: the model has {architecture.layers} layers, -{architecture.layers} to -1"
+        if not -count <= layer <= -1:
+            rule = (
+                "must be -1: the model has 1 layer"
+                if count == 1
+                else f"must be -{count} to -1: the model has {count} layers"
             )
-    return [architecture.layers + layer for layer in recipe.layers]
+            raise SettingsError(f"layers: {layer}: {rule}")
+    return [count + layer for layer in recipe.layers]
 
 
 def dimensions_of(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> int:

@@ -42,7 +42,7 @@ def read_for(kind: str, directory: Path) -> Checkpoint:
         directory=directory,
         architecture=architecture,
         normalize=layout.normalize,
-        layers=(-1,) if layout.pooled else (-2,),
+        layers=layout.layers(architecture.layers),
         max_length=min(layout.max_length or architecture.max_length, architecture.max_length),
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,
