@@ -1,8 +1,22 @@
 """The flags of bert-serving-start, each for what it is called here."""
 
-import pytest
+import re
+from typing import Any
 
-from weir.commands.embed.old_names import MODEL_DIRECTORY, OLD, PREFETCH, old_parameters, translated
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from weir.commands.embed import embed
+from weir.commands.embed.old_names import (
+    ELSEWHERE,
+    MODEL_DIRECTORY,
+    OLD,
+    ONE_DASH,
+    PREFETCH,
+    old_parameters,
+    translated,
+)
 from weir.errors import SettingsError
 from weir.settings import declared_settings, value_of
 from weir.textserver import TEXTS
@@ -47,7 +61,43 @@ def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting:
 def test_no_flag_is_forgotten_here() -> None:
     tried = {flag for flag, *_ in TABLE}
     assert tried == {*OLD, *PREFETCH}
-    assert {each.name for each in old_parameters()} == {*tried, MODEL_DIRECTORY}
+    assert len(old_parameters()) == len({*tried, MODEL_DIRECTORY, *ELSEWHERE}) + len(ONE_DASH)
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    """Return what `weir embed serve` reads."""
+    group = get_command(embed)
+    assert isinstance(group, TyperGroup)
+    with group.make_context("embed", ["serve"]) as context:
+        params = group.commands["serve"].make_context("serve", [*words], parent=context).params
+    return {name: value for name, value in params.items() if value}
+
+
+@pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
+@pytest.mark.parametrize("dashes", ["-", "--"])
+def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setting: str, meant: object) -> None:
+    words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
+    assert translated(None, parsed(*words)) == translated(None, parsed(*words[0].split("=")))
+    _, today = translated(None, parsed(*words))
+    assert list(today) == [setting]
+    assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
+
+
+@pytest.mark.parametrize(
+    ("flag", "setting"),
+    [("-port", "zmq_port"), ("--port", "port"), ("-max_batch_size", "max_batch_size"), ("--max_batch_size", "max_batch_size"),
+     ("-device_map", "device_map"), ("-gpu_memory_fraction", "gpu_memory_fraction")],
+)  # fmt: skip
+def test_what_is_a_flag_of_today_too(flag: str, setting: str) -> None:
+    assert translated(None, parsed("-model_dir", "dir", flag, "1")) == (["dir"], {setting: ["1"]})
+
+
+@pytest.mark.parametrize("flag", ELSEWHERE)
+@pytest.mark.parametrize("dashes", ["-", "--"])
+def test_what_is_said_elsewhere_is_refused_with_where(flag: str, dashes: str) -> None:
+    words = parsed(f"{dashes}{flag}", *([] if flag == "version" else ["value"]))
+    with pytest.raises(SettingsError, match=f"-{flag}: is not taken here: {re.escape(ELSEWHERE[flag])}"):
+        translated(None, words)
 
 
 def test_none_as_a_length_leaves_it_to_the_model() -> None:

@@ -40,6 +40,8 @@ def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
     for arguments, said in (
         ((tmp_path / "nowhere",), f"{tmp_path}/nowhere: must be a directory with a model"),
         ((model, "--pooling_strategy", "MEDIAN"), "--pooling='MEDIAN': must be one of"),
+        ((model, "-num_worker=none"), "--workers='none': must be a whole number"),
+        ((model, "-num_labels", "2"), "-num_labels: is not taken here: it is read from the model's files"),
         ((model, "--max_seq_len", "1000"), "model: max_length=1000: the model reads at most 64 tokens"),
     ):
         done = weir_here("embed", "serve", *arguments)
@@ -52,13 +54,12 @@ def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
     flags = (
         "--cache",
         tmp_path / "cache",
-        "--cpu",
+        "-cpu",
         "--threads",
         "1",
-        "--pooling_strategy",
+        "-pooling_strategy",
         "CLS_TOKEN",
-        "--http_max_connect",
-        "9",
+        "-http_max_connect=9",
     )
     for _ in range(2):
         with Served(model, *flags, command="embed serve") as served:

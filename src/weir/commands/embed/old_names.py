@@ -1,4 +1,4 @@
-"""The flags of `bert-serving-start`, for what they are called here. docs/reference has the table."""
+"""The flags of `bert-serving-start`, with the one dash that they have there or with two, for what they are called here. docs/reference has the table."""
 
 import inspect
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ class Old(NamedTuple):
     drop: str | None = None
 
 
-# By name of the parameter: the flag has dashes for the underscores, which are taken too.
+# By name. Commands take underscores for dashes, so `-max_seq_len` is looked for as `-max-seq-len`.
 OLD: Mapping[str, Old] = {
     "max_seq_len": Old("max_length", drop="NONE"),
     "cased_tokenization": Old("cased", "true"),
@@ -46,37 +46,59 @@ OLD: Mapping[str, Old] = {
     "xla": Old("compile", "true"),
     "verbose": Old("log_level", "debug"),
 }
+# Known with one dash alone: with two they are settings of today, --port another one.
+ONE_DASH: Mapping[str, Old] = {
+    "port": Old("zmq_port"),
+    "max_batch_size": Old("max_batch_size"),
+    "device_map": Old("device_map"),
+    "gpu_memory_fraction": Old("gpu_memory_fraction"),
+}
 MODEL_DIRECTORY, PREFETCH = "model_dir", ("prefetch", "prefetch_size")
+# What is said elsewhere now, by name.
+ELSEWHERE: Mapping[str, str] = {
+    "tuned_model_dir": "name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along",
+    "ckpt_name": "weir embed convert has it, as --checkpoint",
+    "config_name": "the model's directory must have a config.json; weir embed convert writes it",
+    "num_labels": "it is read from the model's files",
+    "version": "weir --version shows it",
+}
+_ONE_DASH = "one_dash_"  # before the names of their parameters
 
 
 def old_parameters() -> list[inspect.Parameter]:
     """Return a parameter for each, which `--help` does not show."""
-    valued = [MODEL_DIRECTORY, *PREFETCH, *(name for name, old in OLD.items() if old.value is None)]
-    switches = [name for name, old in OLD.items() if old.value is not None]
-    kinds: list[tuple[list[str], Any]] = [(valued, list[str]), (switches, bool)]
-    return [
-        parameter(name, kind, typer.Option(None, "--" + name.replace("_", "-"), hidden=True))
-        for names, kind in kinds
-        for name in names
+    switches = {"version", *(name for name, old in OLD.items() if old.value is not None)}
+    both = [
+        parameter(name, bool if name in switches else list[str], _hidden(f"-{name}", f"--{name}"))
+        for name in (MODEL_DIRECTORY, *PREFETCH, *OLD, *ELSEWHERE)
     ]
+    return [*both, *[parameter(_ONE_DASH + name, list[str], _hidden(f"-{name}")) for name in ONE_DASH]]
+
+
+def _hidden(*flags: str) -> Any:
+    return typer.Option(None, *[flag.replace("_", "-") for flag in flags], hidden=True)
 
 
 def translated(
     directories: list[str] | None, said: Mapping[str, list[Any] | bool | None]
 ) -> tuple[list[str], dict[str, list[Any]]]:
-    """Return the directories, and what was said by today's names. Raises SettingsError for a value that cannot be."""
+    """Return the directories, and what was said by today's names. Raises SettingsError for a value that cannot be, and for what is said
+    elsewhere."""
+    known = {**OLD, **{_ONE_DASH + name: old for name, old in ONE_DASH.items()}}
     found = list(directories or [])
     today: dict[str, list[Any]] = {}
     for name, value in said.items():
         if not value:
             continue
         values: list[Any] = [value] if isinstance(value, bool) else value
+        if name in ELSEWHERE:
+            raise SettingsError(f"-{name}: is not taken here: {ELSEWHERE[name]}")
         if name == MODEL_DIRECTORY:
             found += values
         elif name in PREFETCH:
             today.setdefault("pipeline_depth", []).extend(_depth(name, value) for value in values)
-        elif name in OLD:
-            old = OLD[name]
+        elif name in known:
+            old = known[name]
             kept = [value if old.value is None else old.value for value in values if value != old.drop]
             today.setdefault(old.setting, []).extend(kept)
         else:

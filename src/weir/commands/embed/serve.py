@@ -17,7 +17,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     called. What is not said is read from its files. Options apply to every model; values for one model go into its table of the file,
     models.NAME. Each option is a TOML key and a variable too: --max-length is max_length and WEIR_MAX_LENGTH.
 
-    The flags of bert-serving-start are taken too, with two dashes.
+    The flags of bert-serving-start are taken too, with one dash or two; -port is --zmq-port.
     """
     import asyncio
 
