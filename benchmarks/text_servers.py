@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -59,6 +60,14 @@ def _bounded() -> list[str]:
 
 def vector_of(server: Server, text: str) -> list[float]:
     """Ask for one vector."""
-    answer = json.loads(server.ask(json.dumps({"input": text, "model": MODEL}).encode()))
-    vector: list[float] = answer["data"][0]["embedding"]
-    return vector
+    return _vectors(server, text)[0]
+
+
+def vectors_of(server: Server, texts: Sequence[str]) -> list[list[float]]:
+    """Ask for the vectors of several texts in one request."""
+    return _vectors(server, list(texts))
+
+
+def _vectors(server: Server, asked: str | list[str]) -> list[list[float]]:
+    answer = json.loads(server.ask(json.dumps({"input": asked, "model": MODEL}).encode()))
+    return [each["embedding"] for each in answer["data"]]

@@ -4,6 +4,7 @@ import asyncio
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks import gpu, report
 from benchmarks.paragraphs import paragraphs
@@ -12,6 +13,7 @@ from benchmarks.parts.padding import simulate
 from benchmarks.parts.square import PART
 from benchmarks.result import Result, ratio, rotated, short, spread
 from benchmarks.runs.open_loop import OpenLoop
+from benchmarks.similarity import COLUMNS, compare
 
 
 def result() -> Result:
@@ -159,3 +161,14 @@ def test_paragraphs_are_texts() -> None:
     texts = paragraphs()
     assert len(texts) > 5000
     assert all(text == " ".join(text.split()) for text in texts[:100])
+
+
+def test_vectors_are_compared_by_their_cosines_and_by_how_they_rank() -> None:
+    angles = np.array([0.0, 0.1, 0.3, 0.7])
+    exact = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert compare(exact, exact) == pytest.approx((1.0, 1.0, 1.0, 1.0))
+    turned = compare(exact[[0, 1, 3, 2]], exact)  # the last two have each other's place
+    assert turned.mean == pytest.approx((1.0 + np.cos(0.4)) / 2)
+    assert turned.least == pytest.approx(np.cos(0.4))
+    assert turned.ranked < 1.0 and turned.nearest == 0.5
+    assert len(turned.shown()) == len(COLUMNS)

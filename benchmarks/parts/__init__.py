@@ -1,6 +1,7 @@
 """The parts, in the order of the report."""
 
 from benchmarks.parts import (
+    agreement,
     bodies,
     calls,
     crowd,
@@ -41,6 +42,7 @@ MODULES = (
     grpc_calls,
     doors,
     vectors,
+    agreement,
     text_memory,
     crowd,
 )

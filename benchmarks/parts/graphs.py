@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.graph_forms import Fused, Plain, PlainNumbers, built_as
 from benchmarks.paragraphs import paragraphs
 from benchmarks.result import Part, Result, Run, count, ratio, spread
+from benchmarks.similarity import COLUMNS, compare
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.errors import SettingsError
 
@@ -47,12 +48,12 @@ def measure(run: Run) -> Result:
 
 def _told(texts: Sequence[Array], rates: dict[tuple[str, str], list[float]], vectors: dict[str, Array]) -> Result:
     ways = [f"sentences/s {way}" for way in WAYS]
-    result = Result(["graph", *ways, "cosine (mean)", "(least)", "rank correlation", "nearest is the same"])
+    result = Result(["graph", *ways, *COLUMNS])
     for form, found in vectors.items():
         speeds = [spread(rates[form, way], count) for way in WAYS]
-        mean, least, ranked, nearest = compare(found, vectors[PLAIN])
-        result.rows.append([form, *speeds, f"{mean:.5f}", f"{least:.5f}", f"{ranked:.4f}", f"{100 * nearest:.1f} %"])
-        result.values |= {f"{form} cosine": mean, f"{form} rank correlation": ranked}
+        likeness = compare(found, vectors[PLAIN])
+        result.rows.append([form, *speeds, *likeness.shown()])
+        result.values |= {f"{form} cosine": likeness.mean, f"{form} rank correlation": likeness.ranked}
     for way in WAYS:
         times = ratio(rates[INT8, way], rates[OURS, way])
         result.goal(f"int8 at least 2 times fp32, {way}", f"{times:.2f} times", times >= 2)
@@ -66,20 +67,6 @@ def _told(texts: Sequence[Array], rates: dict[tuple[str, str], list[float]], vec
         "sentences in a second of that thread's CPU time. Cosines are with the vectors of the first row; the rank correlation is Spearman's, of the similarities of all pairs."
     )
     return result
-
-
-def compare(found: Array, exact: Array) -> tuple[float, float, float, float]:
-    """Return the mean and least cosine of vectors of length 1, the rank correlation of all pairs, and how often the nearest stays the nearest."""
-    from scipy.stats import spearmanr
-
-    cosines = (found * exact).sum(axis=1)
-    mine, theirs = found @ found.T, exact @ exact.T
-    pairs = np.triu_indices(len(found), 1)
-    ranked = spearmanr(mine[pairs], theirs[pairs]).statistic
-    for similar in (mine, theirs):
-        np.fill_diagonal(similar, -1)
-    nearest = (mine.argmax(axis=1) == theirs.argmax(axis=1)).mean()
-    return float(cosines.mean()), float(cosines.min()), float(ranked), float(nearest)
 
 
 def encode(session: Any, texts: Sequence[Array], together: int) -> Array:
