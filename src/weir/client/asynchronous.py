@@ -65,7 +65,7 @@ class AsyncClient:
 
     async def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
         """Return when the server listens and all its models take requests. Raises DeadlineExceeded."""
-        await self._wait(lambda: common.or_false(self._calls.server_ready()), True, "server ready", timeout, interval)
+        await self._run(common.until_server_ready(self._calls, interval), timeout)
 
     # Models.
 
@@ -85,17 +85,13 @@ class AsyncClient:
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
         """Return when a model takes requests. Raises DeadlineExceeded."""
-        await self._wait(
-            lambda: common.or_false(self._calls.model_ready(name, version)), True, f"model {name!r} ready", timeout, interval
-        )  # fmt: skip
+        await self._run(common.until_model(self._calls, name, version, True, interval), timeout)
 
     async def wait_until_model_not_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
         """Return when a model takes no requests. Raises DeadlineExceeded."""
-        await self._wait(
-            lambda: common.or_false(self._calls.model_ready(name, version)), False, f"model {name!r} not ready", timeout, interval
-        )  # fmt: skip
+        await self._run(common.until_model(self._calls, name, version, False, interval), timeout)
 
     # Control.
 
@@ -216,8 +212,3 @@ class AsyncClient:
 
     async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return await self._run(retried(self._retry, attempt), timeout)
-
-    async def _wait(
-        self, ask: Callable[[], Program[bool]], wanted: bool, what: str, timeout: float | None, interval: float
-    ) -> None:
-        await self._run(common.wait_until(ask, wanted, what, interval), timeout)

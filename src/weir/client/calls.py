@@ -78,10 +78,20 @@ def has_extension(calls: Calls, name: str) -> Program[bool]:
     return name in metadata["extensions"]
 
 
-def wait_until(ask: Callable[[], Program[bool]], wanted: bool, what: str, interval: float) -> Program[None]:
-    """Ask every `interval` seconds until the answer is `wanted`. Raises DeadlineExceeded when it is not in time."""
+def until_server_ready(calls: Calls, interval: float) -> Program[None]:
+    """Ask every `interval` seconds until every model takes requests. Raises DeadlineExceeded when that is not in time."""
+    return _until(calls.server_ready, True, "server ready", interval)
+
+
+def until_model(calls: Calls, name: str, version: str, ready: bool, interval: float) -> Program[None]:
+    """Ask every `interval` seconds until a model takes requests, or none. Raises DeadlineExceeded when that is not in time."""
+    what = f"model {name!r} {'ready' if ready else 'not ready'}"
+    return _until(lambda: calls.model_ready(name, version), ready, what, interval)
+
+
+def _until(ask: Callable[[], Program[bool]], wanted: bool, what: str, interval: float) -> Program[None]:
     try:
-        while (yield from ask()) is not wanted:
+        while (yield from or_false(ask())) is not wanted:
             yield Sleep(interval)
     except DeadlineExceeded as error:
         raise DeadlineExceeded(f"{what}: {error.message}") from None

@@ -68,7 +68,7 @@ class Client:
 
     def wait_until_server_ready(self, timeout: float | None = None, *, interval: float = INTERVAL) -> None:
         """Return when the server listens and all its models take requests. Raises DeadlineExceeded."""
-        self._wait(lambda: common.or_false(self._calls.server_ready()), True, "server ready", timeout, interval)
+        self._run(common.until_server_ready(self._calls, interval), timeout)
 
     # Models.
 
@@ -88,17 +88,13 @@ class Client:
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
         """Return when a model takes requests. Raises DeadlineExceeded."""
-        self._wait(
-            lambda: common.or_false(self._calls.model_ready(name, version)), True, f"model {name!r} ready", timeout, interval
-        )  # fmt: skip
+        self._run(common.until_model(self._calls, name, version, True, interval), timeout)
 
     def wait_until_model_not_ready(
         self, name: str, timeout: float | None = None, *, version: str = "", interval: float = INTERVAL
     ) -> None:
         """Return when a model takes no requests. Raises DeadlineExceeded."""
-        self._wait(
-            lambda: common.or_false(self._calls.model_ready(name, version)), False, f"model {name!r} not ready", timeout, interval
-        )  # fmt: skip
+        self._run(common.until_model(self._calls, name, version, False, interval), timeout)
 
     # Control.
 
@@ -204,8 +200,3 @@ class Client:
 
     def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return self._run(retried(self._retry, attempt), timeout)
-
-    def _wait(
-        self, ask: Callable[[], Program[bool]], wanted: bool, what: str, timeout: float | None, interval: float
-    ) -> None:
-        self._run(common.wait_until(ask, wanted, what, interval), timeout)

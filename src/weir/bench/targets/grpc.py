@@ -1,6 +1,5 @@
 """A model behind the Open Inference Protocol over gRPC. Needs grpcio and protobuf (the extra `grpc`)."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from itertools import cycle
@@ -13,6 +12,7 @@ from weir.bench.batches import Counts
 from weir.bench.ledger import OK, TIMEOUT, Ledger
 from weir.bench.targets.doors import Door
 from weir.bench.targets.http import HttpOptions
+from weir.bench.targets.tasks import Tasks
 from weir.bench.targets.tensors import Declared, declared_inputs, made_request, said_requests
 from weir.errors import SettingsError
 from weir.wire.kserve_grpc import write_request
@@ -45,7 +45,7 @@ class GrpcTarget:
         self._ledger = Ledger()
         self._channels: list[Any] = []
         self._messages: list[bytes] = []
-        self._calls: set[asyncio.Task[None]] = set()
+        self._calls = Tasks()
 
     @property
     def connections(self) -> int:
@@ -71,9 +71,7 @@ class GrpcTarget:
 
     def send(self, index: int) -> None:
         """Send a request."""
-        task = asyncio.ensure_future(self._ask(index))
-        self._calls.add(task)
-        task.add_done_callback(self._calls.discard)
+        self._calls.start(self._ask(index))
 
     async def _ask(self, index: int) -> None:
         ledger, messages = self._ledger, self._messages
@@ -98,7 +96,7 @@ class GrpcTarget:
         """Drop the connections."""
         for channel in self._channels:
             await channel.close()
-        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._calls.wait()
         self._channels = []
 
     def _connected(self) -> Any:

@@ -9,6 +9,7 @@ from weir.bench.ledger import TIMEOUT, UNSENT
 from weir.bench.targets.answers import Answer, outcome_of
 from weir.bench.targets.connection import NOBODY, Connection
 from weir.bench.targets.dialling import Dialler, reason_of
+from weir.bench.targets.tasks import Tasks
 
 
 class Books(Protocol):
@@ -41,15 +42,14 @@ class Pool:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._waiting: deque[tuple[int, bytes, float]] = deque()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening = Tasks()
         self.held = 0
         self.most = 0  # connections that were open at the same time
 
     async def warm(self) -> None:
         """Open the first spare connections."""
         self._grow()
-        if self._opening:
-            await asyncio.wait(self._opening)
+        await self._opening.wait()
 
     def send(self, index: int, data: bytes) -> None:
         """Send a request now, or as soon as there is a connection."""
@@ -75,10 +75,7 @@ class Pool:
 
     async def close(self) -> None:
         """Drop all connections."""
-        for task in list(self._opening):
-            task.cancel()
-        if self._opening:
-            await asyncio.wait(self._opening)
+        await self._opening.end()
         for connection in [*self._idle, *self._busy]:
             connection.close()
         self._idle.clear()
@@ -130,9 +127,7 @@ class Pool:
     def _grow(self) -> None:
         wanted = len(self._waiting) + self._spare - len(self._idle) - len(self._opening)
         for _ in range(min(wanted, self._limit - self._size)):
-            task = asyncio.ensure_future(self._open())
-            self._opening.add(task)
-            task.add_done_callback(self._opening.discard)
+            self._opening.start(self._open())
 
     async def _open(self) -> None:
         try:

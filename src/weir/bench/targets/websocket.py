@@ -18,6 +18,7 @@ from weir.bench.targets.connection import CLOSED
 from weir.bench.targets.dialling import Dialler
 from weir.bench.targets.doors import Door
 from weir.bench.targets.http import HttpOptions
+from weir.bench.targets.tasks import Tasks
 from weir.bench.targets.tensors import said_requests
 from weir.errors import SettingsError
 from weir.wire.inference import InferenceRequest
@@ -60,9 +61,8 @@ class WebSocketTarget:
         self._clock = clock
         self._ledger = Ledger()
         self._sockets: list[ClientConnection] = []
-        self._readers: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self._under_way: dict[int, ClientConnection] = {}
-        self._writing: set[asyncio.Task[None]] = set()
         self._messages: list[Message] = []
         self._model: str | None = None
 
@@ -80,7 +80,8 @@ class WebSocketTarget:
         self._sockets = [await self._connected() for _ in range(options.channels)]
         await self._try(self._sockets[0])
         self._model = door.model if await is_counted(self._dialler, door.model, options.timeout) else None
-        self._readers = [asyncio.ensure_future(self._hear(socket)) for socket in self._sockets]
+        for socket in self._sockets:
+            self._tasks.start(self._hear(socket))
         self._next = cycle(self._sockets)
 
     async def start_round(self, ledger: Ledger) -> None:
@@ -93,9 +94,7 @@ class WebSocketTarget:
         self._under_way[index] = socket
         self._ledger.sent[index] = self._clock()
         message = with_id(self._messages[index % len(self._messages)], index)
-        writing = asyncio.ensure_future(self._write(socket, index, message))
-        self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
+        self._tasks.start(self._write(socket, index, message))
 
     def give_up(self) -> None:
         """End what took too long, and tell the server."""
@@ -103,9 +102,7 @@ class WebSocketTarget:
         for index in [each for each in self._under_way if self._ledger.sent[each] <= limit]:
             socket = self._under_way[index]
             self._ended(index, TIMEOUT)
-            writing = asyncio.ensure_future(self._write(socket, None, write_cancel(id_of(index))))
-            self._writing.add(writing)
-            writing.add_done_callback(self._writing.discard)
+            self._tasks.start(self._write(socket, None, write_cancel(id_of(index))))
 
     async def counts(self) -> Counts | None:
         """Return what the server's /metrics say of the model."""
@@ -113,12 +110,9 @@ class WebSocketTarget:
 
     async def close(self) -> None:
         """Drop the connections."""
-        for task in (*self._readers, *self._writing):
-            task.cancel()
-        await asyncio.gather(*self._readers, *self._writing, return_exceptions=True)
+        await self._tasks.end()
         for socket in self._sockets:
             await socket.close()
-        self._readers = []
 
     async def _connected(self) -> ClientConnection:
         door, options = self._door, self._options
