@@ -1,7 +1,8 @@
-"""Other forms of the same graph, to be measured beside ours: operator by operator, and with onnxruntime's own normalisation."""
+"""Other forms of the same graph, to be measured beside ours: operator by operator, with onnxruntime's own normalisation, and with padding everywhere."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -13,7 +14,19 @@ from weir.embedding.graph.encoding import PARTS, Encoder
 _FLOAT = 1  # onnx.TensorProto's number
 
 
-class Plain(Encoder):
+class Filled(Encoder):
+    """With padding in all layers, as a GPU computes it."""
+
+    def __init__(self, *given: Any, device: str, **told: Any) -> None:
+        super().__init__(*given, device="cuda", **told)
+
+    def _join(self, value: str, dense: str, norm: str) -> None:
+        weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
+        out, missing = self._numbers.product(value, dense, weight, bias)
+        self.value = self._norm(self._assembly.add("Sum", out, missing, self.value), norm)
+
+
+class Plain(Filled):
     """Attention in single operators, as exporters write it."""
 
     def _attend(self, name: str) -> str:
@@ -48,7 +61,7 @@ class PlainNumbers(Numbers):
         return add("Mul", add("Mul", out, add("Add", half, constant(1, "float32"))), constant(0.5, "float32"))
 
 
-class Fused(Encoder):
+class Fused(Filled):
     """With onnxruntime's SkipLayerNormalization, as its optimiser writes it."""
 
     def _join(self, value: str, dense: str, norm: str) -> None:

@@ -34,7 +34,7 @@ def test_layers_above_the_highest_that_is_read_are_not_there(plain: Checkpoint) 
         layers: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(Pooling.MEAN, layers=layers)).model).graph.node]
         for layers in ((-1,), (-2,), (-3, -2))
     }  # fmt: skip
-    assert [found.count("Attention") for found in nodes.values()] == [3, 2, 2]
+    assert [found.count("MultiHeadAttention") for found in nodes.values()] == [3, 2, 2]
 
 
 def test_of_the_last_layer_only_what_is_read_is_computed(plain: Checkpoint) -> None:
@@ -42,9 +42,19 @@ def test_of_the_last_layer_only_what_is_read_is_computed(plain: Checkpoint) -> N
         pooling: [one.op_type for one in onnx.load_from_string(build(plain, Recipe(pooling)).model).graph.node]
         for pooling in (Pooling.CLS, Pooling.POOLER, Pooling.SEP)
     }
-    # Attention of one token to all, in place of that of all to all.
-    assert [found.count("Attention") for found in kinds.values()] == [2, 2, 3]
-    assert [found.count("MultiHeadAttention") for found in kinds.values()] == [1, 1, 0]
+    # What attention made of all tokens becomes rows of tokens again, after the ids and the types; of the first token alone it need not.
+    assert [found.count("GatherND") for found in kinds.values()] == [4, 4, 6]
+    assert [found.count("MultiHeadAttention") for found in kinds.values()] == [3, 3, 3]
+
+
+def test_what_is_filled_up_is_not_looked_at(plain: Checkpoint, whole: Running) -> None:
+    ids = np.full((2, 6), plain.architecture.vocab_size, np.int32)  # no token's number
+    mask = np.array([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]], np.int32)
+    ids[0, :4], ids[1] = TEXTS[0], TEXTS[2][:6]
+    given = {"ids": ids, "mask": mask, "types": np.where(mask, 0, 9).astype(np.int32), "pool": mask.astype(np.float32)}
+    (vectors,) = whole.session.run(["vectors"], given)
+    assert np.allclose(vectors, whole([TEXTS[0], TEXTS[2][:6]]), atol=1e-6)
+    assert np.allclose(vectors[:1], whole([TEXTS[0]]), atol=1e-6)
 
 
 def test_only_vectors_leave_it_and_only_what_is_used_goes_in(plain: Checkpoint, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
 WEIGHTS = "weights.bin"  # the file beside the graph
-VERSION = 3  # of the graphs that this makes; higher with each change, for cached ones are made again then
+VERSION = 4  # of the graphs that this makes; higher with each change, for cached ones are made again then
 
 _OF_FIRST = (Pooling.CLS, *OF_LAST_LAYER)  # poolings that read the first token only
 
@@ -44,6 +44,8 @@ def build(checkpoint: "Checkpoint", recipe: Recipe, device: str = "cpu") -> Grap
     values[max(layers)] = (encoder.add_layer_of_first if first_alone else encoder.add_layer)(max(layers))
     wanted = [values[layer] for layer in layers]
     value = wanted[0] if len(wanted) == 1 else assembly.add("Concat", *wanted, axis=-1)
+    if not first_alone:
+        value = encoder.rows.spread(value)
     if numbers.dtype != "float32":
         value = numbers.cast(value, "float32")
     finisher, pooler = Finisher(assembly, numbers, weights), Pooler(assembly, value, recipe.window)

@@ -1,8 +1,8 @@
 """The encoder of the BERT family: embeddings, then layers of attention and feed-forward parts.
 
-Which operators are used was measured on CPUs (`make bench PART=graphs`): onnxruntime's Attention with Sum and LayerNormalization is faster there than single
-operators, and than its SkipLayerNormalization. Sum, not Add, for onnxruntime fuses Add with what
-follows into just that. On GPUs the fused form is the fast one.
+Which operators are used was measured on CPUs (`make bench PART=graphs`): there all but attention is computed of tokens alone (rows.py), and
+Sum and LayerNormalization are faster than onnxruntime's SkipLayerNormalization. Sum, not Add, for onnxruntime fuses Add with what
+follows into just that. On GPUs the fused forms are the fast ones.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from weir.embedding.graph.assembling import FUSED, Assembly
 from weir.embedding.graph.dense import Numbers
 from weir.embedding.graph.relative import distance_table
+from weir.embedding.graph.rows import Packed, Rectangle
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.architecture import Architecture
@@ -23,7 +24,7 @@ PARTS = ("query", "key", "value")
 
 
 class Encoder:
-    """Adds an encoder to a graph, layer by layer: `value` is what the last one left, [batch, length, hidden size]."""
+    """Adds an encoder to a graph, layer by layer: `value` is what the last one left, the rows of `rows` by hidden size."""
 
     def __init__(
         self, assembly: Assembly, numbers: Numbers, architecture: "Architecture", weights: Mapping[str, Array], *,
@@ -33,29 +34,27 @@ class Encoder:
         self._numbers = numbers
         self._architecture = architecture
         self._weights = weights
-        self._fused_norm = device == "cuda"
+        self._fused = device == "cuda"
         self._positions = positions
+        self._ids = assembly.input("ids", "int32", ("batch", "length"))
+        self._mask = assembly.input("mask", "int32", ("batch", "length"))
+        self.rows = Rectangle(assembly, self._ids) if self._fused else Packed(assembly, self._ids, self._mask)
         self.value = self._embed()
         self._distances = self._distance_bias() if positions and architecture.relative_buckets else ""
 
     def _embed(self) -> str:
         """Add the embeddings of words, positions and types. Where all tokens are of one type, that is in the positions already."""
         architecture, weights, numbers = self._architecture, self._weights, self._numbers
-        self._ids = self._assembly.input("ids", "int32", ("batch", "length"))
-        self._mask = self._assembly.input("mask", "int32", ("batch", "length"))
-        shape = self._assembly.add("Shape", self._ids, start=1, end=2)
-        terms = [numbers.look_up("words", weights["embeddings.word"], self._ids)]
+        terms = [numbers.look_up("words", weights["embeddings.word"], self.rows.pick(self._ids))]
         table = np.zeros((architecture.max_length, architecture.hidden_size), dtype=np.float32)
         if self._positions:
             table += weights["embeddings.position"][architecture.position_offset :][: architecture.max_length]
         if architecture.type_vocab_size == 1:
             table += weights["embeddings.type"][0]
         if table.any():
-            zero = self._assembly.constant([0], "int64")
-            places = self._assembly.weight("positions", table.astype(numbers.dtype))
-            terms.append(self._assembly.add("Slice", places, zero, shape, zero))
+            terms.append(self.rows.places(self._assembly.weight("positions", table.astype(numbers.dtype))))
         if architecture.type_vocab_size > 1:
-            types = self._assembly.input("types", "int32", ("batch", "length"))
+            types = self.rows.pick(self._assembly.input("types", "int32", ("batch", "length")))
             rows = self._assembly.weight("types-table", weights["embeddings.type"].astype(numbers.dtype))
             terms.append(self._assembly.add("Gather", rows, types))
         return self._norm(self._assembly.add("Sum", *terms), "embeddings.norm")
@@ -79,7 +78,7 @@ class Encoder:
         return self._finish_layer(name, self._attend(name))
 
     def add_layer_of_first(self, index: int) -> str:
-        """Add the layer of this number for the first token alone, [batch, 1, hidden size]: nobody reads the others of the last layer."""
+        """Add the layer of this number, on a CPU, for the first token alone: nobody reads the others of the last layer. [batch, 1, hidden size]"""
         name = f"layer.{index}."
         return self._finish_layer(name, self._attend_from_first(name))
 
@@ -92,28 +91,29 @@ class Encoder:
     def _attend(self, name: str) -> str:
         """Add the attention of all heads, without the layer that mixes them. The three matrices are one."""
         weight, bias = self._joined(name, PARTS)
-        if self._numbers.eight_bits:
-            three, _ = self._numbers.product(self.value, name + "qkv", weight, bias, self._reach())
-            query, key, value = self._assembly.add_several("Split", (three,), 3, axis=2, num_outputs=3)
-            return self._heads(query, key, value, self._distances)
+        if isinstance(self.rows, Packed):
+            three, missing = self._numbers.product(self.value, name + "qkv", weight, bias, self._reach())
+            query, key, value = self.rows.split(three, 3, self._architecture.hidden_size)
+            return self.rows.pack(self._heads(query, key, value, self._distances, missing))
         matrix = self._numbers.matrix(name + "qkv.weight", weight)
         inputs = [self.value, matrix, self._numbers.vector(name + "qkv.bias", bias), self._mask]
         distances = ["", self._distances] if self._distances else []
         return self._assembly.add("Attention", *inputs, *distances, domain=FUSED, num_heads=self._architecture.heads)
 
     def _attend_from_first(self, name: str) -> str:
-        """Add the attention of the first token to all; `value` is the first token's from here on."""
-        reach, zero, one = self._reach(), self._assembly.constant([0], "int64"), self._assembly.constant([1], "int64")
+        """Add the attention of the first token to all; `value` is the first token's from here on, [batch, 1, hidden size]."""
+        assert isinstance(self.rows, Packed)
+        reach = self._reach()
         both = self._numbers.dense(self.value, name + "kv", *self._joined(name, PARTS[1:]), "identity", reach)
-        key, value = self._assembly.add_several("Split", (both,), 2, axis=2, num_outputs=2)
-        self.value = self._assembly.add("Slice", self.value, zero, one, one)
+        key, value = self.rows.split(both, 2, self._architecture.hidden_size)
+        self.value = self.rows.first(self.value)
         query = self._numbers.dense(self.value, name + "q", *self._joined(name, PARTS[:1]), "identity", reach)
-        two = self._assembly.constant([2], "int64")
+        zero, one, two = (self._assembly.constant([number], "int64") for number in range(3))
         distances = self._distances and self._assembly.add("Slice", self._distances, zero, one, two)
         return self._heads(query, key, value, distances)
 
-    def _heads(self, query: str, key: str, value: str, distances: str) -> str:
-        inputs = [query, key, value, "", self._mask, *([distances] if distances else [])]
+    def _heads(self, query: str, key: str, value: str, distances: str, bias: str = "") -> str:
+        inputs = [query, key, value, bias, self._mask, *([distances] if distances else [])]
         return self._assembly.add("MultiHeadAttention", *inputs, domain=FUSED, num_heads=self._architecture.heads)
 
     def _joined(self, name: str, parts: Sequence[str]) -> tuple[Array, Array]:
@@ -136,7 +136,7 @@ class Encoder:
         weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
         out, missing = self._numbers.product(value, dense, weight, bias)
         missing_too = [missing] if missing else []
-        if self._fused_norm:
+        if self._fused:
             told: dict[str, Any] = {"domain": FUSED, "epsilon": self._architecture.epsilon}
             self.value = self._assembly.add(
                 "SkipLayerNormalization", out, self.value, *self._scales(norm), *missing_too, **told
