@@ -97,3 +97,17 @@ def test_it_agrees_with_a_list(added: list[tuple[float, int, bool]]) -> None:
     now = 8.0
     assert {id(each) for each in deadlines.passed(now)} == {id(each) for each in alive if each.deadline <= now}
     assert deadlines.earliest() == min((each.deadline for each in alive if each.deadline > now), default=inf)
+
+
+def test_those_whose_deadline_is_near() -> None:
+    deadlines = Deadlines()
+    assert deadlines.within(inf) == []
+    requests = [Asked(0, 0.0, float(timeout % 20)) for timeout in range(7, 407, 7)]
+    for request in requests:
+        deadlines.add(request)
+    for request in requests[::3]:
+        request.settled = True
+    for until in (0.5, 4.0, 11.5, 99.0):
+        near = [request for request in requests if request.deadline <= until and not request.settled]
+        assert sorted(map(id, deadlines.within(until))) == sorted(map(id, near))
+    assert len(deadlines) == len(requests)

@@ -52,9 +52,9 @@ def test_rows_that_cost_nothing_take_what_a_batch_takes() -> None:
     assert service.expected(2) == pytest.approx(FIXED) and service.rate(4) == pytest.approx(4 / FIXED)
 
 
-def taught() -> Mill:
+def taught(max_queue_size: int = 4) -> Mill:
     """A mill of two rows at most, which has learned what tokens take."""
-    mill = Mill(max_batch_size=2, max_batch_cost=400.0, padded=True, max_queue_size=4)
+    mill = Mill(max_batch_size=2, max_batch_cost=400.0, padded=True, max_queue_size=max_queue_size)
     for length in (10.0, 200.0, 40.0, 100.0) * 4:
         (batch,) = mill.submit(of(length, mill.now))
         mill.now += FIXED + PER_TOKEN * length
@@ -67,6 +67,21 @@ def test_a_deadline_that_a_short_text_makes_and_a_long_one_does_not() -> None:
     mill.submit(of(10.0, mill.now, timeout=0.06))
     with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
         mill.batcher.submit(of(200.0, mill.now, timeout=0.06), mill.now)
+
+
+@pytest.mark.parametrize(("timeout", "refused"), [(30.0, False), (0.36, True)])
+def test_who_can_wait_longer_is_not_ahead_of_one_that_cannot(timeout: float, refused: bool) -> None:
+    mill = taught(max_queue_size=8)
+    for _ in range(5):
+        mill.submit(of(40.0, mill.now, timeout=timeout))  # one runs, four wait: 0.37 s and then its own time
+    tight = of(40.0, mill.now, timeout=0.37)
+    if refused:
+        with pytest.raises(DeadlineExceeded, match="the answer would come too late"):
+            mill.batcher.submit(tight, mill.now)
+        return
+    mill.submit(tight)
+    mill.run_all(0.1)
+    assert tight.ends == [tight.payload]
 
 
 def test_who_is_refused_hears_how_long_texts_like_the_last_ones_take() -> None:

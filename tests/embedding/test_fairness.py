@@ -104,6 +104,24 @@ def test_a_client_with_one_sentence_waits_three_batches_at_most_whatever_another
     run(scene)
 
 
+def test_many_small_clients_wait_for_the_running_batch_and_their_own() -> None:
+    async def scene() -> None:
+        async with bench() as served:
+            served.send("a", 3000)
+            await served.batch()
+            asked: list[tuple[int, asyncio.Future[Encoded]]] = []
+            waits = []
+            for turn in range(60):
+                asked.append((turn, served.send(chr(ord("b") + turn % 5), 1)))
+                await served.batch()
+                waits += [1 + turn - sent for sent, each in asked if each.done()]
+                asked = [(sent, each) for sent, each in asked if not each.done()]
+            assert max(waits) == 2  # also where a large one that was overtaken often enough leads
+            assert served.texts["a"] > 180
+
+    run(scene)
+
+
 def test_small_requests_of_one_caller_do_not_crowd_out_those_of_another() -> None:
     async def scene() -> None:
         async with bench() as served:

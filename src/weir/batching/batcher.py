@@ -56,7 +56,7 @@ class Batcher:
         self.draining = False
         self.policy_error: Exception | None = None
         self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane)
-        self._compose = ByLength(settings.max_padding) if settings.padded else compose
+        self._compose = ByLength(settings.max_padding, self.service.expected) if settings.padded else compose
         self._places = Places()
         self._outlook = Outlook(settings, self.service, self._line, self._places)
         self._running = Running()

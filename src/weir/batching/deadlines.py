@@ -7,6 +7,7 @@ line stays behind until it comes to the front, or until such are more than half 
 
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import takewhile
 
 from weir.messages import Request
 
@@ -61,6 +62,19 @@ class Deadlines:
                 return min(first, request.deadline)
             heappop(heap)
         return first
+
+    def within(self, until: float) -> list[Request]:
+        """Return the waiting requests whose deadline is not after `until`, in no order. O(those found, and those gone among them)."""
+        found: list[Request] = []
+        for queue in self._by_timeout.values():
+            found += takewhile(lambda request: request.deadline <= until, queue)
+        heap, places = self._heap, [0]
+        while places:
+            place = places.pop()
+            if place < len(heap) and heap[place][0] <= until:
+                found.append(heap[place][2])
+                places += (2 * place + 1, 2 * place + 2)
+        return [request for request in found if not request.settled and request.taken < request.rows]
 
     def passed(self, now: float) -> list[Request]:
         """Take out and return the waiting requests whose deadline is not after `now`."""

@@ -7,7 +7,7 @@ until the group is empty again.
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from math import inf, nan
 
@@ -219,6 +219,10 @@ class Group:
             return self._deadlines.passed(now)
         due = takewhile(lambda request: request.deadline <= now, self.plain.waiting)
         return [request for request in due if not request.settled and request.taken < request.rows]
+
+    def tight(self, until: float) -> Sequence[Request]:
+        """Return the waiting requests whose deadline is not after `until`; none where the order of arrival is that of deadlines."""
+        return () if self.timeout == self.timeout else self._deadlines.within(until)
 
     def tidy(self) -> None:
         """Forget what is no longer needed, after requests have left."""

@@ -3,7 +3,8 @@
 from math import inf
 
 from weir.batching.estimate import ServiceTime
-from weir.batching.lengths import length_of
+from weir.batching.group import Lane
+from weir.batching.lengths import is_gone, length_of
 from weir.batching.line import Line
 from weir.batching.places import Places
 from weir.batching.settings import BatchingSettings
@@ -16,11 +17,12 @@ UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measure
 class Outlook:
     """Expectations about one line and its workers. Rates are in rows per second, of all workers together."""
 
-    __slots__ = ("_largest", "_line", "_max_rows", "_places", "_service")
+    __slots__ = ("_largest", "_line", "_max_rows", "_padded", "_places", "_service")
 
     def __init__(self, settings: BatchingSettings, service: ServiceTime, line: Line, places: Places) -> None:
         self._largest = settings.max_batch_size
         self._max_rows = settings.max_queue_size
+        self._padded = settings.padded
         self._service = service
         self._line = line
         self._places = places
@@ -46,12 +48,12 @@ class Outlook:
         if not self._service.is_trusted(now) or not len(self._places):
             return False
         group = self._line.groups.get(request.key)
-        ahead = len(group.lane_of(request)) if group is not None else 0
-        rows = min(request.rows, self._largest)
-        return (
-            now + ahead / self.rate(self._line.waiting) + self._service.alone(rows, length_of(request))
-            >= request.deadline
-        )
+        lane = Lane() if group is None else group.lane_of(request)
+        rate = self.rate(self._line.waiting)
+        done = now + self._service.alone(min(request.rows, self._largest), length_of(request))
+        if done + len(lane) / rate < request.deadline:
+            return False
+        return not self._padded or done + _before(lane, request.deadline) / rate >= request.deadline
 
     def must_last(self, seen: Observation, rows: int) -> float:
         """Return the instant after which a deadline must lie for the request to be started.
@@ -64,3 +66,8 @@ class Outlook:
         if seen.waiting > rows:
             return seen.now + self._service.careful(rows)
         return seen.now + self._service.optimistic(seen.waiting)
+
+
+def _before(lane: Lane, deadline: float) -> int:
+    """Return how many of a lane are ahead for certain where those who would miss their deadlines go before those who would not."""
+    return sum(each.deadline <= deadline for each in lane.waiting if not is_gone(each))
