@@ -2,12 +2,14 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.embedding.text_models import Summing
 
+from weir.embedding import calibration
 from weir.embedding.budget import Budget
 from weir.embedding.calibration import budget_for
 
@@ -29,6 +31,21 @@ def test_what_was_measured_is_kept(tmp_path: Path) -> None:
     assert {len(each) for each in json.loads(file.read_text())["measured"]} == {3}
     assert budget(tmp_path / "made") == (first, [])
     assert budget(tmp_path / "made", identity={"model": "b"})[1] != []
+
+
+def test_the_measurements_that_were_used_last_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "MOST_KEPT", 2)
+    names = [{"model": name} for name in "abc"]
+    for place, name in enumerate(names[:2], start=1):
+        before = set(tmp_path.iterdir())
+        budget(tmp_path, max_length=8, identity=name)
+        (made,) = set(tmp_path.iterdir()) - before
+        os.utime(made, (place, place))
+    assert budget(tmp_path, max_length=8, identity=names[0])[1] == []  # used once more
+    assert budget(tmp_path, max_length=8, identity=names[2])[1] != []
+    assert len(list(tmp_path.iterdir())) == 2
+    assert budget(tmp_path, max_length=8, identity=names[0])[1] == []
+    assert budget(tmp_path, max_length=8, identity=names[1])[1] != []
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"budget": {"more": 1}}', '{"budget": 3}'])

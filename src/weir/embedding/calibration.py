@@ -32,6 +32,8 @@ ENOUGH_SECONDS, LONGEST_SECONDS = 0.1, 0.3  # for one size: so long it is repeat
 REPEATS = 5
 CLEARLY_WORSE = 0.85  # of the best throughput: after two sizes below that, larger ones are not tried
 
+MOST_KEPT = 1000  # measurements; those that were used least recently go
+
 Progress = Callable[[float, str], None]
 
 
@@ -61,7 +63,10 @@ async def budget_for(
     """
     kept = folder / f"{_key(identity)}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return Budget(**json.loads(kept.read_text())["budget"])
+        budget = Budget(**json.loads(kept.read_text())["budget"])
+        with suppress(OSError):  # of another user
+            os.utime(kept)
+        return budget
     lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
     sizes = lengths or [max_length]
     progress(0.0, "starting a worker")  # which makes the graph, if there is none yet
@@ -90,6 +95,15 @@ def _keep(file: Path, found: dict[str, Any]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         made.write_text(json.dumps(found))
         os.replace(made, file)
+        for old in sorted(file.parent.iterdir(), key=_used)[:-MOST_KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def _used(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return 0.0
 
 
 async def _measure(

@@ -82,6 +82,14 @@ class Front:
         chosen = self._said.computing.cache
         return Path(chosen) if chosen else cache_directory()
 
+    def prune(self) -> None:
+        """Remove graphs that are more than its cache may have, and that nobody uses."""
+        from weir.embedding.graph.cache import graphs_in
+        from weir.embedding.graph.keeping import prune
+
+        for folder in prune(graphs_in(self.cache), self._said.computing.max_cache_size):
+            logger.info("%s: removed, as there is more than max_cache_size", folder)
+
     async def budget(self, progress: Progress) -> Budget | None:
         """Return how large batches should be on this machine, measured if nobody has before; None where nobody wants to know."""
         from weir.embedding.model import TextEncoder

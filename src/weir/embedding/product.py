@@ -120,7 +120,9 @@ class EmbeddingProduct:
         """Nothing is to be made beforehand: the first worker makes the graphs, in a process of its own."""
 
     async def start(self) -> None:
-        """Nothing is left to be done."""
+        """Remove what nobody uses of what was made for other models: these hold theirs now."""
+        for front in self._fronts:
+            await asyncio.to_thread(front.prune)
 
     async def drain(self) -> bool:
         """Finish the requests for vectors."""

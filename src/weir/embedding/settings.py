@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, POSITIVE, Rule, check, one_of, setting
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 
 RUNTIMES = ("onnx", "torch")
 SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
@@ -110,6 +110,12 @@ class ComputingSettings:
         None,
         "folder of graphs that were made and of what was measured (default: weir in the user's cache folder)",
         metavar="DIR",
+    )
+
+    max_cache_size: int = setting(
+        16 << 30,
+        "graphs in that folder, in bytes: when a server has started, those that nobody has used for longest and nobody uses now are removed",
+        rule=AT_LEAST_ZERO,
     )
 
     def __post_init__(self) -> None:

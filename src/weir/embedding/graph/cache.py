@@ -1,6 +1,5 @@
 """Graphs are made once, and kept in the user's cache directory by what decides them: the checkpoint's content, the recipe, the code that makes them."""
 
-import fcntl
 import hashlib
 import json
 import os
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import weir
 from weir.embedding.graph.building import VERSION, WEIGHTS
+from weir.embedding.graph.keeping import SEAL, locked
 from weir.embedding.graph.needing import require
 from weir.embedding.graph.quantizing import weight_bits
 from weir.embedding.graph.refusing import dimensions_of
@@ -22,8 +22,6 @@ from weir.errors import SettingsError
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
-SEAL = "made.json"  # the sizes of the files and the graph's hash
-
 
 def cache_directory() -> Path:
     """Return where things are kept for the user: WEIR_CACHE, or weir in XDG_CACHE_HOME, or in ~/.cache."""
@@ -31,6 +29,11 @@ def cache_directory() -> Path:
         return Path(chosen)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base and Path(base).is_absolute() else Path.home() / ".cache") / "weir"
+
+
+def graphs_in(cache: Path) -> Path:
+    """Return the folder of the graphs in a directory where things are kept."""
+    return cache / "graphs"
 
 
 def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = None, device: str = "cpu") -> Path:
@@ -41,14 +44,13 @@ def graph_file(checkpoint: "Checkpoint", recipe: Recipe, cache: Path | None = No
     checkpoint cannot do what the recipe says, or the directory cannot be written.
     """
     dimensions_of(checkpoint, recipe, device)
-    folder = (cache or cache_directory()) / "graphs" / _key(checkpoint, recipe, device)
+    folder = graphs_in(cache or cache_directory()) / _key(checkpoint, recipe, device)
     if _whole(folder):
         return folder / GRAPH
     require("onnx")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with open(folder.parent / f"{folder.name}.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with locked(folder):
             if not _whole(folder):
                 _make(checkpoint, recipe, device, folder)
     except OSError as error:

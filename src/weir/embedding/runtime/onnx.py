@@ -41,17 +41,24 @@ def has_cuda() -> bool:
 def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", computing: Computing, device: str) -> "OnnxRuntime":
     """Return the runtime for `recipe`, whose graph is made if it has not been. See open_runtime."""
     from weir.embedding.graph.cache import graph_file
+    from weir.embedding.graph.keeping import hold
 
     library()
-    graph = graph_file(checkpoint, recipe, computing.cache, CPU if device == CPU else "cuda")
     limit = memory_limit(device, computing.gpu_memory_fraction)
-    return OnnxRuntime(graph, device, threads=computing.threads, limit_bytes=limit)
+    while True:
+        graph = graph_file(checkpoint, recipe, computing.cache, CPU if device == CPU else "cuda")
+        held = hold(graph.parent)
+        if held is not None:  # else a server that has just started has removed it
+            return OnnxRuntime(graph, device, threads=computing.threads, limit_bytes=limit, held=held)
 
 
 class OnnxRuntime:
-    """A session of onnxruntime. See Runtime."""
+    """A session of onnxruntime. See Runtime. It keeps `held` for as long as it lives."""
 
-    def __init__(self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None) -> None:
+    def __init__(
+        self, graph: Path, device: str = CPU, *, threads: int = 1, limit_bytes: int | None = None, held: Any = None
+    ) -> None:
+        self._held = held
         self._session = _session(graph, device, threads, limit_bytes)
         self.device = device if device == CPU or CUDA in self._session.get_providers() else CPU
         if self.device != device:
