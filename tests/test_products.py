@@ -17,6 +17,7 @@ from weir.errors import SettingsError
 from weir.manager.registry import Registry
 from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
+from weir.protocols.fastlane.plan import Manner
 from weir.settings import read_settings
 from weir.telemetry.silent import SilentObserver
 
@@ -71,6 +72,9 @@ class Shop:
             return PlainTextResponse(f"welcome to {', '.join(context.registry.services)}")
 
         return [Route("/welcome", greet)]
+
+    def manners(self, context: DoorContext) -> Sequence[Manner]:
+        return []
 
     def paths(self) -> Mapping[str, Any]:
         return {"/welcome": {"get": {"operationId": "greet", "summary": "Greet", "responses": {}}}}

@@ -84,7 +84,10 @@ class App:
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
             websockets=websockets, added=_added(product, context, metrics, exposition),
         )  # fmt: skip
-        self.server = HttpServer(self.registry, asgi, settings.http, heard, site=site, websockets=websockets)
+        manners = () if product is None else product.manners(context)
+        self.server = HttpServer(
+            self.registry, asgi, settings.http, heard, site=site, websockets=websockets, manners=manners
+        )
         self.registry.changed.append(self.server.routes_changed)
         grpc = make_grpc(site, settings.grpc, settings.http)
         self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]

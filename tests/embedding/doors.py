@@ -1,7 +1,7 @@
 """The HTTP doors of texts over encoders without a model, behind a real HTTP server."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,8 +10,9 @@ from starlette.routing import BaseRoute
 
 from weir.embedding.calling import Models, Site
 from weir.embedding.counts import Counts
-from weir.embedding.encode import Encode
-from weir.embedding.openai import OpenAI
+from weir.embedding.encode import Encode, EncodeCall
+from weir.embedding.hot import HotTexts
+from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
 from weir.embedding.status import Status
 from weir.embedding.texts import Encodes
@@ -27,10 +28,12 @@ MAX_TEXTS = 50
 class Served:
     """A running server: its address, a client of it, and what was counted."""
 
-    def __init__(self, url: str, client: httpx.AsyncClient, counts: Counts, ended: asyncio.Event) -> None:
-        self.url = url
+    def __init__(self, server: HttpServer, client: httpx.AsyncClient, site: Site, ended: asyncio.Event) -> None:
+        self.server = server
+        self.url = server.address
         self.client = client
-        self.counts = counts
+        self.counts = site.counts
+        self.clients = site.clients
         self.ended = ended  # set when somebody had it end
 
     def counted(self) -> dict[tuple[str, ...], float]:
@@ -40,25 +43,28 @@ class Served:
 
 
 @asynccontextmanager
-async def served(*encoders: Encodes, **http: Any) -> AsyncIterator[Served]:
-    """Serve until the block ends."""
+async def served(
+    *encoders: Encodes, fast: bool = True, hot: Sequence[str] | None = None, **http: Any
+) -> AsyncIterator[Served]:
+    """Serve until the block ends, with the fast lane for small calls (of the models `hot`; None: of all) unless told otherwise."""
     settings, counts, ended = HttpSettings(port=0, **http), Counts(), asyncio.Event()
     models = Models({encoder.name: encoder for encoder in encoders})
-    routes = routes_of(models, settings, counts, ended.set)
+    site = Site(models, settings, MAX_TEXTS, counts)
+    routes = routes_of(site, ended.set)
+    names = list(models.encoders) if hot is None else hot
+    manners = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, EncodeCall)] if fast else []
     registry = Registry([])
-    server = HttpServer(registry, make_app(registry, settings, added=Added(routes, text_paths())), settings)
+    app = make_app(registry, settings, added=Added(routes, text_paths()))
+    server = HttpServer(registry, app, settings, manners=manners)
     await server.start()
     try:
-        async with httpx.AsyncClient(base_url=server.address) as client:
-            yield Served(server.address, client, counts, ended)
+        async with httpx.AsyncClient(base_url="http://unix" if "uds" in http else server.address) as client:
+            yield Served(server, client, site, ended)
     finally:
         await server.stop()
 
 
-def routes_of(models: Models, http: HttpSettings, counts: Counts, end: Callable[[], None]) -> list[BaseRoute]:
+def routes_of(site: Site, end: Callable[[], None]) -> list[BaseRoute]:
     """Return the routes of both doors."""
-    site = Site(models, http, MAX_TEXTS, counts)
-    return [
-        *OpenAI(site).routes(),
-        *Encode(site, Status(models.encoders, site.clients), control=Control(), end=end).routes(),
-    ]
+    status = Status(site.models.encoders, site.clients)
+    return [*OpenAI(site).routes(), *Encode(site, status, control=Control(), end=end).routes()]

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.texts import TOO_LONG, Encoded, Text
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest
+from weir.telemetry.tracecontext import Trace
 
 DIMENSIONS = 8
 
@@ -30,7 +31,7 @@ class HashingEncoder:
         self.name = name
         self.max_length = max_length
         self.heard: list[Heard] = []
-        self.error: WeirError | None = None
+        self.error: Exception | None = None
         self.gate: asyncio.Event | None = None
         self.entered: asyncio.Event | None = None
         self.left: asyncio.Event | None = None  # set when a call is cancelled
@@ -39,7 +40,7 @@ class HashingEncoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | None = None,
+        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {

@@ -11,7 +11,7 @@ from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
 from weir.embedding.listing import Listing, send_listing
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import Cancelled, InvalidRequest, ModelNotFound
+from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError
 from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
@@ -43,61 +43,132 @@ class Models:
         return self.encoders[name]
 
 
-class TextCall:
-    """What the head of a call at the door `door` says. `client` is whom the caller says to be (X-Client-Id): his calls share one
-    share of the line; a call without it has its own. `whose` is who is counted: he, or else his address."""
+class Caller:
+    """What the head of a call says of who calls. `client` is whom the caller says to be (X-Client-Id): his calls share one share of the
+    line; a call without it has its own. Raises the errors of `Wishes`."""
 
-    def __init__(self, site: "Site", call: Call, door: str) -> None:
-        self._site = site
-        self._call = call
-        self._door = door
+    def __init__(self, headers: Headers) -> None:
         self.client = ""
-        self._wishes = Wishes(0.0)  # 0: the server's own timeout
-        for name, value in call.headers:
+        self.wishes = Wishes(0.0)  # 0: the server's own timeout
+        for name, value in headers:
             if name == CLIENT_ID:
                 self.client = _client_id(value.decode("latin-1"))
             else:
-                self._wishes.read(name, value)
-        self.whose = self.client or call.peer or "local"
+                self.wishes.read(name, value)
 
-    async def encoded(
-        self, encoder: Encodes, texts: Sequence[Text], *, client: str = "", dimensions: int | None = None,
-        truncate: bool | None = None, want_tokens: bool = False,
+    def whose(self, peer: str | None) -> str:
+        """Return who is counted: whom the caller says to be, or else his address."""
+        return self.client or peer or "local"
+
+
+class TextCall:
+    """One call of the path `path` for the vectors of texts: `read` comes first, then `encoded`. `caller` is what its head says, if that is
+    known already. `asgi` says when the caller leaves and sends what is written bit by bit; without it, whoever runs the call cancels it."""
+
+    door: str
+    path: str
+
+    texts: Sequence[Text]
+    encoder: Encodes
+
+    def __init__(
+        self, site: "Site", headers: Headers, peer: str | None, body: bytes, *, caller: Caller | None = None, asgi: Call | None = None
+    ) -> None:  # fmt: skip
+        self.site = site
+        self.headers = headers
+        self.peer = peer
+        self.body = body
+        self.caller = caller
+        self.asgi = asgi
+
+    @classmethod
+    async def answer_to(cls, call: Call, site: "Site") -> Answer | None:
+        """Return the answer to `call`, whatever becomes of it; None: nothing is left to say."""
+        one = cls(site, call.headers, call.peer, call.body, asgi=call)
+        try:
+            await read(call.body, one.read)
+            return await one.encoded()
+        except Cancelled:
+            return None
+        except WeirError as error:
+            return one.refused(error)
+
+    @property
+    def model(self) -> str:
+        """The name of the model that is asked, "" before it is known."""
+        return self.encoder.name if hasattr(self, "encoder") else ""
+
+    def read(self) -> None:
+        """Find out whose vectors are wanted, of which model. Raises what is wrong with the body."""
+        raise NotImplementedError  # each door has its own
+
+    async def encoded(self) -> Answer | None:
+        """Return the answer with the vectors; None: it has been sent. Raises what `Encodes.encode` raises, and Cancelled."""
+        raise NotImplementedError  # each door has its own
+
+    def refused(self, error: BaseException) -> Answer:
+        """Return the answer for `error`, which is counted."""
+        return self.refusal(self.site, error, self.model)
+
+    @classmethod
+    def refusal(cls, site: "Site", error: BaseException, model: str = "", identity: Any = None) -> Answer:
+        """Return the answer for `error`, which is counted for `model` ("": it is not known); `identity` is what the caller calls his call."""
+        answer = cls.error_answer(site, error, identity)
+        site.counts.refused(model, cls.door, answer.status)
+        return answer
+
+    @staticmethod
+    def error_answer(site: "Site", error: BaseException, identity: Any) -> Answer:
+        """Return the answer for `error` in the door's words."""
+        raise NotImplementedError  # each door has its own
+
+    async def vectors(
+        self, *, client: str = "", dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
         prompt: str | None = None, whole_words: bool = False,
     ) -> Encoded:  # fmt: skip
-        """Return what `encoder` makes of `texts`. Raises its errors, and Cancelled when the caller has left: nothing of it goes on
+        """Return what the encoder makes of the texts. Raises its errors, and Cancelled when the caller has left: nothing of it goes on
         then."""
-        client = client or self.client
-        self._site.clients.asked(client or self.whose, len(texts), door=self._door)
-        work = encoder.encode(
-            texts, door=self._door, client=client, priority=self._wishes.priority,
-            timeout=self._wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
-            prompt=prompt, whole_words=whole_words, trace=self._wishes.traceparent,
+        site = self.site
+        self.caller = caller = self.caller or Caller(self.headers)
+        client, wishes = client or caller.client, caller.wishes
+        site.clients.asked(client or caller.whose(self.peer), len(self.texts), door=self.door)
+        work = self.encoder.encode(
+            self.texts, door=self.door, client=client, priority=wishes.priority,
+            timeout=wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
+            prompt=prompt, whole_words=whole_words, trace=wishes.traceparent,
         )  # fmt: skip
-        return await unless_left(work, self._call.receive)
+        return await self._unless_left(work)
 
-    async def answer(self, model: str, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer | None:
+    async def _unless_left(self, work: Coroutine[Any, Any, T]) -> T:
+        return await (work if self.asgi is None else unless_left(work, self.asgi.receive))
+
+    async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer | None:
         """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread, and of
         the largest nothing is left to be done: they have been sent bit by bit, as they are. All are counted."""
-        size, whole = encoded.vectors.size, partial(self._whole, encoded, write)
-        if size > _LARGEST and self._call.version != "1.0" and isinstance(made := write(encoded), Listing):
-            headers = identified(Answer(200, _marks(encoded), b""), self._call.headers).headers
-            answer, sent = None, await unless_left(send_listing(self._call.send, made, headers), self._call.receive)
+        asgi, size, whole = self.asgi, encoded.vectors.size, partial(self._whole, encoded, write)
+        if (
+            size > _LARGEST
+            and asgi is not None
+            and asgi.version != "1.0"
+            and isinstance(made := write(encoded), Listing)
+        ):
+            headers = identified(Answer(200, _marks(encoded), b""), self.headers).headers
+            answer, sent = None, await self._unless_left(send_listing(asgi.send, made, headers))
         else:
             answer = await asyncio.to_thread(whole) if size > _LONG_WORK else whole()
             sent = len(answer.body)
-        counts = self._site.counts
-        counts.answered(model, self._door, len(encoded.counts), sum(encoded.truncated))
-        counts.transferred(model, self._door, len(self._call.body), sent)
+        counts = self.site.counts
+        counts.answered(self.model, self.door, len(encoded.counts), sum(encoded.truncated))
+        counts.transferred(self.model, self.door, len(self.body), sent)
         return answer
 
     def _whole(self, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer:
+        assert self.caller is not None  # `vectors` has come before
         made = write(encoded)
         answer = made.whole() if isinstance(made, Listing) else made
         answer.headers.extend(_marks(encoded))
-        if self._wishes.accept_coding and len(answer.body) > self._site.http.compress_above:
-            answer = compressed(answer, self._wishes.accept_coding)
-        return answer
+        coding = self.caller.wishes.accept_coding
+        return compressed(answer, coding) if coding and len(answer.body) > self.site.http.compress_above else answer
 
 
 def _marks(encoded: Encoded) -> Headers:

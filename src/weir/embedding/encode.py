@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 from starlette.routing import Route
 
-from weir.embedding.asking import Asked, read_asked, read_document
-from weir.embedding.calling import Site, TextCall, read, truncated_places
+from weir.embedding.asking import read_asked, read_document
+from weir.embedding.calling import Caller, Site, TextCall, truncated_places
 from weir.embedding.jsons import as_json
 from weir.embedding.listing import Listing
 from weir.embedding.status import Status
 from weir.embedding.stock import client_fields
-from weir.embedding.texts import Encoded, Encodes
-from weir.errors import Cancelled, InvalidRequest, WeirError
+from weir.embedding.texts import Encoded
+from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
 from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
 from weir.protocols.control import Control
@@ -41,9 +41,9 @@ class Encode:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(self._refuse, "", None))
+        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(EncodeCall.refusal, self._site))
         return [
-            Route("/encode", endpoint(self.encode), methods=["POST"]),
+            Route(EncodeCall.path, endpoint(self.encode), methods=["POST"]),
             Route("/status/server", endpoint(self.server_status), methods=["GET"]),
             Route("/status/client", endpoint(self.client_status), methods=["GET"]),
             Route("/terminate", endpoint(self.terminate), methods=["POST"]),
@@ -51,42 +51,17 @@ class Encode:
 
     async def encode(self, call: Call) -> Answer | None:
         """Encode `texts`."""
-        model, identity = "", None
-        try:
-            headers = dict(call.headers)
-            media = headers.get(b"content-type", b"").decode("latin-1")
-            said = await read(call.body, partial(read_document, call.body, media, self._site))
-            identity = said.get("id")
-            asked = await read(call.body, partial(read_asked, said, self._site))
-            accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
-            encoder = self._site.models.get(asked.model)
-            model = encoder.name
-            return await self._encoded(TextCall(self._site, call, NAME), encoder, asked, accept)
-        except Cancelled:
-            return None
-        except WeirError as error:
-            return self._refuse(model, identity, error)
-
-    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked, accept: str) -> Answer | None:
-        if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
-            raise InvalidRequest(
-                f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-            )
-        encoded = await call.encoded(
-            encoder, asked.texts, dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens,
-            prompt=asked.prompt, whole_words=asked.whole_words,
-        )  # fmt: skip
-        return await call.answer(encoder.name, encoded, partial(_WRITERS[accept], asked.id))
+        return await EncodeCall.answer_to(call, self._site)
 
     async def server_status(self, call: Call) -> Answer:
         """Show the server's configuration and what it has been asked."""
-        whose = TextCall(self._site, call, NAME).whose
+        whose = Caller(call.headers).whose(call.peer)
         self._site.clients.asked_about(whose, door=NAME)
         return _document(self._status.server_status(whose))
 
     async def client_status(self, call: Call) -> Answer:
         """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
-        whose = TextCall(self._site, call, NAME).whose
+        whose = Caller(call.headers).whose(call.peer)
         known = self._status.client_status()
         return _document(client_fields(whose, known["clients"], self._site.http) | known)
 
@@ -96,10 +71,46 @@ class Encode:
         asyncio.get_running_loop().call_soon(self._end)
         return _document({"status": 200, "description": "the server finishes what it has accepted, and ends"})
 
-    def _refuse(self, model: str, identity: Any, error: BaseException) -> Answer:
-        answer = error_answer(error, identity, development=self._site.http.development)
-        self._site.counts.refused(model, NAME, answer.status)
-        return answer
+
+class EncodeCall(TextCall):
+    """One call of POST /encode."""
+
+    door = NAME
+    path = "/encode"
+
+    _identity: Any = None
+
+    def read(self) -> None:
+        """Read the body."""
+        site, headers = self.site, dict(self.headers)
+        said = read_document(self.body, headers.get(b"content-type", b"").decode("latin-1"), site)
+        self._identity = said.get("id")
+        self._asked = asked = read_asked(said, site)
+        self._accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
+        self.texts = asked.texts
+        self.encoder = site.models.get(asked.model)
+
+    async def encoded(self) -> Answer | None:
+        """Return the vectors."""
+        asked, encoder = self._asked, self.encoder
+        if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
+            raise InvalidRequest(
+                f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+            )
+        encoded = await self.vectors(
+            dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens, prompt=asked.prompt,
+            whole_words=asked.whole_words,
+        )  # fmt: skip
+        return await self.answer(encoded, partial(_WRITERS[self._accept], asked.id))
+
+    def refused(self, error: BaseException) -> Answer:
+        """Return the answer for `error`."""
+        return self.refusal(self.site, error, self.model, self._identity)
+
+    @staticmethod
+    def error_answer(site: Site, error: BaseException, identity: Any) -> Answer:
+        """Return the answer for `error` as bert-as-service says it."""
+        return error_answer(error, identity, development=site.http.development)
 
 
 def error_answer(error: BaseException, identity: Any = None, *, development: bool = False) -> Answer:

@@ -13,12 +13,12 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from weir.embedding.calling import Site, TextCall, check_text, read, truncated_places
+from weir.embedding.calling import Site, TextCall, check_text, truncated_places
 from weir.embedding.jsons import as_json, read_json
 from weir.embedding.listing import Listing
 from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import Cancelled, InvalidRequest, MethodNotAllowed, Unsupported, WeirError
+from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported
 from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.endpoint import Call, Endpoint
 
@@ -51,10 +51,9 @@ class OpenAI:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        refuse = partial(self._refuse, "")
-        endpoint = partial(Endpoint, settings=self._site.http, refuse=refuse)
+        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(EmbeddingsCall.refusal, self._site))
         return [
-            Route("/v1/embeddings", endpoint(self.embeddings), methods=["POST"]),
+            Route(EmbeddingsCall.path, endpoint(self.embeddings), methods=["POST"]),
             Route("/v1/models", endpoint(self.list_models), methods=["GET"]),
             Route("/v1/models/{model:path}", endpoint(self.show_model), methods=["GET"]),
             Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
@@ -62,28 +61,7 @@ class OpenAI:
 
     async def embeddings(self, call: Call) -> Answer | None:
         """Encode what `input` has."""
-        model = ""
-        try:
-            asked = await read(call.body, partial(read_body, call.body, self._site))
-            encoder = self._site.models.get(asked.model)
-            model = encoder.name
-            return await self._encoded(TextCall(self._site, call, NAME), encoder, asked)
-        except Cancelled:
-            return None
-        except WeirError as error:
-            return self._refuse(model, of_input(error))
-
-    async def _encoded(self, call: TextCall, encoder: Encodes, asked: Asked) -> Answer | None:
-        if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
-            rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
-            raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
-        encoded = await call.encoded(
-            encoder, asked.texts, client=asked.user, dimensions=asked.dimensions, truncate=asked.truncate,
-            prompt=asked.prompt,
-        )  # fmt: skip
-        if encoded.vectors.ndim != 2:
-            raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
-        return await call.answer(encoder.name, encoded, partial(_written, encoder.name, asked.encoding_format))
+        return await EmbeddingsCall.answer_to(call, self._site)
 
     async def list_models(self, call: Call) -> Answer:
         """List the models."""
@@ -110,10 +88,36 @@ class OpenAI:
             "dimensions": encoder.dimensions, "max_length": encoder.max_length,
         }  # fmt: skip
 
-    def _refuse(self, model: str, error: BaseException) -> Answer:
-        answer = error_answer(error, development=self._site.http.development)
-        self._site.counts.refused(model, NAME, answer.status)
-        return answer
+
+class EmbeddingsCall(TextCall):
+    """One call of POST /v1/embeddings."""
+
+    door = NAME
+    path = "/v1/embeddings"
+
+    def read(self) -> None:
+        """Read the body."""
+        self._asked = asked = read_body(self.body, self.site)
+        self.texts = asked.texts
+        self.encoder = self.site.models.get(asked.model)
+
+    async def encoded(self) -> Answer | None:
+        """Return the vectors."""
+        asked, encoder = self._asked, self.encoder
+        if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
+            rule = f"must be at most {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+            raise wrong(f"dimensions={asked.dimensions}: {rule}", "dimensions")
+        encoded = await self.vectors(
+            client=asked.user, dimensions=asked.dimensions, truncate=asked.truncate, prompt=asked.prompt
+        )
+        if encoded.vectors.ndim != 2:
+            raise Unsupported(f"model {encoder.name!r} gives a vector for each token of a text: POST /encode has them")
+        return await self.answer(encoded, partial(_written, encoder.name, asked.encoding_format))
+
+    @staticmethod
+    def error_answer(site: Site, error: BaseException, identity: Any) -> Answer:
+        """Return the answer for `error` as OpenAI says it."""
+        return error_answer(of_input(error), development=site.http.development)
 
 
 def _written(model: str, encoding_format: str, encoded: Encoded) -> Listing:

@@ -22,7 +22,7 @@ from weir.protocols.status import http_code
 JSON_HEADER = (b"content-type", b"application/json")
 
 
-def of_input(error: WeirError) -> WeirError:
+def of_input(error: BaseException) -> BaseException:
     """Return what is wrong with a text as what is wrong with `input`: an encoder knows texts, whatever the field is called."""
     if type(error) is InvalidRequest and error.message.startswith("texts["):
         details = error.details if isinstance(error.details, dict) else {}

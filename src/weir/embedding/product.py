@@ -12,11 +12,13 @@ from weir.embedding.calibration import Progress
 from weir.embedding.calling import Models, Site
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
-from weir.embedding.encode import Encode
+from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.encoder import Encoder
 from weir.embedding.front import Front
-from weir.embedding.openai import OpenAI
+from weir.embedding.hot import HotTexts
+from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
+from weir.embedding.recipe import Pooling
 from weir.embedding.said import read_model
 from weir.embedding.settings import CallerSettings
 from weir.embedding.status import Status
@@ -27,6 +29,7 @@ from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.manager.spec import ModelToServe
 from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
+from weir.protocols.fastlane.plan import Manner
 
 
 class EmbeddingProduct:
@@ -47,6 +50,7 @@ class EmbeddingProduct:
         self._encoders: dict[str, Encoder] = {}
         self._zeromq_door: ZeroMqDoor | None = None
         self._context: DoorContext
+        self._site: Site
         self._status: Status
 
     async def calibrate(self, progress: Callable[[str], Progress]) -> None:
@@ -75,9 +79,16 @@ class EmbeddingProduct:
         self._context = context
         self._encoders = {front.name: front.encoder(context.registry.get(front.name)) for front in self._fronts}
         self._status = Status(self._encoders, self._clients, self._stock_fields)
-        site = Site(Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients)
+        self._site = site = Site(
+            Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients
+        )
         encode = Encode(site, self._status, control=context.control, end=context.end)
         return [*OpenAI(site).routes(), *encode.routes()]
+
+    def manners(self, context: DoorContext) -> Sequence[Manner]:
+        """Return how the fast lane answers small calls of models that have one vector for each text."""
+        models = {front.name for front in self._fronts if front.recipe.pooling is not Pooling.NONE}
+        return [HotTexts(self._site, kind, models) for kind in (EmbeddingsCall, EncodeCall)]
 
     def paths(self) -> Mapping[str, Any]:
         """Describe them."""

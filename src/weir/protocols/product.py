@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 
 from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
+from weir.protocols.fastlane.plan import Manner
 
 
 class Product(Protocol):
@@ -22,6 +23,10 @@ class Product(Protocol):
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
         """Return the routes that it adds to the HTTP door. Raises SettingsError for what cannot be served."""
+
+    def manners(self, context: DoorContext) -> Sequence[Manner]:
+        """Return how the fast lane answers requests for some of those routes, after `routes` has been asked; whatever a manner leaves, the
+        routes answer."""
 
     def paths(self) -> Mapping[str, Any]:
         """Return the paths of its routes as OpenAPI describes them."""

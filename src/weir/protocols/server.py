@@ -17,6 +17,7 @@ from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.lane import Lane
 from weir.protocols.fastlane.native import Native
+from weir.protocols.fastlane.plan import Manner
 from weir.protocols.kserve.hot import HotKserve
 from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
@@ -36,19 +37,20 @@ class HttpServer:
 
     `site` is what the Open Inference Protocol knows beside the models. `observers` hear of what is refused before it
     reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
-    measured by it. `websockets` are those of `asgi_app`, to be drained.
+    measured by it. `websockets` are those of `asgi_app`, to be drained; `manners` are of requests that a product has the fast lane answer.
     """
 
     def __init__(
         self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
         site: Site | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
+        manners: Sequence[Manner] = (),
     ) -> None:  # fmt: skip
         self._settings = settings
         self._websockets = websockets
         self._asgi_app = asgi_app
         self._hand_over = HandOver(self._asgi, settings)
-        manners = (Native(registry, settings), HotKserve(site or Site(registry, settings)))
-        self._lane = Lane(manners, settings, observers, self._hand_over, clock=clock)
+        own = (Native(registry, settings), HotKserve(site or Site(registry, settings)))
+        self._lane = Lane((*own, *manners), settings, observers, self._hand_over, clock=clock)
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None

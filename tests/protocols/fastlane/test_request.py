@@ -18,10 +18,10 @@ def test_its_constructor_sets_what_the_base_sets() -> None:
         async with site() as here:
             plan = make_plan(HeadReader().read(HEAD), here.lane.manners, here.lane.settings)
             ask = plan.ask
-            request = HttpRequest(Connection(here.lane), plan, ask, b"3", 5.0)
+            request = HttpRequest(Connection(here.lane), plan, b"3")
             base = RequestBase(
                 b"3",
-                5.0,
+                here.clock(),
                 ask.timeout,
                 content_type=ask.content_type,
                 accept=ask.accept,

@@ -25,7 +25,6 @@ from weir.workers.executor import Block
 if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
     from weir.protocols.fastlane.plan import Plan
-    from weir.protocols.fastlane.request import HttpRequest
 
 _log = logging.getLogger("weir.http")
 
@@ -209,9 +208,9 @@ class Connection(Link):
 
     def _reserve(self, plan: "Plan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
-        service = plan.ask.service
         if not plan.in_arena:
             return self.lane.buffer(plan.length)
+        service = plan.ask.service
         block = service.reserve(plan.lead + plan.length)
         if block is not None:
             return BlockPlace(block, plan.length, plan.lead)
@@ -237,31 +236,18 @@ class Connection(Link):
         self._dispatch(self._plan, reception.place.payload())
 
     def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
-        ask = plan.ask
-        service = ask.service
-        now = service.now()
-        self._request = request = plan.manner.request(self, plan, ask, payload, now)
+        self._request = request = plan.manner.request(self, plan, payload)
         self.phase = BUSY
         try:
-            if not ask.plain:
-                self._measure(request)
-            service.submit(request, now)
+            request.begin()
         except WeirError as error:
             discard(request.payload)
             request.fail(error)
         except Exception as error:
             # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
-            _log.exception("a request for %s cannot be taken", service.name)
-            request.settled = True
+            _log.exception("a request cannot be taken: %s", plan.head.partition(b"\r\n")[0].decode("latin-1"))
             discard(request.payload)
             request.fail(error)
-
-    def _measure(self, request: "HttpRequest") -> None:
-        try:
-            request.measure()
-        except WeirError as error:  # which no service has heard of
-            self.lane.refused(request.ask.service, error)
-            raise
 
     def _refuse(self, error: WeirError) -> None:
         """Answer a request that reached no service; its body has been read."""
@@ -281,8 +267,13 @@ class Connection(Link):
         answer = plan.manner.error_answer(error, plan.service)
         self.transport.write(self.lane.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
 
-    def _hand_over(self, head: bytes) -> None:
-        replay = b"".join((head, END_OF_HEAD, self._pending))
+    def hand_over(self, plan: "Plan", body: bytes) -> None:
+        """Have the ASGI application answer the request in flight, and whatever comes after it."""
+        self._request = None
+        self._hand_over(plan.head, body)
+
+    def _hand_over(self, head: bytes, body: bytes = b"") -> None:
+        replay = b"".join((head, END_OF_HEAD, body, self._pending))
         self._leave()
         self.lane.connections.discard(self)
         if self._reading_paused:

@@ -91,6 +91,7 @@ class Lane:
         plan = self.remembered(head)
         if plan is None:
             plan = self._make_plan(self._reader.read(head))
+            plan.head = head
             if plan.memorable and not self.draining:
                 self._memo.offer(head, plan)
         return plan

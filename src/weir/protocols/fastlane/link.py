@@ -16,8 +16,7 @@ from weir.workers.executor import Block
 if TYPE_CHECKING:
     from weir.protocols.fastlane.body import Reception
     from weir.protocols.fastlane.lane import Lane
-    from weir.protocols.fastlane.plan import Manner, Plan
-    from weir.protocols.fastlane.request import HttpRequest
+    from weir.protocols.fastlane.plan import HotRequest, Manner, Plan
 
 
 class Phase(IntEnum):
@@ -48,7 +47,7 @@ class Link(asyncio.BufferedProtocol):
         self.phase = IDLE
         self._since = lane.tick  # when the phase began, or the peer stopped to read
         self._pending = bytearray()  # arrived, but not yet understood
-        self._request: HttpRequest | None = None
+        self._request: HotRequest | None = None
         self._reception: Reception | None = None
         self._block: Block | None = None  # an answer that the kernel has not taken whole
         self._writing_paused = False
@@ -167,7 +166,7 @@ class Link(asyncio.BufferedProtocol):
         self._pending.clear()
         request, self._request = self._request, None
         if request is not None:
-            request.ask.service.cancel(request)
+            request.leave()
         reception, self._reception = self._reception, None
         if reception is not None:
             reception.place.give_up()

@@ -21,6 +21,7 @@ class Native:
     """The Manner of /infer, /inference and the models' own routes; see plan.py."""
 
     request = HttpRequest
+    of_service = True
     prefix = b"/"
 
     def __init__(self, registry: "Registry", settings: HttpSettings) -> None:

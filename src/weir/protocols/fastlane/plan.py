@@ -1,6 +1,6 @@
 """What a head means to the fast lane: whose request it is, how it is read and answered, or that ASGI takes it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -12,7 +12,7 @@ from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
-    from weir.protocols.fastlane.request import HttpRequest
+    from weir.protocols.fastlane.connection import Connection
 
 ANY_LENGTH = 1 << 62
 
@@ -35,6 +35,21 @@ class HotAsk(Protocol):
     accept_coding: str
 
 
+class HotRequest(Protocol):
+    """One request of a connection, from its last byte to its answer, which it writes on the connection itself."""
+
+    payload: Any  # its body: bytes, or a Block
+
+    def begin(self) -> None:
+        """Have it done. Raises the WeirError that refuses it; whoever called says `fail` then."""
+
+    def fail(self, error: Exception) -> None:
+        """Write the error, which is its end."""
+
+    def leave(self) -> None:
+        """The caller has left: nothing of it goes on, and nothing is written any more."""
+
+
 class Manner(Protocol):
     """How the requests of one protocol are read and answered; native.py is one."""
 
@@ -43,8 +58,12 @@ class Manner(Protocol):
         """What the targets of its requests begin with, also of those that make no sense otherwise."""
 
     @property
-    def request(self) -> "type[HttpRequest]":
-        """The class of its requests in the line."""
+    def of_service(self) -> bool:
+        """Whether the head of a request says which service it is for, and its `ask` is a HotAsk therefore."""
+
+    @property
+    def request(self) -> "Callable[[Connection, Plan, Any], HotRequest]":
+        """What makes a request from its connection, its plan and its body: the class of its requests."""
 
     def complete(self, plan: "Plan", head: Head, path: str) -> bool:
         """Complete `plan` for a request of this protocol to `path` (percent-decoded, without the query): set its `ask` and
@@ -60,15 +79,16 @@ class Manner(Protocol):
 class Plan:
     """What one head means. Depends on the head's bytes alone, for as long as registry and settings stay the same.
 
-    Either `hand_over` is set, or `error` (the answer, whatever the body is), or `ask` and `tally`.
+    Either `hand_over` is set, or `error` (the answer, whatever the body is), or `ask` (and `tally`, where the head says which service is asked).
     """
 
     __slots__ = (
-        "answer_type", "ask", "error", "expects_continue", "hand_over", "in_arena", "keep_alive", "lead", "length",
+        "answer_type", "ask", "error", "expects_continue", "hand_over", "head", "in_arena", "keep_alive", "lead", "length",
         "manner", "memorable", "plain_up_to", "service", "tally",
     )  # fmt: skip
 
-    ask: Any  # a HotAsk, of the kind that the manner's requests know
+    ask: Any  # of the kind that the manner's requests know: a HotAsk, where the head says which service is asked
+    head: bytes  # as it came, without the empty line at its end
     manner: Manner
     tally: Tally
 
@@ -111,9 +131,13 @@ def make_plan(head: Head, manners: Sequence[Manner], settings: HttpSettings) -> 
 
 
 def _settle(plan: Plan, head: Head, settings: HttpSettings) -> None:
-    ask: HotAsk = plan.ask
-    plan.service = ask.service
     plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in head.notable))
+    if plan.manner.of_service:
+        _settle_for(plan, plan.ask, settings)
+
+
+def _settle_for(plan: Plan, ask: HotAsk, settings: HttpSettings) -> None:
+    plan.service = ask.service
     told_more = ask.explain or ask.request_id is not None or ask.service.tracing is not None
     if plan.keep_alive and not told_more:
         plan.plain_up_to = settings.compress_above if ask.accept_coding else ANY_LENGTH

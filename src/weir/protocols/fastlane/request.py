@@ -3,6 +3,7 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from weir.errors import WeirError
 from weir.messages import Dispatch, Kind, RequestBase
 from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body, trace_headers
 from weir.protocols.fastlane.plan import HotAsk, Plan
@@ -24,10 +25,11 @@ class HttpRequest(RequestBase):
 
     ask: Any  # as its manner knows it
 
-    def __init__(self, connection: "Connection", plan: Plan, ask: HotAsk, payload: Any, now: float) -> None:
+    def __init__(self, connection: "Connection", plan: Plan, payload: Any) -> None:
         # RequestBase's own constructor, with its keywords, takes twice the time; a test holds this one against it.
+        ask: HotAsk = plan.ask
         self.payload = payload
-        self.arrival = now
+        self.arrival = now = ask.service.now()
         self.timeout = timeout = ask.timeout
         self.deadline = now + timeout
         self.kind = _ITEM
@@ -47,6 +49,30 @@ class HttpRequest(RequestBase):
         self.connection = connection
         self.plan = plan
         self.ask = ask
+
+    def begin(self) -> None:
+        """Put it into the line. Raises the WeirError that refuses it."""
+        ask = self.ask
+        if not ask.plain:
+            self._measured()
+        try:
+            ask.service.submit(self, self.arrival)
+        except WeirError:
+            raise
+        except Exception:
+            self.settled = True  # it may stand in the line
+            raise
+
+    def _measured(self) -> None:
+        try:
+            self.measure()
+        except WeirError as error:  # which no service has heard of
+            self.connection.lane.refused(self.ask.service, error)
+            raise
+
+    def leave(self) -> None:
+        """Withdraw it from the line."""
+        self.ask.service.cancel(self)
 
     def measure(self) -> None:
         """Find out how large the item is. Raises InvalidRequest or TooLarge for one that cannot be taken."""

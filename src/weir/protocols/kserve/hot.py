@@ -47,8 +47,8 @@ class KserveRequest(HttpRequest):
 
     __slots__ = ("asked", "layout")
 
-    def __init__(self, connection: "Connection", plan: "Plan", ask: InferAsk, payload: Any, now: float) -> None:
-        super().__init__(connection, plan, ask, payload, now)
+    def __init__(self, connection: "Connection", plan: "Plan", payload: Any) -> None:
+        super().__init__(connection, plan, payload)
         self.asked: InferenceRequest | None = None
         self.layout: Layout | None = None
 
@@ -186,6 +186,7 @@ class HotKserve:
     """The Manner of POST /v2/models/{model}[/versions/{version}]/infer; see fastlane/plan.py."""
 
     request = KserveRequest
+    of_service = True
     prefix = b"/v2"
 
     def __init__(self, site: Site) -> None:

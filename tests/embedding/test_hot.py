@@ -1,0 +1,281 @@
+"""Small calls on the fast lane: answered as the ASGI application answers them, over real sockets, and what is not theirs is left to it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tests.embedding.doors import Served, served
+from tests.embedding.hashing import HashingEncoder
+
+from weir.embedding.encoder import SMALL
+from weir.errors import Cancelled, DeadlineExceeded, ModelError, Overloaded
+from weir.protocols.fastlane.handover import HandOver
+from weir.telemetry.tracecontext import CURRENT, Trace
+
+OPENAI, ENCODE = "/v1/embeddings", "/encode"
+LONG = "one two three four five six seven"
+FORM = "application/x-www-form-urlencoded"
+MSGPACK = "application/msgpack"
+
+
+@pytest.fixture
+def handed_over(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """The beginnings of what was left to the ASGI application."""
+    found: list[bytes] = []
+    go_on = HandOver.go_on
+
+    def noted(self: HandOver, lane: Any, transport: Any, replay: bytes) -> None:
+        found.append(replay)
+        go_on(self, lane, transport, replay)
+
+    monkeypatch.setattr(HandOver, "go_on", noted)
+    yield found
+
+
+@asynccontextmanager
+async def dialled(server: Served) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A connection of one's own."""
+    reader, writer = await asyncio.open_connection(server.client.base_url.host, server.client.base_url.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+def request(path: str, document: Any, *headers: str, version: str = "1.1") -> bytes:
+    """Return a request as bytes."""
+    body = json.dumps(document).encode()
+    lines = [f"POST {path} HTTP/{version}", "host: t", f"content-length: {len(body)}", *headers]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+
+
+async def answer_on(reader: asyncio.StreamReader) -> tuple[int, bytes, bytes]:
+    """Read one answer: its code, its head in lower case, and its body."""
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    length = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    return int(head.split()[1]), head, await reader.readexactly(length)
+
+
+def said_of(answer: httpx.Response) -> tuple[int, dict[str, str], bytes]:
+    """Return what must be alike, however it was answered."""
+    return answer.status_code, {name: value for name, value in answer.headers.items() if name != "date"}, answer.content
+
+
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (OPENAI, {"json": {"input": "one text"}}),
+    (OPENAI, {"json": {"input": ["one", "two", "one"], "encoding_format": "base64", "dimensions": 3, "user": "me"}}),
+    (OPENAI, {"json": {"input": [LONG, "two"]}, "headers": {"x-request-id": "r1", "x-client-id": "me"}}),
+    (OPENAI, {"json": {"input": LONG, "truncate": False}, "headers": {"x-request-id": "r2"}}),
+    (OPENAI, {"json": {"input": "a", "dimensions": 9}}),
+    (OPENAI, {"json": {"input": ""}, "headers": {"x-request-id": "r3"}}),
+    (OPENAI, {"json": {"input": "a", "model": "other"}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"x-request-timeout": "soon"}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"x-client-id": "m" * 200}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"x-request-id": "r" * 300}}),
+    (OPENAI, {"json": {"input": "a"}, "headers": {"content-encoding": "br"}}),
+    (OPENAI, {"json": {"input": [f"text {number}" for number in range(16)]}, "headers": {"accept-encoding": "gzip"}}),
+    (OPENAI, {"json": {"input": [f"text {number}" for number in range(17)]}}),
+    (OPENAI, {"content": b'{"input": "\xff"}'}),
+    (OPENAI, {"content": b""}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one", ["two", "words"]], "is_tokenized": None}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one", LONG], "show_tokens": True}}),
+    (ENCODE, {"json": {"id": 7, "texts": [["a", "b"]], "pairs": True}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one"]}, "headers": {"accept": MSGPACK}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one"]}, "headers": {"accept": "text/html"}}),
+    (ENCODE, {"json": {"id": 7, "texts": ["one"], "dimensions": 0}}),
+    (ENCODE, {"json": {"id": 7, "texts": [""]}}),
+    (ENCODE, {"json": {"id": 7, "text": "one"}}),
+    (ENCODE, {"content": b"texts=one+two&texts=three&id=4", "headers": {"content-type": FORM}}),
+    (ENCODE, {"content": b"one", "headers": {"content-type": "text/plain"}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "said"), CALLS)
+def test_the_fast_lane_answers_as_the_application_does(path: str, said: dict[str, Any]) -> None:
+    async def main() -> list[Any]:
+        found = []
+        for fast in (True, False):
+            encoder = HashingEncoder()
+            async with served(encoder, fast=fast) as server:
+                answers = [said_of(await server.client.post(path, **said)) for _ in range(3)]
+                assert answers[0] == answers[1] == answers[2]
+                found.append((answers[0], encoder.heard, server.counted()))
+        return found
+
+    fast, slow = asyncio.run(main())
+    assert fast == slow
+
+
+@pytest.mark.parametrize("error", [
+    Overloaded("full", retry_after=2.0), DeadlineExceeded("late"), ModelError("no"), ValueError("a bug"),
+])  # fmt: skip
+@pytest.mark.parametrize("path", [OPENAI, ENCODE])
+def test_errors_of_the_encoder_have_the_shape_of_the_door(
+    path: str, error: Any, handed_over: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> httpx.Response:
+        encoder = HashingEncoder()
+        encoder.error = error
+        async with served(encoder) as server:
+            said = {"input": "a"} if path == OPENAI else {"id": 5, "texts": ["a"]}
+            return await server.client.post(path, json=said, headers={"x-request-id": "r1"})
+
+    answer = asyncio.run(main())
+    assert answer.headers["x-request-id"] == "r1" and not handed_over
+    document = answer.json()
+    assert set(document) >= ({"error"} if path == OPENAI else {"id", "type", "description", "status"})
+    assert ("a bug" in caplog.text) == isinstance(error, ValueError) and "a bug" not in answer.text
+
+
+def test_who_has_been_given_up_has_the_connection_closed() -> None:
+    async def main() -> None:
+        encoder = HashingEncoder()
+        encoder.error = Cancelled("gone")
+        async with served(encoder) as server, dialled(server) as (reader, writer):
+            writer.write(request(OPENAI, {"input": "a"}))
+            assert await reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_small_calls_stay_on_it(handed_over: list[bytes]) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server:
+            for count in (1, SMALL, 1):
+                answer = await server.client.post(OPENAI, json={"input": [f"text {place}" for place in range(count)]})
+                assert len(answer.json()["data"]) == count
+            async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
+                await client.embeddings.create(model="hashing", input="a")
+
+    asyncio.run(main())
+    assert not handed_over
+
+
+@pytest.mark.parametrize(("said", "headers"), [
+    ({"input": [f"text {place}" for place in range(SMALL + 1)]}, []),
+    ({"input": "a" * 40_000}, []),
+    ({"input": "a"}, ["expect: 100-continue"]),
+    ({"input": "a"}, ["content-encoding: identity", "x-request-priority: high"]),
+    ({"input": "a", "model": "tokens"}, []),
+])  # fmt: skip
+def test_what_is_more_than_that_is_left_to_the_application(
+    said: Any, headers: list[str], handed_over: list[bytes]
+) -> None:
+    async def main() -> None:
+        encoders = HashingEncoder(), HashingEncoder("tokens", per_token=True)
+        async with served(*encoders, hot=["hashing"]) as server, dialled(server) as (reader, writer):
+            # The next request has arrived with it, and is answered after it.
+            writer.write(
+                request(OPENAI, said, *headers) + request(OPENAI, {"input": "next", "encoding_format": "base64"})
+            )
+            first = await answer_on(reader) if "expect: 100-continue" not in headers else None
+            if first is None:
+                assert b"100" in await reader.readuntil(b"\r\n\r\n")
+                first = await answer_on(reader)
+            assert first[0] in (200, 400, 501)
+            assert (await answer_on(reader))[0] == 200
+            assert [heard.texts for heard in encoders[0].heard][-1] == ["next"]
+
+    asyncio.run(main())
+    assert len(handed_over) == 1
+
+
+def test_requests_behind_one_another_are_answered_in_order(handed_over: list[bytes]) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+            writer.write(b"".join(request(ENCODE, {"id": place, "texts": ["a"]}) for place in range(5)))
+            for place in range(5):
+                assert json.loads((await answer_on(reader))[2])["id"] == place
+
+    asyncio.run(main())
+    assert not handed_over
+
+
+def test_http_1_0_gets_its_answer_and_the_end() -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+            writer.write(request(ENCODE, {"id": 1, "texts": ["a"]}, version="1.0"))
+            status, head, _ = await answer_on(reader)
+            assert status == 200 and b"connection: close" in head and await reader.read() == b""
+
+    asyncio.run(main())
+
+
+def test_who_leaves_has_his_call_cancelled_and_the_others_have_theirs() -> None:
+    async def main() -> None:
+        encoder = HashingEncoder()
+        encoder.gate, encoder.entered, encoder.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        async with served(encoder) as server, dialled(server) as (reader, writer):
+            async with dialled(server) as (_, leaving):
+                leaving.write(request(OPENAI, {"input": "first"}))
+                await encoder.entered.wait()
+                writer.write(request(OPENAI, {"input": "second"}))
+            await encoder.left.wait()
+            encoder.gate.set()
+            assert (await answer_on(reader))[0] == 200
+            assert server.counted()["weir_text_calls_total", "hashing", "openai", "200"] == 1
+
+    asyncio.run(main())
+
+
+def test_a_span_is_named_in_its_own_answer_only() -> None:
+    class Traced(HashingEncoder):
+        async def encode(self, texts: Any, **said: Any) -> Any:
+            if texts != ["bare"]:
+                CURRENT.set(Trace(len(self.heard) + 1, 2))
+            return await super().encode(texts, **said)
+
+    async def main() -> list[bytes]:
+        async with served(Traced()) as server, dialled(server) as (reader, writer):
+            writer.write(b"".join(request(OPENAI, {"input": text}) for text in ("one", "", "bare", "two")))
+            return [(await answer_on(reader))[1] for _ in range(4)]
+
+    found = asyncio.run(main())
+    assert [b"traceparent: 00-" in head for head in found] == [True, False, False, True]
+
+
+def test_a_server_that_ends_finishes_it_and_refuses_the_next() -> None:
+    async def main() -> None:
+        encoder = HashingEncoder()
+        encoder.gate, encoder.entered = asyncio.Event(), asyncio.Event()
+        async with served(encoder) as server, dialled(server) as (reader, writer), dialled(server) as (other, late):
+            writer.write(request(OPENAI, {"input": "a"}))
+            await encoder.entered.wait()
+            server.server.refuse()
+            late.write(request(OPENAI, {"input": "b"}))
+            status, head, body = await answer_on(other)
+            assert status == 503 and b"connection: close" in head and b"retry-after" in head
+            assert json.loads(body)["error"]["code"] == "service_unavailable"
+            assert server.server.busy == 1
+            encoder.gate.set()
+            status, head, _ = await answer_on(reader)
+            assert status == 200 and b"connection: close" in head and await server.server.drain(5.0)
+
+    asyncio.run(main())
+
+
+def test_a_head_that_is_none_is_refused_in_the_words_of_the_door() -> None:
+    async def main() -> None:
+        async with served(HashingEncoder()) as server, dialled(server) as (reader, writer):
+            writer.write(f"POST {OPENAI} HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n".encode())
+            status, _, body = await answer_on(reader)
+            assert status == 400 and json.loads(body)["error"]["type"] == "invalid_request_error"
+
+    asyncio.run(main())
+
+
+def test_callers_at_a_unix_socket_are_local(tmp_path: Any) -> None:
+    async def main() -> None:
+        async with served(HashingEncoder(), uds=str(tmp_path / "s")) as server:
+            reader, writer = await asyncio.open_unix_connection(str(tmp_path / "s"))
+            writer.write(request(ENCODE, {"texts": ["a"]}))
+            assert (await answer_on(reader))[0] == 200
+            writer.close()
+            assert [row["identity"] for row in server.clients.table()] == ["local"]
+
+    asyncio.run(main())
