@@ -3,13 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from random import Random
 from typing import Any
 
+import pytest
 from tests.embedding.text_models import Cut, Words
 
 from weir.embedding.reading import CHUNK, Readers, Reading
 from weir.embedding.texts import Manner, Text
-from weir.errors import InvalidRequest, ModelError
+from weir.errors import Draining, InvalidRequest, ModelError
 
 
 def read(readers: Readers, texts: list[Any], *, urgent: bool = True, max_length: int = 9) -> "asyncio.Future[Any]":
@@ -121,18 +123,93 @@ def test_one_thread_does_all() -> None:
     asyncio.run(main())
 
 
-def test_a_tokenizer_that_raises_harms_nobody_else() -> None:
+class Panic(BaseException):
+    """What Rust's panics are: no Exception."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, Panic])
+def test_a_tokenizer_that_raises_harms_nobody_else(kind: type[BaseException]) -> None:
     async def main() -> None:
         words = Words()
         readers = Readers(words, 2)
         readers.start()
-        words.fault = ValueError("no")
-        (error,) = await read(readers, ["a"])
-        assert isinstance(error, ModelError)
-        assert "ValueError('no')" in error.message
+        words.fault = kind("no")
+        for urgent in (True, False):
+            (error,) = await asyncio.wait_for(read(readers, ["a"], urgent=urgent), 20)
+            assert isinstance(error, ModelError)
+            assert f"{kind.__name__}('no')" in error.message
         words.fault = None
         assert len(await read(readers, ["a"])) == 1
         readers.close()
+
+    asyncio.run(main())
+
+
+def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
+    class Choosy(Words):
+        """Raises at one text."""
+
+        def encode(
+            self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+        ) -> list[Cut | InvalidRequest]:
+            """Read texts."""
+            found = super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
+            if "worst" in texts:
+                raise Panic("worst")
+            return found
+
+    async def main() -> None:
+        words = Choosy()
+        readers = Readers(words, 1)
+        readers.start()
+        words.gate.clear()
+        first = read(readers, ["a"])
+        await wait_for(words)
+        together = [read(readers, ["b", text]) for text in ("c", "worst", "d")]
+        words.gate.set()
+        await first
+        failed = [[type(each) for each in results] for results in await asyncio.gather(*together)]
+        assert failed == [[Cut, Cut], [ModelError, ModelError], [Cut, Cut]]
+        readers.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_unread_at_the_end_hears_of_it() -> None:
+    async def main() -> None:
+        words = Words()
+        readers = Readers(words, 2)
+        readers.start()
+        words.gate.clear()
+        begun = []
+        for urgent in (True, False):
+            begun.append(read(readers, ["a"], urgent=urgent))
+            await wait_for(words)
+        unread = [read(readers, ["b", "c"], urgent=urgent) for urgent in (True, False)]
+        threading.Timer(0.01, words.gate.set).start()  # whoever closes them waits for what has begun
+        readers.close()
+        for results in await asyncio.wait_for(asyncio.gather(*unread), 20):
+            assert [type(each) for each in results] == [Draining, Draining]
+        assert [len(results) for results in await asyncio.wait_for(asyncio.gather(*begun), 20)] == [1, 1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
+    async def main() -> None:
+        chance = Random(threads)
+        readers = Readers(Words(), threads)
+        readers.start()
+        for _ in range(60):
+            asked = []
+            for number in range(chance.randrange(1, 40)):
+                asked.append(read(readers, [f"{number}"] * chance.randrange(1, 80), urgent=chance.random() < 0.5))
+                if chance.random() < 0.2:
+                    await asyncio.sleep(chance.random() * 1e-3)
+            await asyncio.wait_for(asyncio.gather(*asked), 20)
+        readers.close()
+        assert not readers._urgent and not readers._bulk
 
     asyncio.run(main())
 

@@ -29,7 +29,7 @@ class Words:
         self.gate = threading.Event()
         self.gate.set()
         self.began = threading.Event()
-        self.fault: Exception | None = None
+        self.fault: BaseException | None = None
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner

@@ -20,7 +20,7 @@ from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Read
 from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.embedding.tracing import CallTrace
-from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, WeirError
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ class Encoder:
             if timer is not None:
                 timer.cancel()
 
-    def _begin(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle | None:
-        """Have it read; return the timer of a request that may still wait here when its time is over."""
+    def _begin(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
+        """Have it read; return the timer of what may still wait here when its time is over."""
         self._readers.start()
         count = len(asking.texts)
         if asking.caller is None:
@@ -161,7 +161,7 @@ class Encoder:
             self._small[asking.caller] += count
             asking.read = count
             self._have_read(asking, 0, asking.texts, self._read_small)
-            return None
+            return loop.call_later(timeout, self._expire, asking)
         if count <= SMALL and not self._small[asking.caller]:
             del self._small[asking.caller]
         if self._held and self._held + count > self._max_held:
@@ -264,7 +264,15 @@ class Encoder:
         """A text has its vector."""
         asking = request.asking
         self._out_of_line(request)
-        if not asking.ended and asking.put(request.place, request.piece, output):
+        if asking.ended:
+            return
+        try:
+            whole = asking.put(request.place, request.piece, output)
+        except Exception as error:  # no vector, or no memory for all: whoever waits is to hear of it
+            failure = ModelError(f"the vectors could not be put together: {error!r:.200}")
+            self._fail(asking, named(failure, asking.first_place(request.place)))
+            return
+        if whole:
             self._end(asking)
 
     def failed(self, request: TextRequest, error: WeirError) -> None:
@@ -275,15 +283,22 @@ class Encoder:
         self._fail(request.asking, named(error, request.asking.first_place(request.place)))
 
     def _out_of_line(self, request: TextRequest) -> None:
-        request.asking.under_way.discard(request)
+        # Once only: what the line has left out as too late may be withdrawn before the line says so.
+        if request not in request.asking.under_way:
+            return
+        request.asking.under_way.remove(request)
         if request.large:
             self._in_line -= 1
-            if not self._pumping:
-                self._pumping = True
-                asyncio.get_running_loop().call_soon(self._pump)
+            self._pump_soon()
+
+    def _pump_soon(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _expire(self, asking: Asking) -> None:
-        self._fail(asking, _too_late())
+        if not asking.small or asking.reading:  # the line knows the deadlines of what is in it
+            self._fail(asking, _too_late())
 
     def _fail(self, asking: Asking, error: WeirError) -> None:
         if not asking.ended:
@@ -305,6 +320,7 @@ class Encoder:
             self._held -= count
             asking.ready_texts.clear()
             self._shares.leave(asking.key, asking)
+            self._pump_soon()  # the next of this caller may have been ready long since
 
     def _withdraw(self, asking: Asking) -> None:
         """Take what is left of it out of the line."""

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Protocol
 
 from weir.embedding.texts import AS_THE_SERVER, Manner, Text
-from weir.errors import InvalidRequest, ModelError, WeirError
+from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 
 CHUNK = 64  # texts that a thread reads at once
 URGENT_CHARACTERS = 20_000  # a text that is longer takes milliseconds: it is not urgent
@@ -94,23 +94,28 @@ class Readers:
         if self._loop is not None and len(self._threads) == self._count:
             return
         self._loop = asyncio.get_running_loop()
-        for number in range(self._count):
+        for number in range(len(self._threads), self._count):
             queue = self._for_rest if number else self._for_first
             only_urgent = number == 0 and self._count > 1
             thread = Thread(target=self._work, args=(queue, only_urgent), name=f"weir-read-{number}", daemon=True)
-            self._threads.append(thread)
             thread.start()
+            self._threads.append(thread)
 
     def close(self) -> None:
-        """End the threads; what they have not read stays unread. Idempotent."""
-        self._urgent.clear()
-        self._bulk.clear()
+        """End the threads, on the loop's thread; what they have not read fails with Draining. Idempotent."""
+        self._end_unread()
         for number in range(len(self._threads)):
             (self._for_rest if number else self._for_first).put(False)
         for thread in self._threads:
             thread.join()
         self._threads = []
         self._loop = None
+
+    def _end_unread(self) -> None:
+        while unread := _taken(self._urgent) or _taken(self._bulk):
+            for reading in unread:
+                if self._loop is not None and not self._loop.is_closed():  # else nobody waits any more
+                    reading.done([Draining("the server stopped before the texts were read")] * len(reading.texts))
 
     def add(self, reading: Reading, urgent: bool) -> None:
         """Have `reading` read."""
@@ -133,16 +138,21 @@ class Readers:
 
     def _read(self, readings: list[Reading]) -> None:
         began = time.monotonic()
-        try:
-            results = self._tokenized(readings)
-        except Exception as error:  # whatever it is, those who wait are to hear of it
-            failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
-            results = [[failure] * len(reading.texts) for reading in readings]
+        results = self._results(readings)
         assert self._loop is not None  # set before the threads are started
         try:
             self._loop.call_soon_threadsafe(self._give, readings, results, began, time.monotonic())
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
+
+    def _results(self, readings: list[Reading]) -> list[Sequence[Read]]:
+        try:
+            return self._tokenized(readings)
+        except BaseException as error:  # those who wait are to hear of it; Rust's panics are no Exceptions
+            if len(readings) > 1:  # one of them is at fault: the others are fine without it
+                return [self._results([reading])[0] for reading in readings]
+            failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
+            return [[failure] * len(readings[0].texts)]
 
     def _tokenized(self, readings: list[Reading]) -> list[Sequence[Read]]:
         """Read those that are to be read alike together."""
