@@ -43,6 +43,29 @@ def test_who_leaves_has_it_cancelled() -> None:
     asyncio.run(main())
 
 
+def test_who_leaves_when_all_is_done_cancels_nothing() -> None:
+    async def main() -> None:
+        gone, done = asyncio.Event(), asyncio.Event()
+
+        async def leaves_then() -> dict[str, Any]:
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def until_done() -> bool:
+            return await done.wait()
+
+        def both() -> None:
+            gone.set()
+            done.set()
+
+        asyncio.get_running_loop().call_later(0.0, both)
+        assert await unless_left(until_done(), leaves_then)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+
+
 def test_a_server_that_ends_is_no_caller_who_left() -> None:
     async def main() -> None:
         task = asyncio.ensure_future(unless_left(forever(), stays))

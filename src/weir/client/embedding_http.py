@@ -18,6 +18,7 @@ from weir.client.retrying import NEVER, Retry
 from weir.errors import Cancelled, CapacityError, InvalidRequest, SettingsError, Unsupported, WeirError
 
 _MSGPACK = "application/msgpack"
+_LEAST = 0.001  # seconds that a request gets that is sent again at its deadline: 0 would be an invalid one
 _AT_ONCE = 32  # requests that are under way without anybody waiting for them; more wait here
 
 
@@ -57,7 +58,7 @@ class HttpEmbedding:
                 if wait is None or time.monotonic() + wait >= deadline:
                     raise
             time.sleep(wait)
-            tried, left = tried + 1, deadline - time.monotonic()
+            tried, left = tried + 1, max(_LEAST, deadline - time.monotonic())
 
     def start(self, asked: Asked, timeout: float) -> Future[Vectors]:
         """Send from a thread, and return what the answer will be in."""

@@ -180,12 +180,13 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
     """Return what `work` returns. It is cancelled when the caller leaves: raises Cancelled."""
     task = asyncio.current_task()
     assert task is not None  # coroutines run in one
-    left = False
+    left, at_work = False, True
 
     def leave(_: object) -> None:
         nonlocal left
-        left = True
-        task.cancel()
+        if at_work:  # this is called a moment after it was noticed
+            left = True
+            task.cancel()
 
     leaving = asyncio.ensure_future(disconnected(receive))
     leaving.add_done_callback(leave)
@@ -196,7 +197,7 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
             raise Cancelled("the caller left") from None
         raise
     finally:
-        leaving.remove_done_callback(leave)
+        at_work = False
         leaving.cancel()
 
 

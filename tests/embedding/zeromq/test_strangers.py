@@ -4,6 +4,7 @@ import contextlib
 import random
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -247,6 +248,26 @@ def test_while_much_is_under_way_nothing_is_read() -> None:
             assert len(client.fetch_all()) == 20
             late.close()
         assert not opened.door._in.paused
+
+
+def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
+    with Opened(http=HttpSettings(body_timeout=0.2)) as opened:
+        kept = connected(opened.port, "PUSH")
+        opened.until(lambda: len(opened.door._in.peers) == 1)
+        kept.sendall(frame(b"half")[:-1])
+        opened.until(lambda: opened.door._in.held > 0)
+        opened.call(opened.door._in.pause)
+        began = time.monotonic()
+        opened.until(lambda: time.monotonic() > began + 0.3)
+
+        def resumed() -> int:
+            opened.door._in.resume()
+            opened.door._in.sweep(time.monotonic())
+            return opened.door.drops.counts["connection"]
+
+        assert opened.call(resumed) == 0
+        opened.until(lambda: not opened.door._in.peers)
+        kept.close()
 
 
 def test_who_does_not_read_gets_no_more() -> None:

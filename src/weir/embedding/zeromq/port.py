@@ -72,9 +72,11 @@ class Port:
                 peer.transport.pause_reading()
 
     def resume(self) -> None:
-        """Read again."""
+        """Read again. A message that began to come before has its time from now on."""
         self.paused = False
         for peer in self.peers:
+            if peer.since is not None:
+                peer.since = time.monotonic()
             if not peer.transport.is_closing():
                 peer.transport.resume_reading()
 
