@@ -62,6 +62,13 @@ def test_what_is_in_use_stays_whoever_uses_it(graphs: Path) -> None:
     assert prune(graphs, 0) == [graphs / "a"]
 
 
+def test_what_is_forgotten_is_held_no_longer(graphs: Path) -> None:
+    held = hold(graphs / "a")
+    assert held is not None and prune(graphs, 2 * SIZE) == [graphs / "b"]
+    del held
+    assert prune(graphs, SIZE) == [graphs / "c"] and prune(graphs, 0) == [graphs / "a"]
+
+
 def test_what_is_being_made_stays(graphs: Path) -> None:
     with locked(graphs / "a") as ours, locked(graphs / "a", wait=False) as theirs:
         assert ours and not theirs

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple, Self
 
 SEAL = "made.json"  # the sizes of the files and the graph's hash; how old it is says when the graph was used last
 
@@ -20,22 +20,45 @@ class _Kept(NamedTuple):
     size: int
 
 
-def hold(folder: Path) -> IO[str] | None:
-    """Return what keeps a graph's folder from being removed for as long as it is open, also by a fork; None if the folder is gone. Notes that it
-    is used now."""
+class Hold:
+    """Keeps a graph's folder from being removed until it is closed, forgotten, or its process and all that were forked from it have ended."""
+
+    def __init__(self, seal: Path) -> None:
+        """Raises OSError if the seal cannot be opened."""
+        self.descriptor = os.open(seal, os.O_RDONLY | os.O_CLOEXEC)
+        with suppress(OSError):  # where files cannot be locked nothing is removed either
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH)
+
+    def close(self) -> None:
+        """Let go of it. Idempotent."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:  # a model that is served no longer is only forgotten
+        if hasattr(self, "descriptor"):
+            self.close()
+
+
+def hold(folder: Path) -> Hold | None:
+    """Return what keeps a graph's folder where it is; None if it is gone. Notes that it is used now."""
     path = folder / SEAL
     try:
-        seal = path.open()
+        held = Hold(path)
     except OSError:
         return None
-    with suppress(OSError):  # where files cannot be locked nothing is removed either
-        fcntl.flock(seal, fcntl.LOCK_SH)
-    if not _is_at(seal, path):
-        seal.close()
+    if not _is_at(held.descriptor, path):
+        held.close()
         return None
     with suppress(OSError):  # of another user
         os.utime(path)
-    return seal
+    return held
 
 
 @contextmanager
@@ -49,7 +72,7 @@ def locked(folder: Path, *, wait: bool = True) -> Iterator[bool]:
             except BlockingIOError:
                 yield False
                 return
-            if _is_at(lock, path):  # else the one before has removed it, with its graph
+            if _is_at(lock.fileno(), path):  # else the one before has removed it, with its graph
                 yield True
                 return
 
@@ -113,10 +136,10 @@ def _in_use(folder: Path) -> bool:
     return False
 
 
-def _is_at(file: IO[str], path: Path) -> bool:
+def _is_at(descriptor: int, path: Path) -> bool:
     try:
         there = path.stat()
     except OSError:
         return False
-    here = os.fstat(file.fileno())
+    here = os.fstat(descriptor)
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
