@@ -52,7 +52,7 @@ class Caller:
         self.wishes = Wishes(0.0)  # 0: the server's own timeout
         for name, value in headers:
             if name == CLIENT_ID:
-                self.client = _client_id(value.decode("latin-1"))
+                self.client = check_client(value.decode("latin-1"), "X-Client-Id")
             else:
                 self.wishes.read(name, value)
 
@@ -238,7 +238,10 @@ def truncated_places(encoded: Encoded) -> list[int]:
     return [place for place, cut in enumerate(encoded.truncated) if cut]
 
 
-def _client_id(text: str) -> str:
+def check_client(text: str | None, where: str) -> str:
+    """Return whom a caller says to be; "" if he says nothing. Raises InvalidRequest naming `where` he said it and the rule."""
+    if text is None:
+        return ""
     if not 0 < len(text) <= _LONGEST_CLIENT_ID:
-        raise InvalidRequest(f"X-Client-Id {text[:40]!r}: must have 1 to {_LONGEST_CLIENT_ID} characters")
+        raise InvalidRequest(f"{where} {text[:40]!r}: must have 1 to {_LONGEST_CLIENT_ID} characters")
     return text

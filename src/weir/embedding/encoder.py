@@ -92,6 +92,10 @@ class Encoder:
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
 
+    def serve(self, service: "Service") -> None:
+        """Have the line of `service` take texts from now on; those under way end where they are."""
+        self._service = service
+
     async def drain(self) -> bool:
         """Take no more, and return when all requests have their ends; False if that took longer than the drain_timeout of the service.
         It must take texts until then: what is large goes into its line little by little."""
@@ -246,11 +250,12 @@ class Encoder:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
     def _send(self, asking: Asking, ready: Ready, now: float) -> None:
-        request = TextRequest(self, asking, ready, self._cost(ready[2]), now)
+        service = self._service
+        request = TextRequest(self, service, asking, ready, self._cost(ready[2]), now)
         try:
             if asking.deadline <= now:
                 raise _too_late()
-            self._service.submit(request, now)
+            service.submit(request, now)
         except WeirError as error:
             self._fail(asking, named(error, asking.first_place(request.place)))
             return
@@ -325,7 +330,7 @@ class Encoder:
     def _withdraw(self, asking: Asking) -> None:
         """Take what is left of it out of the line."""
         for request in list(asking.under_way):
-            self._service.cancel(request)
+            request.service.cancel(request)
             self._out_of_line(request)
 
     def _encoded(self, asking: Asking, dimensions: int | None) -> Encoded:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from weir.embedding.budget import Budget
 from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
+from weir.embedding.deputy import TextDeputy
 from weir.embedding.encoder import Encoder
 from weir.embedding.graph.refusing import OF_LAST_LAYER
 from weir.embedding.padding import runs
@@ -23,6 +24,7 @@ from weir.embedding.waste import Computing
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
+    from weir.embedding.calling import Site
     from weir.manager.service import Service
 
 logger = logging.getLogger("weir")
@@ -130,6 +132,10 @@ class Front:
         if run_tokens is None:
             run_tokens = RUN_TOKENS_GPU if may_use_gpu(self._said.computing.device_map) else RUN_TOKENS_CPU
         return Computing(partial(runs, run_tokens=run_tokens), self.max_length if self._said.text.fixed_length else 0)
+
+    def deputy(self, site: "Site", encoder: Encoder) -> TextDeputy:
+        """Return what answers for the model, by `encoder`, at the doors that are not those of texts."""
+        return TextDeputy(site, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
 
     def encoder(self, service: "Service") -> Encoder:
         """Return what encodes texts by `service`."""

@@ -16,6 +16,7 @@ from weir.messages import Dispatch
 if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
     from weir.embedding.tracing import CallTrace
+    from weir.manager.service import Service
 
 
 Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that
@@ -134,10 +135,13 @@ class Asking:
 
 
 class TextRequest(InProcess):
-    """One text in the line, or a piece of one: a request like any other, of which `encoder` hears the end."""
+    """One text in the line of `service`, or a piece of one: a request like any other, of which `encoder` hears the end."""
 
-    def __init__(self, encoder: "Encoder", asking: Asking, ready: Ready, cost: float, now: float) -> None:
+    def __init__(
+        self, encoder: "Encoder", service: "Service", asking: Asking, ready: Ready, cost: float, now: float
+    ) -> None:
         self.encoder = encoder
+        self.service = service
         self.asking = asking
         self.place, self.piece, self.payload = ready
         self.cost = cost
@@ -183,8 +187,19 @@ def named(error: WeirError, place: int) -> WeirError:
     """Return `error` with the place of the text at fault, unless it is not the text's."""
     if isinstance(error, (CapacityError, DeadlineExceeded)):
         return error
+    return _saying(error, f"texts[{place}]: {error.message}")
+
+
+def renamed(error: WeirError, before: str, after: str) -> WeirError:
+    """Return `error` with the place of the text at fault in the words of who has asked: `before[3]` is `after[3]` there."""
+    if not error.message.startswith(f"{before}["):
+        return error
+    return _saying(error, after + error.message.removeprefix(before))
+
+
+def _saying(error: WeirError, message: str) -> WeirError:
     told = copy.copy(error)
-    told.message = f"texts[{place}]: {error.message}"
-    told.args = (told.message,)
+    told.message = message
+    told.args = (message,)
     told.__cause__ = error.__cause__ or error
     return told

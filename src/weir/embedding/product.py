@@ -12,6 +12,7 @@ from weir.embedding.calibration import Progress
 from weir.embedding.calling import Models, Site
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
+from weir.embedding.deputy import TextDeputy
 from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.encoder import Encoder
 from weir.embedding.front import Front
@@ -48,6 +49,7 @@ class EmbeddingProduct:
         self._waste = Waste()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
+        self._deputies: dict[str, TextDeputy] = {}
         self._zeromq_door: ZeroMqDoor | None = None
         self._context: DoorContext
         self._site: Site
@@ -82,6 +84,9 @@ class EmbeddingProduct:
         self._site = site = Site(
             Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
+        self._deputies = {front.name: front.deputy(site, self._encoders[front.name]) for front in self._fronts}
+        self._speak_for()
+        context.registry.changed.append(self._speak_for)
         encode = Encode(site, self._status, control=context.control, end=context.end)
         return [*OpenAI(site).routes(), *encode.routes()]
 
@@ -143,6 +148,14 @@ class EmbeddingProduct:
         """End the threads that read texts."""
         for encoder in self._encoders.values():
             encoder.close()
+
+    def _speak_for(self) -> None:
+        """Answer for the models as they run now: one may have been loaded anew."""
+        for name, encoder in self._encoders.items():
+            service = self._context.registry.services.get(name)
+            if service is not None:
+                service.deputy = self._deputies[name]
+                encoder.serve(service)
 
     def _transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:
         label = self._context.registry.get(model).label

@@ -7,7 +7,7 @@ from dataclasses import replace
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from weir.errors import Conflict, InvalidRequest, ModelNotReady, WeirError
 from weir.manager import succession
@@ -32,9 +32,6 @@ from weir.policy.loading import load_policy
 from weir.telemetry.statistics import Statistics
 from weir.workers.executor import Block, Executor
 
-if TYPE_CHECKING:
-    pass
-
 C = TypeVar("C", bound=Call)
 
 LONGEST_TIMEOUT = 1e8  # three years; an event loop cannot count to much more
@@ -58,6 +55,7 @@ class Service:
     """
 
     model: type[Model] = Model
+    deputy: Any = None  # who answers at the doors in place of the line, if somebody does: protocols/deputy.py
 
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",

@@ -13,7 +13,7 @@ from weir.errors import InvalidRequest, ModelError, Unsupported, WeirError
 from weir.manager.delivery import is_block
 from weir.manager.service import LONGEST_TIMEOUT
 from weir.messages import JSON, Kind
-from weir.model import is_tensor_model
+from weir.model import Tensor, is_tensor_model
 from weir.protocols.describing import ITEM_INPUTS, ITEM_OUTPUTS, outputs_of
 from weir.protocols.payloads import Work, as_work, tensor_work
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue, bind
@@ -46,8 +46,8 @@ def schedule_of(parameters: Parameters) -> Schedule:
     if not parameters:
         return NO_WISH
     _refuse_others(parameters)
-    stated = _count("priority", parameters.get("priority", 0), _LOWEST)
-    limit = _count("timeout", parameters.get("timeout", 0), int(LONGEST_TIMEOUT / _MICROSECOND))
+    stated = integer_of("priority", parameters.get("priority", 0), 0, _LOWEST)
+    limit = integer_of("timeout", parameters.get("timeout", 0), 0, int(LONGEST_TIMEOUT / _MICROSECOND))
     return Schedule(_LOWEST - stated if stated else 0, limit * _MICROSECOND or None)
 
 
@@ -59,11 +59,12 @@ def _refuse_others(parameters: Parameters) -> None:
             )
 
 
-def _count(name: str, value: Any, most: int) -> int:
+def integer_of(name: str, value: Any, least: int, most: int) -> int:
+    """Return the value of the parameter `name`. Raises InvalidRequest unless it is an integer from `least` to `most`."""
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # some clients write every parameter as text
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        raise InvalidRequest(f"parameter {name!r}={value!r:.40}: must be an integer from 0 to {most}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise InvalidRequest(f"parameter {name!r}={value!r:.40}: must be an integer from {least} to {most}")
     return value
 
 
@@ -111,7 +112,7 @@ def _measured(service: "Service", item: bytes, index: int) -> Work:
 
 def check_outputs(service: "Service", request: InferenceRequest) -> None:
     """Raise InvalidRequest or Unsupported unless the outputs that `request` asks for are the model's, each once."""
-    declared = {tensor.name for tensor in outputs_of(service.model)}
+    declared = {tensor.name for tensor in outputs_of(service)}
     seen = set()
     for output in request.outputs or ():
         if output.name not in declared:
@@ -144,10 +145,15 @@ def _asked_arrays(service: "Service", request: InferenceRequest, arrays: Any) ->
     missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
     if missing:  # only a hook can have taken it away
         raise ModelError(f"output {missing[0]!r}: is missing in the model's answer")
+    return asked_of(service.model.outputs, request, arrays)
+
+
+def asked_of(declared: Sequence[Tensor], request: InferenceRequest, arrays: Any) -> list[TensorValue]:
+    """Return those of the `declared` outputs that `request` asks for; `arrays` has them by name."""
     asked = None if request.outputs is None else {output.name for output in request.outputs}
     return [
         TensorValue(tensor.name, tensor.datatype, arrays[tensor.name])
-        for tensor in service.model.outputs
+        for tensor in declared
         if asked is None or tensor.name in asked
     ]
 

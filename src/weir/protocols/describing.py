@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weir._version import __version__
-from weir.model import RAGGED, Model, Tensor, is_tensor_model
+from weir.model import RAGGED, Tensor, is_tensor_model
 
 if TYPE_CHECKING:
     from weir.manager.hardware import Hardware
@@ -26,14 +26,20 @@ _MICROSECONDS = 1e6
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the protocol
 
 
-def inputs_of(model: type[Model]) -> Sequence[Tensor]:
-    """Return the tensors that requests for `model` hold."""
-    return model.inputs if is_tensor_model(model) else ITEM_INPUTS
+def inputs_of(service: "Service") -> Sequence[Tensor]:
+    """Return the tensors that requests for `service` hold."""
+    if service.deputy is not None:
+        inputs: Sequence[Tensor] = service.deputy.inputs
+        return inputs
+    return service.model.inputs if is_tensor_model(service.model) else ITEM_INPUTS
 
 
-def outputs_of(model: type[Model]) -> Sequence[Tensor]:
-    """Return the tensors that answers of `model` hold."""
-    return model.outputs if is_tensor_model(model) else ITEM_OUTPUTS
+def outputs_of(service: "Service") -> Sequence[Tensor]:
+    """Return the tensors that answers of `service` hold."""
+    if service.deputy is not None:
+        outputs: Sequence[Tensor] = service.deputy.outputs
+        return outputs
+    return service.model.outputs if is_tensor_model(service.model) else ITEM_OUTPUTS
 
 
 def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
@@ -47,8 +53,8 @@ def metadata(service: "Service", versions: Sequence[str] = ()) -> dict[str, Any]
         "name": service.name,
         "versions": list(versions),
         "platform": service.platform,
-        "inputs": [_tensor(tensor) for tensor in inputs_of(service.model)],
-        "outputs": [_tensor(tensor) for tensor in outputs_of(service.model)],
+        "inputs": [_tensor(tensor) for tensor in inputs_of(service)],
+        "outputs": [_tensor(tensor) for tensor in outputs_of(service)],
     }
 
 
@@ -67,8 +73,8 @@ def config(service: "Service") -> dict[str, Any]:
         "platform": service.platform,
         "backend": _BACKEND,
         "max_batch_size": batching.max_batch_size,
-        "input": [_declared(tensor) for tensor in inputs_of(service.model)],
-        "output": [_declared(tensor) for tensor in outputs_of(service.model)],
+        "input": [_declared(tensor) for tensor in inputs_of(service)],
+        "output": [_declared(tensor) for tensor in outputs_of(service)],
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
         "model_transaction_policy": {"decoupled": service.streaming},
         "dynamic_batching": {"max_queue_delay_microseconds": delay, **preferred},

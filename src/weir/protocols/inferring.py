@@ -47,6 +47,9 @@ async def infer(
     shorten it; `trace` is the caller's `traceparent` or a Trace. Cancelling the task that awaits this withdraws the request. Raises every WeirError that can be its end, and
     Unsupported if the model streams.
     """
+    if service.deputy is not None:
+        answer: InferenceResponse = await service.deputy.infer(service, request, door=door, within=timeout, trace=trace)
+        return answer
     works, limit, priority = works_for_one_answer(service, request, door, timeout)
     outputs = await _ended(service, works, limit, priority, door, trace)
     return response_of(service, request, [work.kind for work in works], outputs)

@@ -78,7 +78,7 @@ class Inference:
                 raise refusal()
             exchange = Exchange(self._site, parse_request(body), call)
             service = exchange.service
-            if service.tracing is not None or service.needs_measure:
+            if service.tracing is not None or service.needs_measure or service.deputy is not None:
                 in_task(partial(self._infer, exchange), development=self._development)(call, body)
                 return
             limit = call.time_remaining()

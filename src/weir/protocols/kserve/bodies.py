@@ -33,5 +33,5 @@ def read_body(ask: InferAsk, body: Body, memory: Memory) -> InferenceRequest:
     if ask.header_length is None:
         return kserve_json.read_request(body, name, version, find=memory.find)
     if not ask.header_length:
-        return kserve_binary.read_raw_request(body, inputs_of(ask.service.model), name, version)
+        return kserve_binary.read_raw_request(body, inputs_of(ask.service), name, version)
     return kserve_binary.read_request(body, ask.header_length, name, version, find=memory.find)

@@ -194,7 +194,7 @@ class HotKserve:
         self._outliners: WeakKeyDictionary[Service, Outliner] = WeakKeyDictionary()
 
     def complete(self, plan: "Plan", head: "Head", path: str) -> bool:
-        """See Manner. Compressed bodies, and items that differ in size, are for the ASGI application."""
+        """See Manner. Compressed bodies, items that differ in size and what a deputy answers are for the ASGI application."""
         site = self.site
         ask = read_head(site.registry, site.http, head.method, path, head.headers)
         if ask is None:
@@ -202,7 +202,7 @@ class HotKserve:
         if not head.length:
             raise InvalidRequest("body: is empty, must be an inference request")
         tensors = is_tensor_model(ask.service.model)
-        if ask.coding or (ask.service.needs_measure and not tensors):
+        if ask.coding or ask.service.deputy is not None or (ask.service.needs_measure and not tensors):
             return False
         ask.outline = self._outliner(ask.service) if tensors and not ask.service.needs_measure else None
         ask.lead = lead(ask.header_length) if ask.header_length else 0

@@ -17,8 +17,11 @@ from weir.protocols.native import DOOR
 from weir.protocols.regions import Memory
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_json import REGION
 
 _LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
+
+_MANY = 20_000  # elements whose writing would
 
 
 class Inference:
@@ -40,7 +43,7 @@ class Inference:
         response = await _answered(ask, request, call.receive, trace)
         if response is None:
             return None
-        answer = reply_to(request, response, memory).as_answer()
+        answer = await _written(request, response, memory)
         if ask.accept_coding and len(answer.body) > site.http.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
         for observer in ask.service.observers:
@@ -68,6 +71,17 @@ async def _answered(
         if not answering.done():
             answering.cancel()
     return answering.result() if answering.done() else None
+
+
+async def _written(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> Answer:
+    def written() -> Answer:
+        return reply_to(request, response, memory).as_answer()
+
+    if sum(value.array.size for value in response.outputs) <= _MANY:
+        return written()
+    if any(REGION in output.parameters for output in request.outputs or ()):
+        return written()  # regions come and go on the loop
+    return await asyncio.to_thread(written)
 
 
 async def _compressed(answer: Answer, coding: str) -> Answer:

@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy
@@ -17,6 +17,9 @@ from weir.protocols.kserve.site import Site
 from weir.protocols.schemas import Schema, example_value
 from weir.protocols.status import kserve_code
 from weir.wire.sse import CONTENT_TYPE
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
 
 _ERROR: Schema = {
     "type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"], "additionalProperties": False,
@@ -76,10 +79,10 @@ def kserve_paths(site: Site) -> dict[str, Any]:
     for service in site.registry.all:
         version = f"/versions/{service.version}" if service.version else ""
         path = f"{PREFIX}/models/{service.name}{version}"
-        inference = _inference(service.label, service.model)
+        inference = _inference(service)
         paths[f"{path}/infer"] = {"post": inference}
         paths[f"{path}/infer_stream"] = {"post": _streamed(inference, "infer", inference["requestBody"])}
-        flat = {"required": True, "content": {JSON: {"schema": _generate(inputs_of(service.model))}}}
+        flat = {"required": True, "content": {JSON: {"schema": _generate(inputs_of(service))}}}
         paths[f"{path}/generate_stream"] = {"post": _streamed(inference, "generate", flat) | {"parameters": []}}
     return paths
 
@@ -124,10 +127,10 @@ def _errors(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
     }
 
 
-def _inference(label: str, model: type[Model]) -> dict[str, Any]:
-    inputs, outputs = inputs_of(model), outputs_of(model)
+def _inference(service: "Service") -> dict[str, Any]:
+    label, inputs, outputs = service.label, inputs_of(service), outputs_of(service)
     request: dict[str, Any] = {"schema": _request(inputs, outputs)}
-    if examples := _examples(model):
+    if examples := _examples(service.model):
         request["examples"] = examples
     length = {
         "name": "Inference-Header-Content-Length", "in": "header", "required": False, "schema": {"type": "integer"},

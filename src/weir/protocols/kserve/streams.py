@@ -66,7 +66,7 @@ class Streams:
 
 
 def _read_generate(ask: InferAsk, call: Call) -> InferenceRequest:
-    return read_generate(call.body, inputs_of(ask.service.model), ask.service.name, ask.version)
+    return read_generate(call.body, inputs_of(ask.service), ask.service.name, ask.version)
 
 
 async def _data(parts: AsyncIterator[Part], write: Write) -> AsyncIterator[bytes]:

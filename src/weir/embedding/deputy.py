@@ -1,0 +1,62 @@
+"""Answers for a model of texts at the native doors and those of the Open Inference Protocol, as the doors of texts do: texts are read in the
+threads that read, wait by length, and have their caller's share of the line."""
+
+from typing import TYPE_CHECKING, Any
+
+from weir.embedding.calling import Site
+from weir.embedding.gathering import renamed
+from weir.embedding.tensors import INPUTS, arrays_of, outputs, read_request
+from weir.embedding.texts import Encoded, Encodes
+from weir.errors import DeadlineExceeded, WeirError
+from weir.protocols.contents import asked_of, check_outputs, schedule_of
+from weir.protocols.inferring import told
+from weir.protocols.status import kserve_code
+from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
+
+
+class TextDeputy:
+    """Has `encoder` answer. `of_tokens`: a text has a vector for each of its tokens."""
+
+    def __init__(self, site: Site, encoder: Encodes, *, of_tokens: bool = False) -> None:
+        self._site = site
+        self._encoder = encoder
+        self.inputs = INPUTS
+        self.outputs = outputs(encoder.dimensions, of_tokens=of_tokens)
+
+    async def infer(
+        self, service: "Service", request: InferenceRequest, *, door: str, within: float | None, trace: Any
+    ) -> InferenceResponse:
+        """Answer a request of the Open Inference Protocol. Raises InvalidRequest naming tensor or parameter, value and rule, and
+        whatever the encoder raises."""
+        try:
+            encoded = await self._encoded(service, request, door, within, trace)
+        except WeirError as error:
+            self._site.counts.refused(service.name, door, kserve_code(error))
+            raise renamed(error, "texts", f"tensor {INPUTS[0].name!r}") from error.__cause__
+        cut = sum(encoded.truncated)
+        self._site.counts.answered(service.name, door, len(encoded.counts), cut)
+        values = asked_of(self.outputs, request, arrays_of(encoded))
+        parameters: Parameters = {"truncated": cut} if cut else {}
+        return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
+
+    async def _encoded(
+        self, service: "Service", request: InferenceRequest, door: str, within: float | None, trace: Any
+    ) -> Encoded:
+        try:
+            check_outputs(service, request)
+            schedule = schedule_of(request.parameters)
+            asked = read_request(request, self._site, self._encoder.dimensions)
+        except WeirError as error:
+            raise told(service, door, error) from None
+        within = min((each for each in (within, schedule.timeout) if each is not None), default=None)
+        if within is not None and within <= 0:
+            raise told(service, door, DeadlineExceeded("the deadline passed before the request was read"))
+        self._site.clients.asked(asked.client or door, len(asked.texts), door=door)
+        return await self._encoder.encode(
+            asked.texts, door=door, client=asked.client, priority=schedule.priority, timeout=within,
+            dimensions=asked.dimensions, truncate=asked.truncate, prompt=asked.prompt, whole_words=asked.whole_words,
+            trace=trace,
+        )  # fmt: skip

@@ -1,0 +1,214 @@
+"""Texts at the doors of the Open Inference Protocol: real servers of tiny models, stock clients and Weir's own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.http as triton
+from numpy.typing import NDArray
+from tests.embedding import tiny
+from tests.served import Served
+
+import weir.embedding
+from weir.client import GrpcClient, HttpClient, WebSocketClient
+from weir.client.embedding import EmbeddingClient
+from weir.embedding import EmbeddingServer
+from weir.errors import DeadlineExceeded, InvalidRequest
+
+TEXTS = ["first do it", "then do it right", "it"]
+LONG = "it " * 20
+PAIRS = [["do it", "right"], [LONG, "it"]]
+SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
+
+TRITON = Path(__file__).parent / "clients" / "triton_grpc.py"
+Clients = Callable[[], Any]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddingServer]:
+    """A model of sentence-transformers', cut to 8 tokens, and one with a vector for each token."""
+    folder = tmp_path_factory.mktemp("models")
+    small = tiny.sentence_model(folder / "small", max_length=8, prompts={"query": "do: "})
+    said = SETTINGS | {"cache": str(folder / "cache"), "grpc_port": 0, "max_texts": 40}
+    with weir.embedding.serve(small, **said) as made:
+        yield made
+
+
+@pytest.fixture
+def vectors(server: EmbeddingServer) -> Iterator[Callable[..., NDArray[Any]]]:
+    """What `/encode` answers."""
+    with EmbeddingClient(server.url, check_length=False, ignore_all_checks=True) as client:
+        yield client.encode
+
+
+def grpc_of(server: EmbeddingServer) -> str:
+    return next(address for address in server.addresses if "grpc" in address).partition("://")[2]
+
+
+@pytest.fixture(params=["http", "json", "grpc", "websocket"])
+def client(request: pytest.FixtureRequest, server: EmbeddingServer) -> Iterator[Any]:
+    """Weir's clients, over each of the protocol's doors."""
+    make: dict[str, Clients] = {
+        "http": lambda: HttpClient(server.url), "json": lambda: HttpClient(server.url, binary=False),
+        "grpc": lambda: GrpcClient(grpc_of(server)), "websocket": lambda: WebSocketClient(server.url),
+    }  # fmt: skip
+    with make[request.param]() as made:
+        yield made
+
+
+def texts(*elements: Any) -> dict[str, NDArray[Any]]:
+    return {"input": np.array(elements, object)}
+
+
+def test_texts_are_bytes_and_vectors_numbers(client: Any, vectors: Any) -> None:
+    result = client.infer("small", texts(*TEXTS))
+    assert (result["output"].dtype, result["output"].shape) == (np.float32, (3, tiny.HIDDEN))
+    np.testing.assert_array_equal(result["output"], vectors(TEXTS))
+    assert result["truncated"].tolist() == [False] * 3 and "truncated" not in result.parameters
+    described = client.model_metadata("small")
+    assert described["inputs"] == [{"name": "input", "datatype": "BYTES", "shape": [-1]}]
+    assert described["outputs"] == [
+        {"name": "output", "datatype": "FP32", "shape": [-1, tiny.HIDDEN]},
+        {"name": "truncated", "datatype": "BOOL", "shape": [-1]},
+    ]
+
+
+def test_an_answer_says_which_texts_were_cut(client: Any, vectors: Any) -> None:
+    result = client.infer("small", texts("it", LONG))
+    assert (result["truncated"].tolist(), result.parameters["truncated"]) == ([False, True], 1)
+    alone = client.infer("small", texts("it", LONG), outputs=["output"])
+    assert (list(alone), alone.parameters["truncated"]) == (["output"], 1)
+    np.testing.assert_array_equal(alone["output"], vectors(["it", LONG]))
+    with pytest.raises(InvalidRequest, match=r"tensor 'input'\[1\]: .*may not be cut"):
+        client.infer("small", texts("it", LONG), parameters={"truncate": False})
+
+
+def test_parameters_mean_what_they_do_at_the_doors_of_texts(client: Any, vectors: Any) -> None:
+    said = {"dimensions": "3", "prompt": "query", "truncate": "true", "client": "me"}
+    result = client.infer("small", texts(*TEXTS), parameters=said)
+    np.testing.assert_array_equal(result["output"], vectors(TEXTS, dimensions=3, prompt="query"))
+
+
+def test_pairs_words_and_token_ids_pass(client: Any, server: EmbeddingServer) -> None:
+    def asked(inputs: dict[str, NDArray[Any]], parameters: dict[str, Any], said: list[Any], **more: Any) -> None:
+        with httpx.Client(base_url=server.url) as http:
+            expected = http.post("/encode", json={"texts": said, **more}).json()["result"]
+        answer = client.infer("small", inputs, parameters=parameters)
+        np.testing.assert_allclose(answer["output"], expected, atol=1e-7)
+
+    asked(texts(*PAIRS), {}, PAIRS, pairs=True)
+    lists = [["first", "do", "its"], ["better", "", ""]]
+    said = [lists[0], lists[1][:1]]
+    asked(texts(*lists), {"is_tokenized": False}, said)
+    asked(texts(*lists), {"is_tokenized": True}, said, is_tokenized=True)
+    ids = [[2, 6, 7, 3], [2, 8, 3, -1]]
+    for kind in (np.int32, np.int64):
+        asked({"input": np.array(ids, kind)}, {}, [ids[0], ids[1][:3]])
+
+
+@pytest.mark.parametrize(("inputs", "parameters", "rule"), [
+    (texts("it", ""), {}, r"tensor 'input'\[1\]: the text is empty"),
+    (texts("it", b"\xff"), {}, r"tensor 'input'\[1\]: must be a text in UTF-8"),
+    (texts(["a", "b", "c"]), {}, r"\[1, 3\], must be \[texts\], \[texts, 2\] for pairs, or with the parameter is_tokenized"),
+    (texts("a"), {"is_tokenized": True}, r"\[1\], must be \[texts, words\] \(is_tokenized\)"),
+    (texts(["a", "b"], ["", ""]), {"is_tokenized": True}, r"tensor 'input'\[1\]: is empty, must have a word"),
+    ({"input": np.array([[2, 3]], np.int32)}, {"is_tokenized": True}, "has token ids, must have words"),
+    ({"input": np.array([2, 3], np.int32)}, {}, r"\[2\], must be \[texts, tokens\]"),
+    ({"input": np.array([[2, 99999, 3]], np.int32)}, {}, r"tensor 'input'\[0\]: token id 1 is 99999"),
+    ({"input": np.array([[2.0]], np.float32)}, {}, "datatype 'FP32', must be BYTES"),
+    ({"text": np.array(["a"], object)}, {}, "tensors 'text': must be 'input' alone"),
+    (texts(*["a"] * 41), {}, r"has 41 texts, must have 1 to 40 \(max_texts\)"),
+    (texts("a"), {"truncate": "maybe"}, "parameter 'truncate'='maybe': must be true or false"),
+    (texts("a"), {"dimensions": 0}, "parameter 'dimensions'=0: must be an integer from 1 to"),
+    (texts("a"), {"dimensions": 1000}, "parameter 'dimensions'=1000: must be an integer from 1 to"),
+    (texts("a"), {"prompt": 7}, "parameter 'prompt'=7: must be a text"),
+    (texts("a"), {"prompt": "qury"}, "it has query"),
+    (texts("a"), {"client": ""}, "parameter 'client' '': must have 1 to 128 characters"),
+])  # fmt: skip
+def test_what_is_wrong_is_refused_in_a_line(
+    server: EmbeddingServer, inputs: Any, parameters: dict[str, Any], rule: str
+) -> None:
+    with HttpClient(server.url) as client, pytest.raises(InvalidRequest, match=rule) as refused:
+        client.infer("small", inputs, parameters=parameters)
+    assert "\n" not in refused.value.message
+
+
+def test_outputs_that_there_are_not_and_deadlines(server: EmbeddingServer) -> None:
+    with GrpcClient(grpc_of(server)) as client:
+        with pytest.raises(InvalidRequest, match="output 'other'"):
+            client.infer("small", texts("it"), outputs=["other"])
+        with pytest.raises(DeadlineExceeded):
+            client.infer("small", texts(*[f"it {number}" for number in range(40)]), parameters={"timeout": 1})
+
+
+def test_tritons_clients(server: EmbeddingServer, vectors: Any) -> None:
+    with triton.InferenceServerClient(server.url.partition("://")[2]) as client:
+        assert client.get_model_config("small")["output"][0] == {
+            "name": "output", "data_type": "TYPE_FP32", "dims": [tiny.HIDDEN],
+        }  # fmt: skip
+        for binary in (True, False):
+            tensor = triton.InferInput("input", [3], "BYTES")
+            tensor.set_data_from_numpy(np.array([text.encode() for text in TEXTS], object), binary_data=binary)
+            wanted = [triton.InferRequestedOutput(name, binary_data=binary) for name in ("output", "truncated")]
+            result = client.infer("small", [tensor], outputs=wanted, parameters={"prompt": "query"})
+            np.testing.assert_array_equal(result.as_numpy("output"), vectors(TEXTS, prompt="query"))
+            assert result.as_numpy("truncated").tolist() == [False] * 3
+    program = [sys.executable, "-W", "ignore", str(TRITON), grpc_of(server), json.dumps(PAIRS)]
+    run = subprocess.run(program, capture_output=True, text=True, check=False, timeout=60)
+    assert run.returncode == 0, run.stderr
+    with httpx.Client(base_url=server.url) as http:
+        expected = http.post("/encode", json={"texts": PAIRS, "pairs": True, "dimensions": 3}).json()["result"]
+    np.testing.assert_allclose(
+        [list(map(float, line.split())) for line in run.stdout.splitlines()], expected, atol=1e-7
+    )
+
+
+def test_raw_and_generated(server: EmbeddingServer, vectors: Any) -> None:
+    with httpx.Client(base_url=server.url) as http:
+        raw = http.post("/v2/models/small/infer", content=b"it", headers={"Inference-Header-Content-Length": "0"})
+        events = http.post("/v2/models/small/generate_stream", json={"input": "it", "parameters": {"dimensions": 2}})
+    assert int(raw.headers["Inference-Header-Content-Length"]) + 4 * tiny.HIDDEN + 1 == len(raw.content)
+    (said,) = [line for line in events.text.splitlines() if line.startswith("data:")]
+    assert '"truncated":false' in said
+    assert str(float(vectors(["it"], dimensions=2)[0, 0]))[:6] in said
+
+
+def test_calls_are_counted_by_door(server: EmbeddingServer) -> None:
+    with httpx.Client(base_url=server.url) as http, GrpcClient(grpc_of(server)) as client:
+        client.infer("small", texts("it", LONG), parameters={"client": "counted"})
+        with pytest.raises(InvalidRequest):
+            client.infer("small", texts(""))
+        lines = http.get("/metrics").text.splitlines()
+        known = http.get("/status/client").json()["clients"]
+    counted = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    assert float(counted['weir_text_calls_total{code="200",door="grpc",model="small"}']) >= 1
+    assert float(counted['weir_text_calls_total{code="400",door="grpc",model="small"}']) >= 1
+    assert float(counted['weir_texts_truncated_total{door="grpc",model="small"}']) >= 1
+    assert ("counted", "grpc") in {(row["identity"], row["door"]) for row in known}
+
+
+def test_a_model_that_is_loaded_anew_answers_at_all_doors(tmp_path: Path) -> None:
+    model = tiny.sentence_model(tmp_path / "small")
+    # A process of its own: the model's code is read anew there too.
+    with Served(model, "--cache", tmp_path / "cache", "--no-calibrate", command="embed serve") as served:
+        url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
+        with HttpClient(url) as client, EmbeddingClient(url, check_length=False) as other:
+            before = other.encode(TEXTS)
+            client.load_model("small")
+            np.testing.assert_allclose(client.infer("small", texts(*TEXTS))["output"], before, atol=1e-6)
+            np.testing.assert_allclose(other.encode(TEXTS), before, atol=1e-6)
+
+
+def test_a_vector_for_each_token(tmp_path: Path) -> None:
+    model = tiny.sentence_model(tmp_path / "small")
+    settings = SETTINGS | {"cache": str(tmp_path / "cache"), "pooling": "none"}
+    with weir.embedding.serve(model, **settings) as server, HttpClient(server.url) as client:
+        assert client.model_metadata("small")["outputs"][0]["shape"] == [-1, -1, tiny.HIDDEN]
+        output = client.infer("small", texts("it", "do it"))["output"]
+        assert output.shape == (2, 4, tiny.HIDDEN) and not output[0, 3:].any()
