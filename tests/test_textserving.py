@@ -134,9 +134,12 @@ def test_long_texts_may_be_read_whole(folder: Path) -> None:
             pieces = asking.encode([" ".join(words[:6]), " ".join(words[6:])])
         used = http.post(f"{other.url}/v1/embeddings", json={"input": " ".join(words)}).json()
         native = http.post(f"{other.url}/infer/small", json=" ".join(words))
+        listed = http.post(f"{other.url}/infer/small", json=words)
     np.testing.assert_allclose(whole, pieces.max(axis=0), atol=1e-6)
     assert used["usage"]["prompt_tokens"] == len(words) + 4 and "truncated" not in used
-    assert native.status_code == 400 and "may not be cut" in native.text
+    for answer in (native, listed):
+        np.testing.assert_allclose(answer.json(), whole, atol=1e-6)
+        assert "x-weir-truncated" not in answer.headers
 
 
 def test_tokens_of_stock_clients_are_taken_as_they_are(server: EmbeddingServer) -> None:

@@ -40,7 +40,8 @@ class HashingEncoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
+        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return vectors."""
         said = {
@@ -61,17 +62,17 @@ class HashingEncoder:
         if self.error is not None:
             raise self.error
         words = [words_of(text) for text in texts]
-        for place, each in enumerate(words):
-            if truncate is False and len(each) > self.max_length:
+        for place, read in enumerate(words):
+            if truncate is False and len(read) > self.max_length:
                 raise InvalidRequest(
-                    f"texts[{place}]: has {len(each)} tokens, must have at most {self.max_length}",
+                    f"texts[{place}]: has {len(read)} tokens, must have at most {self.max_length}",
                     details={"text": place, TOO_LONG: self.max_length},
                 )
-        kept = [each[: self.max_length] for each in words]
-        vectors = np.stack([vector_of(" ".join(each))[: dimensions or DIMENSIONS] for each in kept])
+        kept = [read[: self.max_length] for read in words]
+        vectors = np.stack([vector_of(" ".join(read))[: dimensions or DIMENSIONS] for read in kept])
         if self._per_token:
             vectors = np.repeat(vectors[:, None, :], max(map(len, kept)), axis=1)
-        truncated = [len(each) > self.max_length for each in words]
+        truncated = [len(read) > self.max_length for read in words]
         return Encoded(vectors, list(map(len, kept)), truncated, kept if want_tokens else None)
 
 

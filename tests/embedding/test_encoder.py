@@ -321,3 +321,27 @@ def test_what_waits_here_is_bounded() -> None:
             assert len((await of(encoder, [f"{number}" for number in range(20)])).counts) == 20
 
     asyncio.run(main())
+
+
+def test_each_text_may_have_an_end_of_its_own() -> None:
+    async def main() -> None:
+        async with serving(options={"split": True}) as encoder:
+            wrong = ["bad", "", f"bad {LONG} {LONG}", f"whole {LONG}"]
+            mixed = await of(encoder, ["a", *wrong, "b", "bad"], each=True)
+            assert mixed.vectors[[0, 5]].tolist() == [vector_of("a"), vector_of("b")]
+            errors = [None if error is None else error.message for error in mixed.errors]
+            assert errors == [
+                None, "bad word", "'': must not be empty", "bad word", "whole: must not be divided", None, "bad word",
+            ]  # fmt: skip
+            none = await of(encoder, wrong, each=True)
+            assert all(none.errors) and none.vectors.shape == (4, 0)
+            many = await of(encoder, [f"{'bad' if number % 3 else 'w'} {number}" for number in range(300)], each=True)
+            assert [error is not None for error in many.errors] == [number % 3 > 0 for number in range(300)]
+            assert (await of(encoder, ["a"], each=True)).errors is None
+            with pytest.raises(DeadlineExceeded):
+                await of(encoder, ["a b c", "bad"], each=True, timeout=1e-9)
+        async with serving(PerToken) as encoder:
+            mixed = await of(encoder, ["a b", "", "a"], each=True)
+            assert mixed.lengths == [2, 0, 1] and mixed.vectors.shape[:2] == (3, 2) and not mixed.vectors[1].any()
+
+    asyncio.run(main())

@@ -121,9 +121,9 @@ def test_a_list_that_failed_as_a_whole_has_its_code() -> None:
 def test_an_explanation_has_a_limit_only_if_the_policy_had() -> None:
     request = FakeRequest(None, arrival=10.0)
     dispatch = Dispatch(7, 0, [request], None, 3, 3.0, Reason.DELAY, 5, 0.25, None, Wakeup.TIMER, 10.5)
-    assert dict(explain_headers(request, dispatch)) == {
+    assert dict(explain_headers(request.arrival, dispatch)) == {
         b"x-batch-size": b"3", b"x-batch-reason": b"delay", b"x-batch-waiting": b"5", b"x-batch-oldest-age": b"0.250000",
         b"x-batch-wakeup": b"timer", b"x-queue-time": b"0.500000",
     }  # fmt: skip
     dispatch.limit = 8
-    assert dict(explain_headers(request, dispatch))[b"x-batch-limit"] == b"8"
+    assert dict(explain_headers(request.arrival, dispatch))[b"x-batch-limit"] == b"8"

@@ -13,9 +13,14 @@ from tests.served import Served
 from tests.telemetry.test_otlp import RECEIVER
 
 CALLER = f"00-{'e' * 32}-{'f' * 16}-01"
-CALLS: dict[str, tuple[str, dict[str, Any]]] = {
-    "openai": ("/v1/embeddings", {"input": ["a", "b"]}),
-    "encode": ("/encode", {"texts": ["c"]}),
+TENSORS = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [3], "data": ["d", "e", "f"]}]}
+# By the door that the span names and the texts of a call: where, and what.
+CALLS: dict[tuple[str, int], tuple[str, Any]] = {
+    ("openai", 2): ("/v1/embeddings", {"input": ["a", "b"]}),
+    ("encode", 1): ("/encode", {"texts": ["c"]}),
+    ("http", 3): ("/v2/models/tiny/infer", TENSORS),
+    ("http", 1): ("/infer/tiny", "g"),
+    ("http", 2): ("/infer/tiny/batch", ["h", "i"]),
 }
 
 
@@ -30,8 +35,8 @@ def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
                 url = served.until_printed(r"\bcurl .*?(https?://\S+?)/encode")[1]
                 headers = {"traceparent": CALLER}
                 answers = {
-                    door: httpx.post(url + path, json=body, headers=headers, timeout=30)
-                    for door, (path, body) in CALLS.items()
+                    call: httpx.post(url + path, json=body, headers=headers, timeout=30)
+                    for call, (path, body) in CALLS.items()
                 }
                 refused = httpx.post(f"{url}/encode", json={"texts": ["x" * 3, "\0"]}, headers=headers, timeout=30)
                 served.signal(signal.SIGTERM)
@@ -42,10 +47,12 @@ def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
     (fault,) = [span for span in spans if span["name"] == "encode tiny" and "error.type" in span["attributes"]]
     assert refused.status_code == 400 and refused.headers["traceparent"] == f"00-{'e' * 32}-{fault['span']}-01"
     spans.remove(fault)
-    for door, texts in (("openai", 2), ("encode", 1)):
-        (call,) = [span for span in spans if span["name"] == "encode tiny" and span["attributes"]["weir.door"] == door]
-        assert answers[door].headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
-        assert (call["trace"], call["parent"], call["attributes"]["weir.texts"]) == ("e" * 32, "f" * 16, texts)
+    calls = [span for span in spans if span["name"] == "encode tiny"]
+    for (door, texts), answer in answers.items():
+        named = {"weir.door": door, "weir.texts": texts}
+        (call,) = [span for span in calls if named.items() <= span["attributes"].items()]
+        assert answer.status_code == 200 and answer.headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
+        assert (call["trace"], call["parent"]) == ("e" * 32, "f" * 16)
         children = [span for span in spans if span["parent"] == call["span"]]
         assert sorted(span["name"] for span in children) == ["infer tiny"] * texts + ["tokenize"]
         assert {span["trace"] for span in children} == {"e" * 32}

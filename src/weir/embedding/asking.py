@@ -52,7 +52,7 @@ def read_asked(said: dict[str, Any], site: Site) -> Asked:
     for name in said:
         if name not in _FIELDS:
             raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
-    texts, more = _texts(said, site), {name: _read(said, name, *kind) for name, kind in _MORE.items()}
+    texts, more = _texts(said, site), {name: read_field(said, name, *kind) for name, kind in _MORE.items()}
     return Asked(said.get("id"), texts, **more, whole_words=bool(said.get("is_tokenized")))
 
 
@@ -72,7 +72,8 @@ def _unpacked(body: bytes) -> Any:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 
 
-def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+def read_field(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    """Return the field of that name, `default` where it is not there or null. Raises InvalidRequest unless it is of that kind."""
     value = said.get(name)
     if value is None:
         return default
@@ -86,13 +87,13 @@ def _texts(said: dict[str, Any], site: Site) -> list[Text]:
     if not isinstance(texts, list):
         raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
     site.check_count(len(texts), "texts")
-    tokenized = _read(said, "is_tokenized", bool, None)
-    if _read(said, "pairs", bool, False):
+    tokenized = read_field(said, "is_tokenized", bool, None)
+    if read_field(said, "pairs", bool, False):
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
-    return [_text(text, f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+    return [read_text(text, f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
 
 
-def _text(text: Any, where: str, tokenized: bool | None) -> Text:
+def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
     """Read one: a list is of words or of token ids, whether `tokenized` is said or not, but then all must be."""
     if not isinstance(text, list):
         if tokenized:

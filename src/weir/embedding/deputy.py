@@ -3,13 +3,18 @@ threads that read, wait by length, and have their caller's share of the line."""
 
 from typing import TYPE_CHECKING, Any
 
+from starlette.types import Receive, Scope
+
 from weir.embedding.calling import Site
 from weir.embedding.gathering import renamed
+from weir.embedding.native import NativeTexts
 from weir.embedding.tensors import INPUTS, arrays_of, outputs, read_request
 from weir.embedding.texts import Encoded, Encodes
 from weir.errors import DeadlineExceeded, WeirError
+from weir.protocols.answers import Answer
 from weir.protocols.contents import asked_of, check_outputs, schedule_of
 from weir.protocols.inferring import told
+from weir.protocols.native import Ask
 from weir.protocols.status import kserve_code
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 
@@ -23,6 +28,7 @@ class TextDeputy:
     def __init__(self, site: Site, encoder: Encodes, *, of_tokens: bool = False) -> None:
         self._site = site
         self._encoder = encoder
+        self._native = NativeTexts(site, encoder)
         self.inputs = INPUTS
         self.outputs = outputs(encoder.dimensions, of_tokens=of_tokens)
 
@@ -41,6 +47,10 @@ class TextDeputy:
         values = asked_of(self.outputs, request, arrays_of(encoded))
         parameters: Parameters = {"truncated": cut} if cut else {}
         return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
+
+    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+        """Answer a request of the native door, its body decompressed, errors too; None if the client leaves."""
+        return await self._native.answer(ask, body, scope, receive, trace)
 
     async def _encoded(
         self, service: "Service", request: InferenceRequest, door: str, within: float | None, trace: Any

@@ -108,7 +108,8 @@ class Encoder:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
+        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
         if isinstance(texts, str) or not texts:
@@ -130,6 +131,8 @@ class Encoder:
         )  # fmt: skip
         if want_tokens:
             asking.ids = [b""] * len(unlike)
+        if each:
+            asking.errors = {}
         tracer, service = self._service.tracing, self._service
         with (
             _UNTRACED if tracer is None else CallTrace(tracer, service, self._name, trace, door=door, count=len(texts))
@@ -216,7 +219,7 @@ class Encoder:
             self._pump()
 
     def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
-        """Return what is to wait in the line for the texts; none if one of them is wrong, which is the end of the request."""
+        """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""
         asking.reading = False
         if asking.trace is not None:
             asking.trace.has_read(len(results))
@@ -224,10 +227,13 @@ class Encoder:
         if asking.ended:
             return found
         for place, result in enumerate(results, start):
-            if isinstance(result, WeirError):
+            if not isinstance(result, WeirError):
+                found += asking.note(place, result, self._normalize, self._highest)
+            elif not asking.spare(place, result):
                 self._fail(asking, named(result, asking.first_place(place)))
                 return []
-            found += asking.note(place, result, self._normalize, self._highest)
+        if not asking.left:
+            self._end(asking)
         return found
 
     # Tokens go into the line.
@@ -282,10 +288,15 @@ class Encoder:
 
     def failed(self, request: TextRequest, error: WeirError) -> None:
         """A text has an error."""
+        asking = request.asking
         self._out_of_line(request)
+        if not asking.ended and asking.spare(request.place, error):
+            if not asking.left:
+                self._end(asking)
+            return
         if isinstance(error, DeadlineExceeded):  # the line knows what was left of the time, the caller what he said
             error = _too_late()
-        self._fail(request.asking, named(error, request.asking.first_place(request.place)))
+        self._fail(asking, named(error, asking.first_place(request.place)))
 
     def _out_of_line(self, request: TextRequest) -> None:
         # Once only: what the line has left out as too late may be withdrawn before the line says so.
@@ -338,7 +349,10 @@ class Encoder:
         if dimensions is not None and dimensions < vectors.shape[-1]:
             vectors = _shortened(vectors, dimensions, self._normalize)
         tokens = None if asking.ids is None else asking.of_all([self._tokenizer.tokens(ids) for ids in asking.ids])
-        return Encoded(vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens)
+        return Encoded(
+            vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens, asking.lengths(),
+            asking.all_errors(), asking.dispatch,
+        )  # fmt: skip
 
 
 def _size(text: Any) -> int:

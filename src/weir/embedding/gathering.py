@@ -29,7 +29,7 @@ class Asking:
     """
 
     __slots__ = (
-        "caller", "counts", "deadline", "door", "ended", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
+        "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
         "ready_texts", "reading", "small", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
@@ -53,6 +53,10 @@ class Asking:
         self.counts = [0] * count
         self.truncated = [False] * count
         self.ids: list[bytes] | None = None  # kept only where the tokens are wanted
+        self.errors: dict[int, WeirError] | None = None  # kept only where each text has an end of its own
+        self.dispatch: tuple[Dispatch, float] | None = (
+            None  # the batch of the first text that is answered, and its arrival
+        )
         self.vectors: Any = None
         self.pieces: dict[int, Pieces] = {}  # of texts that were read in pieces, by place
         self.read = 0  # texts that were given to the readers
@@ -96,11 +100,20 @@ class Asking:
             if vector is None:
                 return False
         if self.vectors is None:
-            count = len(self.texts)
-            self.vectors = numpy.empty((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
+            count, made = len(self.texts), numpy.empty if self.errors is None else numpy.zeros
+            self.vectors = made((count, *vector.shape), numpy.float32) if vector.ndim == 1 else [None] * count
         self.vectors[place] = vector
         self.left -= 1
         return not self.left
+
+    def spare(self, place: int, error: WeirError) -> bool:
+        """Keep the error of a text, where each has an end of its own; tell whether the others go on without it."""
+        if self.errors is None or isinstance(error, (CapacityError, DeadlineExceeded)):
+            return False
+        if place not in self.errors:  # another piece of the text may have failed too
+            self.errors[place] = error
+            self.left -= 1
+        return True
 
     def end(self, error: WeirError | None = None) -> None:
         """It is at its end, by its last vector or by an error."""
@@ -113,17 +126,31 @@ class Asking:
             self.future.set_exception(error)
 
     def array(self) -> Any:
-        """Return the vectors of the caller's texts, in order; those of tokens with zeros behind the shorter texts."""
+        """Return the vectors of the caller's texts, in order; those of tokens with zeros behind the shorter texts. A text with an error
+        has zeros."""
         import numpy
 
         vectors = self.vectors
+        if vectors is None:  # all have errors
+            vectors = numpy.zeros((len(self.texts), 0), numpy.float32)
         if isinstance(vectors, list):
-            longest = max(map(len, vectors))
-            filled = numpy.zeros((len(vectors), longest, vectors[0].shape[1]), numpy.float32)
-            for place, vector in enumerate(vectors):
+            there = [(place, vector) for place, vector in enumerate(vectors) if vector is not None]
+            longest = max(len(vector) for _, vector in there)
+            filled = numpy.zeros((len(vectors), longest, there[0][1].shape[1]), numpy.float32)
+            for place, vector in there:
                 filled[place, : len(vector)] = vector
             vectors = filled
         return vectors if self.places is None else vectors[self.places]
+
+    def lengths(self) -> list[int] | None:
+        """Return how many vectors each text of the caller has; None where it has one."""
+        if not isinstance(self.vectors, list):
+            return None
+        return self.of_all([0 if vector is None else len(vector) for vector in self.vectors])
+
+    def all_errors(self) -> list[WeirError | None] | None:
+        """Return the error, or None, of each text of the caller; None where there are none."""
+        return self.of_all([self.errors.get(place) for place in range(len(self.texts))]) if self.errors else None
 
     def of_all(self, values: list[Any]) -> list[Any]:
         """Return what `values` has of the texts that differ, for each text of the caller."""
@@ -156,6 +183,8 @@ class TextRequest(InProcess):
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Deliver the vector."""
+        if self.asking.dispatch is None:
+            self.asking.dispatch = dispatch, self.arrival
         self.encoder.answered(self, output)
 
     def fail(self, error: WeirError) -> None:

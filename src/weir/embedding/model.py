@@ -31,9 +31,19 @@ TEXT_SCHEMA = {
         {"type": "array", "items": {"type": "integer"}, "description": "a text as token ids, special ones included"},
         {
             "type": "object",
-            "properties": {"text": {"type": "string"}, "pair": {"type": "string"}},
+            "properties": {
+                "text": {
+                    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": ["string", "integer"]}}],
+                    "description": "a text, its words, or its token ids",
+                },
+                "pair": {"type": "string", "description": "a second text, which belongs to the first"},
+                "is_tokenized": {"type": ["boolean", "null"], "description": "true: words are tokens as they are"},
+                "dimensions": {"type": ["integer", "null"], "minimum": 1},
+                "truncate": {"type": ["boolean", "null"]},
+                "prompt": {"type": ["string", "null"]},
+            },
             "required": ["text"],
-            "description": "a text, or two that belong together",
+            "description": "a text, or two that belong together; at a server of texts also what is wanted of them",
         },
     ]
 }

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
+from weir.errors import WeirError
+from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
 
 # One text; two that belong together; words already cut; token ids with all special tokens.
@@ -44,13 +46,18 @@ class Encoded(NamedTuple):
     """What came of `n` texts, in order.
 
     `vectors` is float32: (n, dimensions), or (n, tokens, dimensions) where each token has one, with zeros behind the shorter texts. `counts` are the
-    tokens of each text as it was computed; `truncated` says which were cut. `tokens` are they as texts, if wanted.
+    tokens of each text as it was computed; `truncated` says which were cut. `tokens` are they as texts, if wanted; `lengths` says how many vectors
+    a text has, where each token has one. Where each text has an end of its own, `errors` has those of them that have no vector.
+    `dispatch` is the batch that the first of them was in, and when that came into the line.
     """
 
     vectors: NDArray[Any]
     counts: list[int]
     truncated: list[bool]
     tokens: list[list[str]] | None = None
+    lengths: list[int] | None = None
+    errors: list[WeirError | None] | None = None
+    dispatch: tuple[Dispatch, float] | None = None
 
 
 class Encodes(Protocol):
@@ -71,13 +78,15 @@ class Encodes(Protocol):
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
+        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order.
 
         `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
         `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
-        is to stand before every text; for `whole_words` see Manner; `trace` is the
+        is to stand before every text; for `whole_words` see Manner; with `each` a text that is wrong has its
+        error among the answer's, and the others go on; `trace` is the
         caller's `traceparent`, or the Trace that the door has begun. Raises InvalidRequest naming the place of the
         text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
         """

@@ -2,7 +2,8 @@
 
 import math
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -119,15 +120,15 @@ def json_able(value: Any, depth: int = 20) -> Any:
         return "..."
 
 
-def explain_headers(request: Request, dispatch: Dispatch) -> Headers:
-    """Return the headers that explain the batch that `request` was in. Ages and times are in seconds."""
+def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
+    """Return the headers that explain the batch of a request that came into the line at `arrival`. Ages and times are in seconds."""
     headers = [
         (b"x-batch-size", b"%d" % dispatch.rows),
         (b"x-batch-reason", dispatch.reason.name.lower().encode()),
         (b"x-batch-waiting", b"%d" % dispatch.waiting),
         (b"x-batch-oldest-age", b"%.6f" % dispatch.oldest_age),
         (b"x-batch-wakeup", dispatch.wakeup.name.lower().encode()),
-        (b"x-queue-time", b"%.6f" % (dispatch.at - request.arrival)),
+        (b"x-queue-time", b"%.6f" % (dispatch.at - arrival)),
     ]
     if dispatch.limit is not None:
         headers.append((b"x-batch-limit", b"%d" % dispatch.limit))
@@ -167,7 +168,7 @@ def answer_of(ask: Ask, requests: Sequence[Ended], *, development: bool = False)
         body = output_body(ask, requests[0].end)
     headers = [(b"content-type", ask.accept.encode())]
     if ask.explain and requests and requests[0].dispatch is not None:
-        headers.extend(explain_headers(requests[0], requests[0].dispatch))
+        headers.extend(explain_headers(requests[0].arrival, requests[0].dispatch))
     return Answer(200, headers, body)
 
 
@@ -203,17 +204,20 @@ def compressed(answer: Answer, coding: str) -> Answer:
     return Answer(answer.status, headers, compress(answer.body, coding))
 
 
-def batch_body(outputs: Sequence[Any], accept: str, model: str, *, development: bool = False) -> bytes:
+def batch_body(
+    outputs: Sequence[Any], accept: str, model: str, *, beside: Mapping[int, dict[str, Any]] = MappingProxyType({}),
+    development: bool = False,
+) -> bytes:  # fmt: skip
     """Return the answer to a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
-    An output is bytes already written as `accept` (JSON or msgpack), or a WeirError.
+    An output is bytes already written as `accept` (JSON or msgpack), or a WeirError; `beside` is what else is said of one, by its place.
     """
     encode = _ENCODERS[accept]
     items: list[Any] = [
         {"error": error_value(output, model, development=development), "code": http_code(output)}
         if isinstance(output, WeirError)
-        else {"output": msgspec.Raw(output)}
-        for output in outputs
+        else {"output": msgspec.Raw(output), **beside.get(place, {})}
+        for place, output in enumerate(outputs)
     ]
     try:
         return encode(items)

@@ -61,5 +61,5 @@ async def _data(ask: Ask, request: Streamed) -> AsyncIterator[bytes]:
 def _headers(ask: Ask, request: Streamed) -> Headers:
     headers = echo_headers(ask) + trace_headers(request)
     if ask.explain and request.dispatch is not None:
-        headers += explain_headers(request, request.dispatch)
+        headers += explain_headers(request.arrival, request.dispatch)
     return headers

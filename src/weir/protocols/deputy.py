@@ -6,7 +6,11 @@ A product that makes many requests to the line of one sets itself as the `deputy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from starlette.types import Receive, Scope
+
 from weir.model import Tensor
+from weir.protocols.answers import Answer
+from weir.protocols.native import Ask
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -28,3 +32,6 @@ class Deputy(Protocol):
         self, service: "Service", request: InferenceRequest, *, door: str, within: float | None, trace: Any
     ) -> InferenceResponse:
         """Answer a request of the Open Inference Protocol within so many seconds; see inferring.infer."""
+
+    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+        """Answer a request of the native door, its body decompressed, errors too; None if the client leaves."""

@@ -16,10 +16,11 @@ from weir.protocols.codings import decompress
 from weir.protocols.events import EventStream
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
-from weir.protocols.payloads import Work, read_work
+from weir.protocols.payloads import Work, empty_body, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
+from weir.telemetry.tracecontext import CURRENT, HEADER
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -62,7 +63,9 @@ class Inference:
             return await self._send_early(scope, receive, send, refusal, closing=incoming.unread)
         if body is None:
             return
-        answer = await (self._stream(ask, body, receive, send) if ask.stream else self._answer(ask, body, receive))
+        answer = await (
+            self._stream(ask, body, receive, send) if ask.stream else self._answer(ask, body, scope, receive)
+        )
         if answer is not None:
             await send_answer(send, answer)
 
@@ -85,10 +88,13 @@ class Inference:
             observer.transferred(ask.service.label, DOOR, len(body), events.sent_bytes)
         return None
 
-    async def _answer(self, ask: Ask, body: bytes, receive: Receive) -> Answer | None:
+    async def _answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive) -> Answer | None:
         """Return the answer to `ask`, or None if the client has left."""
-        works = await self._read(ask, body)
-        answer = works if isinstance(works, Answer) else await self._run(ask, works, receive)
+        if ask.service.deputy is not None:
+            answer = await self._by_deputy(ask, body, scope, receive)
+        else:
+            works = await self._read(ask, body)
+            answer = works if isinstance(works, Answer) else await self._run(ask, works, receive)
         if answer is None:
             return None
         answer.headers.extend(echo_headers(ask))
@@ -101,11 +107,32 @@ class Inference:
     async def _read(self, ask: Ask, body: bytes) -> list[Work | WeirError] | Answer:
         """Return the work in `body`, or the answer that refuses it."""
         try:
-            if ask.coding:
-                body = await asyncio.to_thread(decompress, body, ask.coding, self._settings.max_body_size)
-            return read_work(ask, body)
+            return read_work(ask, await self._inflated(ask, body))
         except WeirError as error:
             return self._refusal(error, ask.service)
+
+    async def _by_deputy(self, ask: Ask, body: bytes, scope: Scope, receive: Receive) -> Answer | None:
+        try:
+            plain = await self._inflated(ask, body)
+            if not plain:
+                raise empty_body(ask)
+        except WeirError as error:
+            return self._refusal(error, ask.service)
+        trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
+        CURRENT.set(trace)
+        try:
+            answer: Answer | None = await ask.service.deputy.answer(ask, plain, scope, receive, trace)
+        except Exception as error:
+            _log.exception("an answer of %s cannot be written", ask.service.name)
+            answer = self._error(error, ask.service)
+        if answer is not None and trace is not None:
+            answer.headers.append((HEADER.encode(), trace.traceparent.encode()))
+        return answer
+
+    async def _inflated(self, ask: Ask, body: bytes) -> bytes:
+        if not ask.coding:
+            return body
+        return await asyncio.to_thread(decompress, body, ask.coding, self._settings.max_body_size)
 
     async def _run(self, ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Answer | None:
         try:

@@ -47,7 +47,8 @@ class Hashing:
     async def encode(
         self, texts: Sequence[Text], *, door: str, client: str = "", priority: int = 0, timeout: float | None = None,
         dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
-        prompt: str | None = None, whole_words: bool = False, trace: str | Trace | None = None,
+        prompt: str | None = None, whole_words: bool = False, each: bool = False,
+        trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`."""
         said = {"client": client, "priority": priority, "timeout": timeout, "texts": list(texts), "tokens": want_tokens}

@@ -56,5 +56,6 @@ class Native:
 
 
 def _is_hot(ask: Ask) -> bool:
-    """Lists, tensors and compressed bodies are made into work by the ASGI application; it writes streams."""
-    return not (ask.batch or ask.stream or ask.coding or is_tensor_model(ask.service.model))
+    """Lists, tensors and compressed bodies are made into work by the ASGI application; it writes streams, and asks deputies."""
+    service = ask.service
+    return not (ask.batch or ask.stream or ask.coding or service.deputy is not None or is_tensor_model(service.model))

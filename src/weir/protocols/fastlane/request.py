@@ -102,7 +102,7 @@ class HttpRequest(RequestBase):
         ask = self.ask
         headers = [(b"content-type", self.plan.answer_type.encode("latin-1"))]
         if ask.explain:
-            headers += explain_headers(self, dispatch)
+            headers += explain_headers(self.arrival, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):
             self._answer(Answer(200, headers, output_body(ask, output)))
         else:

@@ -1,0 +1,149 @@
+"""A model of texts at the native door: each item is a text with an end of its own, a vector or an error."""
+
+import asyncio
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+from numpy.typing import NDArray
+from starlette.types import Receive, Scope
+
+from weir.embedding.calling import TRUNCATED, Caller, Site, read, unless_left
+from weir.embedding.items import Item, Wish, read_items
+from weir.embedding.jsons import as_json
+from weir.embedding.texts import Encoded, Encodes, Text
+from weir.errors import Cancelled, CapacityError, WeirError
+from weir.messages import JSON, OCTETS, Dispatch
+from weir.protocols.answers import Answer, batch_body, error_answer, explain_headers
+from weir.protocols.inferring import told
+from weir.protocols.native import DOOR, Ask
+
+_LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
+
+
+class Vector(NamedTuple):
+    """The end of an item that has a vector, or one for each token; whether its text was cut."""
+
+    numbers: NDArray[Any]
+    truncated: bool
+
+
+End = Vector | WeirError
+
+
+class NativeTexts:
+    """Answers requests by `encoder`."""
+
+    def __init__(self, site: Site, encoder: Encodes) -> None:
+        self._site = site
+        self._encoder = encoder
+
+    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+        """See Deputy."""
+        name, counts = ask.service.name, self._site.counts
+        try:
+            caller = Caller(scope["headers"])
+            items = await self._items(ask, body)
+            peer = scope["client"][0] if scope.get("client") else None
+            self._site.clients.asked(caller.whose(peer), len(items), door=DOOR)
+            work = _Work(self._encoder, ask, items, caller.client)
+            ends = await unless_left(work.ends(trace), receive)
+            answer = await self._written(ask, ends, work.dispatch)
+        except Cancelled:
+            return None
+        except WeirError as error:
+            answer = error_answer(error, name, development=self._site.http.development)
+            counts.refused(name, DOOR, answer.status)
+            return answer
+        vectors = [end for end in ends if isinstance(end, Vector)]
+        counts.answered(name, DOOR, len(vectors), sum(vector.truncated for vector in vectors))
+        return answer
+
+    async def _items(self, ask: Ask, body: bytes) -> list[Item | WeirError]:
+        try:
+            items = await read(body, partial(read_items, ask, body, self._site, self._encoder))
+        except WeirError as error:
+            raise told(ask.service, DOOR, error) from None
+        for item in items:
+            if isinstance(item, WeirError):
+                told(ask.service, DOOR, item)
+        return items
+
+    async def _written(self, ask: Ask, ends: list[End], dispatch: tuple[Dispatch, float] | None) -> Answer:
+        if not ask.batch and isinstance(ends[0], WeirError):
+            raise ends[0]
+        work = partial(_body, ask, ends, development=self._site.http.development)
+        long = sum(end.numbers.size for end in ends if isinstance(end, Vector)) > _LONG_WORK
+        headers = [(b"content-type", ask.accept.encode())]
+        if cut := sum(isinstance(end, Vector) and end.truncated for end in ends):
+            headers.append((TRUNCATED, b"%d" % cut))
+        if ask.explain and dispatch is not None:
+            headers += explain_headers(dispatch[1], dispatch[0])
+        return Answer(200, headers, await asyncio.to_thread(work) if long else work())
+
+
+class _Work:
+    """The items of one request on their way: those that want the same go together. `dispatch` is the batch of the first answered."""
+
+    def __init__(self, encoder: Encodes, ask: Ask, items: list[Item | WeirError], client: str) -> None:
+        self._encoder = encoder
+        self._ask = ask
+        self._items = items
+        self._client = client
+        self.dispatch: tuple[Dispatch, float] | None = None
+
+    async def ends(self, trace: Any) -> list[End]:
+        """Return the end of each item. Raises CapacityError if that is the end of all of them."""
+        alike: dict[Wish, list[int]] = {}
+        ends: list[Any] = list(self._items)
+        for place, item in enumerate(self._items):
+            if isinstance(item, Item):
+                alike.setdefault(item.wish, []).append(place)
+        # The first has the span that the caller hears of; the others are beside it.
+        traces = [trace, *[getattr(trace, "traceparent", None)] * len(alike)]
+        found = await asyncio.gather(*map(self._encoded, alike, alike.values(), traces))
+        if len(found) == 1 and isinstance(found[0], CapacityError):
+            raise found[0]
+        for places, encoded in zip(alike.values(), found, strict=True):
+            for row, place in enumerate(places):
+                ends[place] = encoded if isinstance(encoded, WeirError) else _end(encoded, row)
+        return ends
+
+    async def _encoded(self, wish: Wish, places: list[int], trace: Any) -> Encoded | WeirError:
+        ask = self._ask
+        texts: list[Text] = [item.text for place in places if isinstance(item := self._items[place], Item)]
+        try:
+            encoded = await self._encoder.encode(
+                texts, door=DOOR, client=self._client, priority=ask.priority, timeout=ask.timeout,
+                dimensions=wish.dimensions, truncate=wish.truncate, prompt=wish.prompt, whole_words=wish.whole_words,
+                each=True, trace=trace,
+            )  # fmt: skip
+        except WeirError as error:
+            return error
+        self.dispatch = self.dispatch or encoded.dispatch
+        return encoded
+
+
+def _end(encoded: Encoded, row: int) -> End:
+    error = encoded.errors[row] if encoded.errors else None
+    if error is not None:
+        return error
+    numbers = encoded.vectors[row]
+    return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
+
+
+def _body(ask: Ask, ends: list[End], *, development: bool) -> bytes:
+    outputs: list[Any] = [end if isinstance(end, WeirError) else _output(end.numbers, ask.accept) for end in ends]
+    if not ask.batch:
+        (output,) = outputs
+        return bytes(output)
+    beside = {place: {"truncated": True} for place, end in enumerate(ends) if isinstance(end, Vector) and end.truncated}
+    return batch_body(outputs, ask.accept, ask.service.name, beside=beside, development=development)
+
+
+def _output(numbers: NDArray[Any], accept: str) -> bytes:
+    if accept == JSON:
+        return bytes(as_json(numbers[None])[0])
+    if accept == OCTETS:
+        return numbers.astype("<f4", order="C", copy=False).tobytes()
+    return msgspec.msgpack.encode(numbers.tolist())
