@@ -6,7 +6,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 import weir
+from benchmarks.text_load import sample
 from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.model import TextEncoder
 from weir.workers.pool import ProcessPool
@@ -25,46 +28,19 @@ class Alone(TextEncoder):
         super().load()
 
 
-def megabytes(pid: int, *names: str) -> float:
-    """Return what a process has of these kinds of memory, in MB."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    found = {line.split()[0]: int(line.split()[1]) for line in lines[1:]}
-    return sum(found[f"{name}:"] for name in names) * 1024 / 1e6
-
-
 async def measure(model: type[TextEncoder], directory: Path, cache: str, workers: int) -> str:
     """Return a row of the table."""
     params = {"directory": str(directory), "cache": cache, "devices": [DEVICE]}
     began = time.perf_counter()
     async with weir.Service(model, params=params, workers=workers, max_batch_size=4, max_queue_size=10_000) as service:
         seconds = time.perf_counter() - began
-        words = [
-            "the",
-            "river",
-            "flows",
-            "over",
-            "the",
-            "weir",
-            "when",
-            "water",
-            "rises",
-            "and",
-            "falls",
-            "again",
-            "in",
-            "the",
-            "long",
-            "dry",
-            "summer",
-        ]
-        texts = [" ".join((words * 4)[number % 16 : number % 16 + number % 50 + 1]) for number in range(TEXTS)]
-        await asyncio.gather(*map(service.infer, texts))
+        await asyncio.gather(*map(service.infer, sample(TEXTS)))
         pool = service.executor
         assert isinstance(pool, ProcessPool)
-        total = sum(megabytes(pid, "Pss") for pid in pool.pids())
-        own = megabytes(pool.pids()[0], "Private_Dirty", "Private_Clean")
+        used = [psutil.Process(pid).memory_full_info() for pid in pool.pids()]
     how = "each by itself" if model is Alone else "forked" if workers > 1 else "one alone"
-    return f"| {workers} | {how} | {total:.0f} | {own:.0f} | {seconds:.1f} |"
+    pss, own = sum(each.pss for each in used) / 1e6, used[0].uss / 1e6
+    return f"| {workers} | {how} | {pss:.0f} | {own:.0f} | {seconds:.1f} |"
 
 
 def main() -> int:

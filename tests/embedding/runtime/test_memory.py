@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import weir
@@ -12,29 +13,7 @@ from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.model import TextEncoder
 from weir.workers.pool import ProcessPool
 
-WORDS = [
-    "the",
-    "a",
-    "river",
-    "weir",
-    "flows",
-    "over",
-    "stone",
-    "when",
-    "water",
-    "rises",
-    "and",
-    "falls",
-    "again",
-    "in",
-    "the",
-    "long",
-    "dry",
-    "summer",
-    "of",
-    "that",
-    "year",
-]
+WORDS = "the a river weir flows over stone when water rises and falls again in the long dry summer of that year"
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +26,15 @@ def model() -> Path:
 
 
 def texts(count: int) -> list[str]:
-    chance = random.Random(4)
-    return [" ".join(chance.choices(WORDS, k=chance.randint(1, 60))) for _ in range(count)]
+    chance, words = random.Random(4), WORDS.split()
+    return [" ".join(chance.choices(words, k=chance.randint(1, 60))) for _ in range(count)]
 
 
 def memory(service: "weir.Service") -> int:
     """Return the bytes that the service's workers and what they were forked from have together: each page counts once."""
     pool = service.executor
     assert isinstance(pool, ProcessPool)
-    return sum(pss(pid) for pid in pool.pids())
-
-
-def pss(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("Pss:")).split()[1])
+    return sum(psutil.Process(pid).memory_full_info().pss for pid in pool.pids())
 
 
 def served(model: Path, cache: Path, workers: int) -> "weir.Service":
