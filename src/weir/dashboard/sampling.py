@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
 
-_SETTINGS = ("max_batch_size", "max_queue_size")
+_SETTINGS = ("max_batch_size", "max_queue_size", "padded")
 _MOST_CLIENTS = 100  # that are shown
 
 TellClients = Callable[[], Sequence[Mapping[str, Any]]]  # a row for each, by column, the first of which names it

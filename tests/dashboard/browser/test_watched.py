@@ -141,6 +141,43 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
         assert not Page(browser, url).seen("#padding")
 
 
+def test_a_model_that_pads_is_one_of_sentences_before_it_is_asked(browser: "Chrome") -> None:
+    scene = Scene("texts", padded=True)
+    watch = told_by_hand(scene)
+    watch.look()
+    scene.now += 1
+    watch.take(0.0)
+    with shown(pages_of(watch).routes) as url:
+        page = Page(browser, url)
+        assert page.text("#rows-title") == "Sentences"
+        assert page.seen("#padding")
+        assert "nothing computed" in page.text("#padding")
+
+
+def test_clients_keep_their_places(browser: "Chrome") -> None:
+    scene = Scene("square")
+    told = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
+    scene.sampler = Sampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
+    with shown(pages_of(told_by_hand(scene)).routes) as url:
+        page = Page(browser, url)
+        assert [row[0] for row in page.rows("#clients")] == ["a", "b", "team-9", "team-10"]
+
+
+def test_the_controls_stay_where_they_are_whatever_is_said_of_the_server(browser: "Chrome") -> None:
+    with shown(pages_of(told_by_hand(Scene("square"))).routes) as url:
+        page = Page(browser, url)
+        page.click("#pause")
+        tops = (
+            "return [...document.querySelectorAll('.controls, main')].map((each) => each.getBoundingClientRect().top)"
+        )
+        for width in (1920, 1280, 1100):
+            page.resize(width)
+            page.run("document.querySelector('#verdict').textContent = 'Idle'")
+            before = page.run(tops)
+            page.run("document.querySelector('#verdict').textContent = 'Overloaded: requests are refused'")
+            assert page.run(tops) == before
+
+
 def test_a_server_that_counts_nothing_says_so(browser: "Chrome") -> None:
     scene = Scene("square")
     with shown(make_dashboard(scene.registry, None).routes) as url:

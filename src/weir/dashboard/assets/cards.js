@@ -96,7 +96,7 @@ function waste({ tokens, padding }) {
 function written(card, value) {
   if (card.time) return time(value);
   if (card.bytes) return bytes(value);
-  return [number(value), card.unit];
+  return [number(value), card.unit === "rows" && value === 1 ? "row" : card.unit];
 }
 
 /** All cards, in a grid. */

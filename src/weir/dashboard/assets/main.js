@@ -55,7 +55,7 @@ function show() {
   const counts = countsOf(known, chosen.model);
   const view = {
     bins, bounds, span: chosen.span, end: history.now, chosen: index, shown: index === null ? recent : bins[index],
-    most: most(known), padded: counts.tokens !== undefined,
+    most: most(known), padded: counts.tokens !== undefined || shownOf(known).some(([, { settings }]) => settings?.padded),
   };
   cards.show(view);
   shares.show(all, bounds);
@@ -87,9 +87,11 @@ function tell(history, known, bins, index) {
   say(byId("version"), told.server.version);
 }
 
+const shownOf = (known) => Object.entries(known).filter(([label]) => label && (!chosen.model || label === chosen.model));
+
 /** The limits of the model shown; of several there are none to compare with. */
 function most(known) {
-  const shown = Object.entries(known).filter(([label]) => label && (!chosen.model || label === chosen.model));
+  const shown = shownOf(known);
   return shown.length === 1 ? (shown[0][1].settings ?? {}) : {};
 }
 
