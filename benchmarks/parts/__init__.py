@@ -18,6 +18,7 @@ from benchmarks.parts import (
     slow_clients,
     solver,
     square,
+    text_growth,
     text_memory,
     theory,
     vectors,
@@ -44,6 +45,7 @@ MODULES = (
     vectors,
     agreement,
     text_memory,
+    text_growth,
     crowd,
 )
 PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}

@@ -4,12 +4,13 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any, cast
 
 import pytest
 
 from weir.bench.vector_tables import Plan, Table, Tables
-from weir.bench.vectors import Clients, Connect, Patience, measure, texts_of
+from weir.bench.vectors import Clients, Connect, Patience, measure, measure_steady, texts_of
 from weir.client import EmbeddingClient
 from weir.errors import InvalidRequest
 
@@ -19,11 +20,13 @@ ONCE = Patience(1, 10.0)
 class Counting:
     """A server that counts what it is asked, and its clients."""
 
-    def __init__(self, wrong: str = "") -> None:
+    def __init__(self, wrong: str = "", *, late: bool = False) -> None:
         self.requests: Counter[int] = Counter()  # by their number of texts
-        self.opened = 0
+        self.texts: set[str] = set()  # of requests that are made ahead
+        self.opened = self.most_ahead = 0
         self.flags: list[list[str]] = []
         self._wrong = wrong
+        self._late = late  # only what is made ahead is wrong
         self._lock = threading.Lock()
 
     def connect(self) -> EmbeddingClient:
@@ -38,10 +41,25 @@ class Counting:
         return None
 
     def encode(self, texts: list[str]) -> None:
-        if self._wrong:
+        if self._wrong and not self._late:
             raise InvalidRequest(self._wrong)
         with self._lock:
             self.requests[len(texts)] += 1
+
+    def encode_async(self, batches: Iterator[list[str]], *, ahead: int) -> Iterator[None]:
+        """Answer when so many have been asked for."""
+        if self._wrong:
+            raise InvalidRequest(self._wrong)
+        under_way = 0
+        for texts in batches:
+            self.encode(texts)
+            self.texts.update(texts)
+            under_way += 1
+            self.most_ahead = max(self.most_ahead, under_way)
+            if under_way == ahead:
+                under_way -= 1
+                yield
+        yield from repeat(None, under_way)
 
     @contextmanager
     def serve(self, flags: Sequence[str]) -> Iterator[Connect]:
@@ -65,6 +83,32 @@ def test_a_client_without_time_asks_once_all_the_same() -> None:
 def test_an_error_of_a_call_is_that_of_the_measurement() -> None:
     with pytest.raises(InvalidRequest, match="no"):
         measure(Counting("no").connect, Clients(4, 1, 1), ONCE)
+
+
+def test_steady_clients_keep_so_many_requests_under_way_until_all_have_been_counted() -> None:
+    server = Counting()
+    rates = measure_steady(server.connect, Clients(3, 2, 5, ahead=4), 0.0)
+    assert len(rates) == 3 and all(rate > 0 for rate in rates)
+    assert server.most_ahead == 4 and server.requests[2] >= 3 * (4 + 1)
+
+
+def test_steady_clients_ask_for_the_same_texts_whether_in_small_requests_or_in_large_ones() -> None:
+    small, large = Counting(), Counting()
+    measure_steady(small.connect, Clients(4, 1, 3, ahead=8), 0.0)
+    measure_steady(large.connect, Clients(2, 16, 3), 0.0)
+    assert small.texts == large.texts and len(large.texts) == 32
+
+
+def test_an_error_of_one_steady_client_ends_the_others() -> None:
+    server = Counting()
+
+    def connect() -> EmbeddingClient:
+        if server.opened:
+            return Counting("no", late=True).connect()
+        return server.connect()
+
+    with pytest.raises(InvalidRequest, match="no"):
+        measure_steady(connect, Clients(2, 1, 1, ahead=2), 3600.0)
 
 
 def test_texts_have_the_words_that_were_asked_for_and_are_always_the_same() -> None:
@@ -94,8 +138,15 @@ def test_small_requests_are_compared_with_large_ones() -> None:
     server, told = Counting(), list[str]()
     plan = Plan([], [], [], [], [], batch=4, patience=Patience(1, 0.0))
     (table,) = Tables(plan, server.serve, told.append).measure()
-    assert [row[:2] for row in table.rows] == [["32", "1"], ["1", "16"]]
+    assert [row[:4] for row in table.rows] == [(8, 32, 1, 256), (2, 1, 128, 256)]
     assert "of the throughput of large ones (wished: 0.9 or more)" in table.remark and len(told) == plan.steps
+
+
+def test_it_is_said_what_one_text_at_a_time_gets() -> None:
+    (table,) = Tables(
+        Plan([], [1, 8], [], [], [], patience=ONCE, small_and_large=False), Counting().serve, list[str]().append
+    ).measure()
+    assert "By 1 at a time it gets " in table.remark
 
 
 def test_an_empty_plan_starts_nothing() -> None:
@@ -109,5 +160,7 @@ def _nobody(said: Any) -> None:
 
 
 def test_a_table_is_markdown() -> None:
-    table = Table("Clients", ["clients", "texts/s"], [["1", "75"]], "Alone.")
-    assert table.markdown() == "### Clients\n\n| clients | texts/s |\n| ---: | ---: |\n| 1 | 75 |\n\nAlone.\n"
+    table = Table("Clients", ["clients", "texts/s"], [(1, 75.0), (1024, 1234.5)], "Alone.")
+    assert table.markdown() == (
+        "### Clients\n\n| clients | texts/s |\n| ---: | ---: |\n| 1 | 75.0 |\n| 1,024 | 1,234 |\n\nAlone.\n"
+    )

@@ -5,10 +5,11 @@ from contextlib import AbstractContextManager
 from statistics import median
 from typing import NamedTuple
 
-from weir.bench.vectors import WORDS, Clients, Connect, Patience, measure
+from weir.bench.vectors import WORDS, Clients, Connect, Patience, measure, measure_steady
 
-SMALL_CLIENTS = 32  # of one text a request each, against
-LARGE_BATCH = 1024  # texts in a request of one client
+UNDER_WAY = 256  # texts, in small requests or in large ones
+CALLERS = 8  # clients of small requests, of one text each
+LARGE_CLIENTS = 2  # so that one's texts are computed while the other's answer is on its way
 ROUNDS = 3
 WISHED = 0.9
 
@@ -17,16 +18,16 @@ Serve = Callable[[Sequence[str]], AbstractContextManager[Connect]]
 
 
 class Table(NamedTuple):
-    """A measured table. `remark` stands below it."""
+    """A measured table: whole numbers, and rates, which are no whole numbers. `remark` stands below it."""
 
     title: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[float]]
     remark: str = ""
 
     def markdown(self) -> str:
         """Return it as Markdown."""
-        lines = [self.columns, ["---:"] * len(self.columns), *self.rows]
+        lines = [self.columns, ["---:"] * len(self.columns), *(map(_shown, row) for row in self.rows)]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         return f"### {self.title}\n\n{table}\n" + (f"\n{self.remark}\n" if self.remark else "")
 
@@ -80,13 +81,17 @@ class Tables:
         plan = self._plan
         if plan.batches:
             rates = {batch: sum(self._rates(connect, Clients(1, batch, plan.length))) for batch in plan.batches}
-            rows = [[f"{batch:,}", _shown(rate)] for batch, rate in rates.items()]
-            yield Table("Texts in a request of one client", ["texts", "texts/s"], rows)
+            least = min(rates)
+            said = (
+                "The client waits for each answer before it asks again, so that nothing else is under way. "
+                f"By {least} at a time it gets {rates[least] / max(rates.values()):.2f} of what it gets at best."
+            )
+            yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), said)
         if plan.clients:
             yield Table("Clients", ["clients", "texts/s each", "texts/s in all"], [
-                [f"{count}", _shown(sum(rates) / count), _shown(sum(rates))]
+                (count, sum(rates) / count, sum(rates))
                 for count in plan.clients for rates in [self._rates(connect, Clients(count, plan.batch, plan.length))]
-            ])  # fmt: skip
+            ], f"{plan.batch} texts a request; each client waits for its answer.")  # fmt: skip
         if plan.small_and_large:
             yield self._small_and_large(connect)
 
@@ -101,36 +106,43 @@ class Tables:
                 told += [flag, str(value)]
             with self._serve(told) as connect:
                 rates = self._rates(connect, Clients(1, plan.batch, length), f"{flag} {value}: ")
-            rows.append([str(value), _shown(sum(rates))])
+            rows.append((value, sum(rates)))
         return Table(title, [column, "texts/s"], rows, f"One client, {plan.batch} texts a request.")
 
     def _small_and_large(self, connect: Connect) -> Table:
+        """The same texts, as many of them under way: one a request, or in two large requests."""
         plan = self._plan
         kinds = {
-            "small": Clients(SMALL_CLIENTS, 1, plan.length),
-            "large": Clients(1, min(LARGE_BATCH, 4 * plan.batch), plan.length),
+            "small": Clients(CALLERS, 1, plan.length, UNDER_WAY // CALLERS),
+            "large": Clients(LARGE_CLIENTS, UNDER_WAY // LARGE_CLIENTS, plan.length),
         }
-        # As long as the large ones take, whatever that is.
-        patience = Patience(1_000_000, plan.patience.seconds)
         rates: dict[str, list[float]] = {kind: [] for kind in kinds}
         for turn in range(ROUNDS):
             for kind in sorted(kinds, reverse=bool(turn % 2)):
-                rates[kind].append(sum(self._rates(connect, kinds[kind], f"{kind} requests: ", patience)))
+                rates[kind].append(self._steady(connect, kinds[kind], f"{kind} requests: "))
         share = median(small / large for small, large in zip(rates["small"], rates["large"], strict=True))
         said = f"Small requests reach {share:.2f} of the throughput of large ones (wished: {WISHED} or more)."
         rows = [
-            [f"{clients.number}", f"{clients.batch}", _shown(median(rates[kind]))] for kind, clients in kinds.items()
+            (clients.number, clients.ahead, clients.batch, clients.under_way, median(rates[kind]))
+            for kind, clients in kinds.items()
         ]
-        return Table("Small requests and large ones", ["clients", "texts in a request", "texts/s"], rows, said)
+        columns = ["clients", "requests each has under way", "texts in a request", "texts under way", "texts/s"]
+        return Table("Small requests and large ones", columns, rows, said)
 
-    def _rates(
-        self, connect: Connect, clients: Clients, what: str = "", patience: Patience | None = None
-    ) -> list[float]:
-        rates = measure(connect, clients, patience or self._plan.patience, self._plan.vocabulary)
-        who = f"{clients.number} client{'s' * (clients.number > 1)}, {clients.batch:,} text{'s' * (clients.batch > 1)} a request"
-        self._progress(f"{what}{who}: {_shown(sum(rates))} texts/s")
+    def _steady(self, connect: Connect, clients: Clients, what: str) -> float:
+        rate = sum(measure_steady(connect, clients, self._plan.patience.seconds, self._plan.vocabulary))
+        self._progress(f"{what}{_who(clients)}, {clients.under_way} texts under way: {_shown(rate)} texts/s")
+        return rate
+
+    def _rates(self, connect: Connect, clients: Clients, what: str = "") -> list[float]:
+        rates = measure(connect, clients, self._plan.patience, self._plan.vocabulary)
+        self._progress(f"{what}{_who(clients)}: {_shown(sum(rates))} texts/s")
         return rates
 
 
-def _shown(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 100 else f"{rate:.1f}"
+def _who(clients: Clients) -> str:
+    return f"{clients.number} client{'s' * (clients.number > 1)}, {clients.batch:,} text{'s' * (clients.batch > 1)} a request"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if isinstance(value, int) or value >= 100 else f"{value:.1f}"

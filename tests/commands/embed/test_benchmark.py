@@ -1,5 +1,6 @@
 """`weir embed benchmark`."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,8 +39,30 @@ def test_a_server_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> No
 def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "small")
     only = ("--test-max-seq-len", "12", "--test-client-batch-size", "1,4", "--test_num_client", "2", "--batch-size", "")
-    flags = ("--quick", "--layer", "", "--no-small-and-large", "--text-length", "12")
-    done = weir_here("embed", "benchmark", model, *only, *flags, "--", "--no-calibrate", "--cache", tmp_path / "cache")
+    flags = (
+        "--quick",
+        "--layer",
+        "",
+        "--no-small-and-large",
+        "--text-length",
+        "12",
+        "--json",
+        tmp_path / "tables.json",
+    )
+    files = ("--markdown", tmp_path / "tables.md", "--figure", tmp_path / "tables.png")
+    done = weir_here(
+        "embed", "benchmark", model, *only, *flags, *files, "--", "--no-calibrate", "--cache", tmp_path / "cache"
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("###") == 3 and "| 4 |" in done.stdout
     assert "1 client, 4 texts a request: " in done.stderr
+    assert (tmp_path / "tables.md").read_text().startswith(done.stdout[:100])
+    tables = json.loads((tmp_path / "tables.json").read_text())["tables"]
+    assert [table["rows"][0][0] for table in tables] == [12, 1, 2]
+    assert (tmp_path / "tables.png").stat().st_size and (tmp_path / "tables.svg").stat().st_size
+    assert "over ZeroMQ" in done.stderr
+
+
+def test_results_that_could_not_be_written_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    done = weir_here("embed", "benchmark", tmp_path, "--json", tmp_path / "nowhere" / "tables.json")
+    assert done.returncode == 2 and "nowhere" in done.stderr and "cannot be written" in done.stderr

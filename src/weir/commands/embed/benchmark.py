@@ -1,19 +1,22 @@
 """`weir embed benchmark`: the tables that bert-as-service is known by, of this machine and this model."""
 
-from contextlib import AbstractContextManager
+import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weir.commands.files import STDOUT, check_results, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from weir.bench.textserver import Running
+    from weir.bench.vector_tables import Plan, Table
+    from weir.bench.vectors import Connect
 
-_MEASURED, _HOW = "What is measured", "How"
+_MEASURED, _HOW, _RESULT = "What is measured", "How", "Result"
 _LISTED = "Comma-separated; '' leaves the table out."
 
 
@@ -61,16 +64,23 @@ def benchmark(
     client_vocab_file: Annotated[
         Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW)
     ] = None,
-    zmq: Annotated[bool, _option("Clients ask over ZeroMQ instead of HTTP.", _HOW)] = False,
-    quick: Annotated[bool, _option("One request for each number, of fewer texts: to see that it works.", _HOW, "--quick")] = False,
+    zmq: Annotated[bool, _option("Over which door clients ask.", _HOW, "--zmq/--http")] = True,
+    quick: Annotated[
+        bool, _option("One request for each number, of fewer texts where that is not what changes: minutes instead of a quarter of an hour.", _HOW, "--quick")
+    ] = False,
+    json: Annotated[Path | None, _option("File that gets the tables as JSON; - prints that instead.", _RESULT)] = None,
+    markdown: Annotated[Path | None, _option("File that gets the tables as Markdown.", _RESULT)] = None,
+    figure: Annotated[Path | None, _option("File that gets a picture of the tables, as .png and .svg.", _RESULT)] = None,
 ) -> int:  # fmt: skip
     """Measure a model as bert-serving-benchmark does: servers are started in turn, and tables written as Markdown.
 
-    Progress goes to stderr, the tables to stdout. Flags of weir embed serve stand behind two dashes.
+    Progress goes to stderr, the tables to stdout. Flags of weir embed serve stand behind two dashes. In all tables but
+    the last, clients wait for an answer before they ask again. The last compares small requests with large ones: the same texts, as many under way.
     """
-    from weir.bench.vector_tables import Plan, Tables
+    from weir.bench.vector_tables import Plan
     from weir.bench.vectors import WORDS, Patience
 
+    check_results(json, markdown, figure=figure)
     directory, flags = _split(said or [])
     plan = Plan(
         _numbers("--length", lengths), _numbers("--client-batch", batches), _numbers("--clients", clients),
@@ -80,21 +90,26 @@ def benchmark(
         WORDS if client_vocab_file is None else _words(client_vocab_file),
     )  # fmt: skip
     if quick:
-        plan = plan._replace(batches=[each for each in plan.batches if each <= 64], batch=32, patience=Patience(1, 1.0))
-    return _run(Tables, plan, [*([directory] if directory else []), *flags], zmq, wait_till_ready)
+        plan = plan._replace(batch=32, patience=Patience(1, 2.0))
+    tables = _run(plan, [*([directory] if directory else []), *flags], zmq, wait_till_ready, shown=json != STDOUT)
+    _write(tables, json, markdown, figure)
+    return 0
 
 
-def _run(tables: Any, plan: Any, flags: list[str], zmq: bool, timeout: float) -> int:
+def _run(plan: "Plan", flags: list[str], zmq: bool, timeout: float, *, shown: bool) -> "list[Table]":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from weir.bench.textserver import text_server
+    from weir.bench.vector_tables import Tables
 
-    console = Console(stderr=True)
+    console, tables, began = Console(stderr=True), [], time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
-    def serve(more: "Sequence[str]") -> "AbstractContextManager[Running]":
-        return text_server([*flags, *more], zmq=zmq, timeout=timeout)
+    @contextmanager
+    def serve(more: "Sequence[str]") -> "Iterator[Connect]":
+        with text_server([*flags, *more], zmq=zmq, timeout=timeout) as running:
+            yield running.__call__
 
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("measuring", total=plan.steps)
@@ -103,9 +118,28 @@ def _run(tables: Any, plan: Any, flags: list[str], zmq: bool, timeout: float) ->
             progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
             progress.advance(task)
 
-        for table in tables(plan, serve, step).measure():
-            typer.echo(table.markdown())
-    return 0
+        for table in Tables(plan, serve, step).measure():
+            tables.append(table)
+            if shown:
+                typer.echo(table.markdown())
+    minutes, seconds = divmod(round(time.monotonic() - began), 60)
+    console.print(f"measured in {minutes} min {seconds} s, over {'ZeroMQ' if zmq else 'HTTP'}", highlight=False)
+    return tables
+
+
+def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
+    from weir.bench.vector_results import as_json, as_markdown, draw
+    from weir.profiling.machine import describe_machine
+
+    machine = describe_machine()
+    if json == STDOUT:
+        typer.echo(as_json(tables, machine), nl=False)
+    elif json is not None:
+        write_atomically(json, as_json(tables, machine))
+    if markdown is not None:
+        write_atomically(markdown, as_markdown(tables, machine))
+    if figure is not None:
+        draw(tables, figure)
 
 
 def _split(said: list[str]) -> tuple[str | None, list[str]]:
