@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.paragraphs import paragraphs
@@ -10,6 +11,7 @@ from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.checkpoint.reading import read_checkpoint
 
 TEXTS = 512  # asked for by turns: every server has them in the same order, again and again
+STRATA = 8
 MODEL = "all-minilm-l6-v2"
 
 
@@ -22,8 +24,15 @@ def model_directory() -> Path:
 
 
 def sample(count: int = TEXTS) -> list[str]:
-    """Return so many of the paragraphs of the standard library's docstrings, always the same, in an order by chance."""
-    return random.Random(0).sample(paragraphs(), count)
+    """Return so many of the paragraphs of the standard library's docstrings, always the same, in an order by chance, but such that every
+    STRATA in a row are of as many kinds of length: who gets on less far has not had shorter ones."""
+    chance = random.Random(0)
+    found = sorted(chance.sample(paragraphs(), count), key=len)
+    kinds = [found[count * place // STRATA : count * (place + 1) // STRATA] for place in range(STRATA)]
+    for kind in kinds:
+        chance.shuffle(kind)
+    rows = [[text for text in row if text is not None] for row in zip_longest(*kinds)]
+    return [text for row in rows for text in chance.sample(row, len(row))]
 
 
 def write_bodies(texts: Sequence[str], file: Path) -> Path:

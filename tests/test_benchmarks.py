@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import gpu, report
+from benchmarks import gpu, report, text_load
 from benchmarks.paragraphs import paragraphs
 from benchmarks.parts import PARTS
 from benchmarks.parts.padding import simulate
 from benchmarks.parts.square import PART
 from benchmarks.result import Result, ratio, rotated, short, spread
+from benchmarks.runs import text_mix
 from benchmarks.runs.open_loop import OpenLoop
 from benchmarks.similarity import COLUMNS, compare
 
@@ -91,6 +92,21 @@ def test_a_part_says_how_many_steps_it_has(name: str) -> None:
     part = PARTS[name]
     assert part.name == name
     assert part.steps(3) >= part.steps(1) > 0
+
+
+def test_the_requests_that_memory_is_measured_by_are_all_different_and_as_many_as_was_said() -> None:
+    numbers = [number for _, some in text_mix.shared(5_000, 5_000) for number in some]
+    assert sorted(numbers) == list(range(5_000, 10_000)) and len({text_mix.text(number) for number in numbers}) == 5_000
+    assert sum(share for share, _ in text_mix.SHARES.values()) == 100
+
+
+def test_texts_are_of_every_length_wherever_a_load_stops() -> None:
+    texts = text_load.sample(64)
+    shortest = set(sorted(texts, key=len)[:8])
+    assert (
+        len(set(texts)) == 64
+        and [len(shortest & set(texts[place : place + 8])) for place in range(0, 64, 8)] == [1] * 8
+    )
 
 
 def test_ratios_are_those_of_rounds_that_ran_side_by_side() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks.children import ask_own
 from benchmarks.load import load
 from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.runs.offline_vectors import TOGETHER
 from benchmarks.servers import Server
 from benchmarks.text_load import described, sample, write_bodies
 from benchmarks.text_servers import (
@@ -182,7 +183,9 @@ def _notes(result: Result, seen: Seen, texts: list[str]) -> None:
         f"all-MiniLM-L6-v2 in fp32 unless said otherwise. {described(texts)}; one text a request, asked for by turns in one order, "
         f"by wrk with one thread on the same {CORES} cores. Every server computes with {CORES} threads. CPU is a sentence's, of the process that "
         "listens and of those below it.",
-        f"Without a server, texts to vectors, {64} read at once and run by length, sentences/s: {ways}.",
+        f"Without a server the same texts, all of them, become arrays of vectors in processes that do nothing else, with {CORES} threads in all: tokens of "
+        f"{TOGETHER['cpu']} at once, then runs of texts of like length. Reading requests and writing answers is not in it. The best of these ways counts, "
+        f"sentences/s: {ways}.",
         f"MiB (PSS) after the load: {memory}.",
     ]
 

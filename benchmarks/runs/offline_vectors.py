@@ -1,6 +1,6 @@
 """`offline_vectors PRECISION PROCESSES THREADS SECONDS [DEVICE RUNTIME DIRECTORY]`: texts to vectors without a server, by the runtime that serves them.
 
-Each process encodes all texts again and again: tokens, then runs of texts of like length, of up to so many tokens each.
+Each process encodes all texts, once and then until SECONDS are over: tokens, then runs of texts of like length, of up to so many tokens each.
 Prints texts per second of all processes together for each size of a run, as JSON.
 """
 
@@ -57,12 +57,12 @@ def _encode(line: Connection, params: dict[str, Any], together: int) -> None:
     line.send("ready")
     while (asked := line.recv()) is not None:
         model.run_tokens, seconds = asked
-        done, place, began = 0, 0, time.perf_counter()
-        while time.perf_counter() - began < seconds:
-            _run(model, texts[place : place + together])
-            done += len(texts[place : place + together])
-            place = (place + together) % len(texts)
-        line.send(done / (time.perf_counter() - began))
+        passes, began = 0, time.perf_counter()
+        while not passes or time.perf_counter() - began < seconds:
+            for place in range(0, len(texts), together):
+                _run(model, texts[place : place + together])
+            passes += 1
+        line.send(passes * len(texts) / (time.perf_counter() - began))
 
 
 def _model(params: dict[str, Any]) -> TextEncoder:
