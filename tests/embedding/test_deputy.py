@@ -169,6 +169,16 @@ def test_tritons_clients(server: EmbeddingServer, vectors: Any) -> None:
     )
 
 
+def test_many_token_ids_are_read_beside_the_loop(server: EmbeddingServer) -> None:
+    ids = np.full((40, 200), -1, np.int32)
+    ids[:, :3] = [2, 6, 3]
+    ids[7, 3] = 3
+    with HttpClient(server.url) as client:
+        output = client.infer("small", {"input": ids})["output"]
+    assert not np.array_equal(output[7], output[0])
+    np.testing.assert_allclose(np.delete(output, 7, axis=0), np.repeat(output[:1], 39, axis=0), atol=1e-6)
+
+
 def test_raw_and_generated(server: EmbeddingServer, vectors: Any) -> None:
     with httpx.Client(base_url=server.url) as http:
         raw = http.post("/v2/models/small/infer", content=b"it", headers={"Inference-Header-Content-Length": "0"})

@@ -1,6 +1,8 @@
 """Answers for a model of texts at the native doors and those of the Open Inference Protocol, as the doors of texts do: texts are read in the
 threads that read, wait by length, and have their caller's share of the line."""
 
+import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope
@@ -8,7 +10,7 @@ from starlette.types import Receive, Scope
 from weir.embedding.calling import Site
 from weir.embedding.gathering import renamed
 from weir.embedding.native import NativeTexts
-from weir.embedding.tensors import INPUTS, arrays_of, outputs, read_request
+from weir.embedding.tensors import INPUTS, Asked, arrays_of, outputs, read_request
 from weir.embedding.texts import Encoded, Encodes
 from weir.errors import DeadlineExceeded, WeirError
 from weir.protocols.answers import Answer
@@ -20,6 +22,8 @@ from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
+
+_MANY = 5_000  # elements whose reading would keep the event loop for more than about a millisecond
 
 
 class TextDeputy:
@@ -48,6 +52,12 @@ class TextDeputy:
         parameters: Parameters = {"truncated": cut} if cut else {}
         return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
 
+    async def _read(self, request: InferenceRequest) -> Asked:
+        """Return what `request` asks for; of one with many texts, words or ids it is found out in a thread."""
+        work = partial(read_request, request, self._site, self._encoder.dimensions)
+        many = sum(value.array.size for value in request.inputs) > _MANY
+        return await asyncio.to_thread(work) if many else work()
+
     async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
         """Answer a request of the native door, its body decompressed, errors too; None if the client leaves."""
         return await self._native.answer(ask, body, scope, receive, trace)
@@ -58,7 +68,7 @@ class TextDeputy:
         try:
             check_outputs(service, request)
             schedule = schedule_of(request.parameters)
-            asked = read_request(request, self._site, self._encoder.dimensions)
+            asked = await self._read(request)
         except WeirError as error:
             raise told(service, door, error) from None
         within = min((each for each in (within, schedule.timeout) if each is not None), default=None)
