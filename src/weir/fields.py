@@ -14,6 +14,7 @@ Rule = tuple[Callable[[Any], bool], str]
 
 POSITIVE: Rule = (lambda value: value > 0, "must be greater than 0")
 AT_LEAST_ZERO: Rule = (lambda value: value >= 0, "must be 0 or more")
+SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 AT_LEAST_ONE: Rule = (lambda value: value >= 1, "must be 1 or more")
 
 

@@ -124,6 +124,7 @@ class Model:
     max_batch_cost: ClassVar[float | None] = None
     padded: ClassVar[bool | None] = None  # costs are lengths: a batch costs its rows times its longest
     max_padding: ClassVar[float | None] = None
+    padding_cost: ClassVar[float | None] = None
     max_queue_delay: ClassVar[float | None] = None
     max_queue_size: ClassVar[int | None] = None
     policy: ClassVar[Any] = None

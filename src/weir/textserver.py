@@ -43,6 +43,7 @@ FOUND = {
     "max_batch_size": _MEASURED,
     "max_batch_cost": _MEASURED,
     "max_padding": _MEASURED,
+    "padding_cost": _MEASURED,
     "padded": "true",
 }
 

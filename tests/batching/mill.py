@@ -201,8 +201,9 @@ class Mill:
         entries = entries_of(dispatch)
         longest = max(length_of(request) for request, _, _ in entries)
         tokens = sum(self._share(entry) * entry[0].cost for entry in entries)
-        assert dispatch.cost == pytest.approx(dispatch.rows * longest)
-        assert dispatch.padding == pytest.approx(dispatch.cost - tokens, abs=1e-9)
+        padding = self.settings.padding_cost * (dispatch.rows * longest - tokens)
+        assert dispatch.padding == pytest.approx(padding, abs=1e-9)
+        assert dispatch.cost == pytest.approx(tokens + padding)
         if dispatch.reason is not Reason.RETRY and self.settings.max_padding is not None:
             assert dispatch.padding <= self.settings.max_padding + 1e-9
 

@@ -32,7 +32,7 @@ def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None 
     """Compose a batch."""
     before = group.waiting
     seconds = rest.get("seconds", 0.0)
-    load = ByLength(padding, lambda _: seconds)(
+    load = ByLength(padding, lambda _: seconds, rest.get("share", 1.0))(
         group, rows, cost, rest.get("must_last", 0.0), int(rest.get("overtakes", 4))
     )
     assert before - group.waiting == load.departed
@@ -60,6 +60,17 @@ def test_the_budget_counts_padding() -> None:
     assert (load.rows, load.cost, load.padding) == (5, 50.0, 8.0)
     load = take(filled(of(10.0), of(26.0), of(9.0)), cost=50.0)
     assert lengths(load) == [10.0, 9.0]  # with the third it would cost 78
+
+
+def test_padding_may_cost_less_than_tokens() -> None:
+    requests = [of(10.0), *(of(8.0) for _ in range(9))]
+    load = take(filled(*requests), cost=50.0, share=0.25)
+    assert (load.rows, load.cost, load.padding) == (5, 44.0, 2.0)  # with a sixth it would cost 52.5
+    requests = [of(10.0), *(of(8.0) for _ in range(9))]
+    assert take(filled(*requests), cost=53.0, share=0.25).rows == 6
+    assert lengths(take(filled(of(10.0), of(26.0), of(9.0)), cost=54.0, padding=8.5, share=0.25)) == [10.0, 9.0, 26.0]
+    free = take(filled(of(10.0), of(26.0), of(9.0)), padding=0.0, share=0.0)
+    assert (free.rows, free.cost, free.padding) == (3, 45.0, 0.0)
 
 
 def test_the_longer_ones_are_tried_when_the_shorter_ones_do_not_fit() -> None:

@@ -54,6 +54,7 @@ class Batching(RuleBasedStateMachine):
         max_overtakes=some.integers(0, 3),
         padded=some.sampled_from([False, False, True]),
         max_padding=some.sampled_from([None, 0.0, 2.0]),
+        padding_cost=some.sampled_from([1.0, 1.0, 0.25, 0.0]),
     )
     def begin(self, policy: Policy, workers: int, places: int, **limits: Any) -> None:
         """Start with any settings."""

@@ -5,7 +5,7 @@ from math import ceil, log2
 import pytest
 from tests.batching.mill import Asked, Mill, crashed, listed, many
 
-from weir.batching.collate import entries_of
+from weir.batching.collate import Entry, entries_of
 from weir.batching.retry import Suspects, load_of
 from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
 from weir.messages import EventKind, Events, Kind, Reason
@@ -181,3 +181,7 @@ def test_neighbouring_entries_become_one_slice() -> None:
     assert load.slices == [(1, 3), (5, 6), (0, 1)]
     assert (load.rows, load.plain) == (6, False)
     assert load.cost == pytest.approx(6.0 + 1 / 3)
+    longer = Asked(1, cost=10.0)
+    entries: list[Entry] = [(items, 1, 2), (longer, 0, 1)]
+    assert [load_of(entries, share).cost for share in (None, 0.0, 0.25, 1.0)] == [12.0, 12.0, 14.0, 20.0]
+    assert load_of(entries, 0.25).padding == 2.0

@@ -47,4 +47,19 @@ def test_one_size_and_times_that_make_no_sense() -> None:
 
 def test_settings() -> None:
     settings = choose(timings(0.0, 1e-3)).settings()
-    assert settings == {"padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 1.0}
+    assert settings == {
+        "padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 1.0, "padding_cost": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("share", "found"), [(0.0, 0.0), (0.2, 0.2), (1.0, 1.0), (1.5, 1.0), (-0.1, 0.0)])
+def test_what_padding_costs_is_measured_beside_it(share: float, found: float) -> None:
+    even = timings(4e-3, 1e-4)
+    mixed = [
+        Timed(32, 16, 4e-3 + 1e-4 * (176 + 336 * share), 336),
+        Timed(8, 64, 4e-3 + 1e-4 * (176 + 336 * share), 336),
+    ]
+    budget = choose(even + mixed)
+    assert budget.padding_cost == pytest.approx(found, abs=1e-3)
+    assert budget.max_batch_cost == choose(even).max_batch_cost
+    assert budget.max_padding == choose(even).max_padding

@@ -22,6 +22,12 @@ def test_no_run_has_more_tokens_than_it_may_but_for_a_text_alone() -> None:
     assert waste < 0.02
 
 
+def test_padding_may_count_less_than_tokens() -> None:
+    assert list(runs([2, 10, 4], 12)) == [[0, 2], [1]]
+    assert list(runs([2, 10, 4], 20, 0.25)) == [[0, 2, 1]]  # 16 tokens, and 14 of padding: 19.5
+    assert list(runs([2, 10, 4], 19, 0.25)) == [[0, 2], [1]]
+
+
 def test_nothing_makes_no_run() -> None:
     assert list(runs([], 128)) == []
 

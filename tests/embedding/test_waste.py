@@ -39,6 +39,13 @@ def test_workers_may_cut_it_into_runs_or_fill_it_up_further() -> None:
     assert waste.padding["m"] == 3 + 16
 
 
+def test_padding_may_take_less_time_than_tokens() -> None:
+    waste = Waste()
+    waste.models["m"] = Computing(padding_cost=0.25)
+    waste.computed("m", cut(10, 4, 8), TIMING, 0.0)
+    assert (waste.tokens["m"], waste.padding["m"]) == (22, 2.0)
+
+
 def test_what_metrics_show() -> None:
     async def main() -> None:
         waste = Waste()

@@ -56,7 +56,8 @@ class Batcher:
         self.draining = False
         self.policy_error: Exception | None = None
         self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane)
-        self._compose = ByLength(settings.max_padding, self.service.expected) if settings.padded else compose
+        by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
+        self._compose = by_length if settings.padded else compose
         self._places = Places()
         self._outlook = Outlook(settings, self.service, self._line, self._places)
         self._running = Running()
@@ -254,7 +255,7 @@ class Batcher:
         part = self._suspects.pop() if worker is not None else None
         if part is None:
             return None
-        load = load_of(part.entries, padded=self.settings.padded)
+        load = load_of(part.entries, self.settings.padding_cost if self.settings.padded else None)
         oldest = min(request.arrival for request in load.requests)
         earliest = min(request.deadline for request in load.requests)
         dispatch = self._start(load, RETRY, self.waiting_rows, now - oldest, None, wakeup, now, earliest, part.attempt)

@@ -1,6 +1,7 @@
 """Take the next batch for a model that pads all in it to the longest: whose turn it is, and those nearest to it in length.
 
-A batch costs its rows times its longest, and may cost `max_cost`; one that is longer alone goes alone. The one whose turn it is leads: it is
+A batch costs its tokens and its padding, which is by how much its rows times its longest is more and counts in full, or by the share
+`padding_cost`; it may cost `max_cost`, and one that costs more alone goes alone. The one whose turn it is leads: it is
 always in it. That is who would miss the deadline if it were not in this batch, but no more than `max_overtakes` times in a row before
 the same older request; else it goes by priority, size class and arrival, as in compose.py. So everybody's turn comes. The others are
 added in the order in which they cost the least padding, from the shorter ones and the longer ones around,
@@ -27,13 +28,16 @@ BESIDE_SMALL = 4
 
 
 class PaddedLoad(Load):
-    """A load whose cost is its rows times `longest`; `tokens` is what it would be without padding."""
+    """A load whose cost is its rows times `longest`, where what is beyond its `tokens` counts `padding_cost` times."""
 
-    __slots__ = ("longest", "max_padding", "tokens")
+    __slots__ = ("longest", "max_padding", "padding_cost", "tokens")
 
-    def __init__(self, max_rows: int, max_cost: float, must_last: float, max_padding: float) -> None:
+    def __init__(
+        self, max_rows: int, max_cost: float, must_last: float, max_padding: float, padding_cost: float
+    ) -> None:
         super().__init__(max_rows, max_cost, must_last)
         self.max_padding = max_padding
+        self.padding_cost = padding_cost
         self.longest = 0.0
         self.tokens = 0.0
 
@@ -54,29 +58,34 @@ class PaddedLoad(Load):
         self.departed += rows
         self.tokens += rows * length
         self.longest = max(self.longest, length)
-        self.cost = self.rows * self.longest
-        self.padding = self.cost - self.tokens
+        self.padding = self.padding_cost * (self.rows * self.longest - self.tokens)
+        self.cost = self.tokens + self.padding
         if start + count < total:
             self.divided.append(request)
         return start + count == total
 
     def _fits(self, rows: int, length: float, more: int) -> bool:
-        cost = rows * max(self.longest, length)
-        return cost <= self.max_cost and cost - self.tokens - more * length <= self.max_padding
+        tokens = self.tokens + more * length
+        padding = self.padding_cost * (rows * max(self.longest, length) - tokens)
+        return tokens + padding <= self.max_cost and padding <= self.max_padding
 
 
 class ByLength:
-    """Composes batches as `compose` does, by length, with at most `max_padding` units of cost of padding in each (None: any).
+    """Composes batches as `compose` does, by length, with at most `max_padding` units of cost of padding in each (None: any). Padding costs
+    `padding_cost` times what as many tokens do.
 
     `expected` says how many seconds a batch of so many rows takes: so much later the next one is cut."""
 
-    def __init__(self, max_padding: float | None, expected: Callable[[float], float]) -> None:
+    def __init__(
+        self, max_padding: float | None, expected: Callable[[float], float], padding_cost: float = 1.0
+    ) -> None:
         self._max_padding = inf if max_padding is None else max_padding
         self._expected = expected
+        self._padding_cost = padding_cost
 
     def __call__(self, group: Group, max_rows: int, max_cost: float, must_last: float, max_overtakes: int) -> Load:
         """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
-        load = PaddedLoad(max_rows, max_cost, must_last, self._max_padding)
+        load = PaddedLoad(max_rows, max_cost, must_last, self._max_padding, self._padding_cost)
         tight = group.tight(must_last + self._expected(max_rows))
         for level in group.levels:
             _take_level(load, level, max_overtakes, tight)

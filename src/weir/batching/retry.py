@@ -89,9 +89,9 @@ class Suspects:
         self._last_tries.clear()
 
 
-def load_of(entries: list[Entry], *, padded: bool = False) -> Load:
-    """Return a load that consists of `entries`; neighbouring ones of one request become one slice. If they are `padded`, it
-    costs its rows times its longest."""
+def load_of(entries: list[Entry], padding_cost: float | None = None) -> Load:
+    """Return a load that consists of `entries`; neighbouring ones of one request become one slice. If they are padded, and
+    padding costs `padding_cost`, it costs what a PaddedLoad does."""
     load = Load(0, inf, 0.0)
     load.slices = []
     rows = 0.0
@@ -107,9 +107,9 @@ def load_of(entries: list[Entry], *, padded: bool = False) -> Load:
             load.requests.append(request)
             load.slices.append((start, stop))
     load.rows = ceil(rows - 1e-9)
-    if padded:
-        tokens, load.cost = load.cost, load.rows * max(map(length_of, load.requests))
-        load.padding = load.cost - tokens
+    if padding_cost is not None:
+        load.padding = padding_cost * (load.rows * max(map(length_of, load.requests)) - load.cost)
+        load.cost += load.padding
     if load.plain:
         load.slices = None
     return load

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, SHARE, check, setting
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,11 @@ class BatchingSettings:
         None,
         "where padded: most padding in a batch, in units of cost; best what a batch costs beyond them",
         rule=AT_LEAST_ZERO,
+    )
+    padding_cost: float = setting(
+        1.0,
+        "where padded: what padding costs, as a share of what as many tokens do; less than 1 where the model computes less for it",
+        rule=SHARE,
     )
     small_request_size: int = setting(
         16, "requests of at most this many rows go before larger ones; 0 keeps arrival order", rule=AT_LEAST_ZERO

@@ -16,22 +16,24 @@ NEAR = 4  # times the budget: the sizes from which the price of a batch is learn
 
 
 class Timed(NamedTuple):
-    """So many texts of this length took so many seconds, in one batch."""
+    """So many texts, filled up to this length, took so many seconds in one batch; so many of their tokens were padding."""
 
     rows: int
     length: int
     seconds: float
+    padding: int = 0
 
 
 @dataclass(frozen=True)
 class Budget:
     """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is what a batch costs beyond its tokens, as tokens;
-    `tokens_per_second` is what one worker then reaches."""
+    `padding_cost` is the share of a token's time that padding takes; `tokens_per_second` is what one worker then reaches."""
 
     max_batch_cost: float
     max_batch_size: int
     max_padding: float
     tokens_per_second: float
+    padding_cost: float = 1.0
 
     def settings(self) -> dict[str, Any]:
         """Return the settings of a service that has it."""
@@ -42,15 +44,18 @@ class Budget:
 
 def choose(measured: Sequence[Timed]) -> Budget:
     """Return the smallest budget with which short texts and long ones, as many tokens of each, are computed about as fast as with any."""
-    budgets = sorted({timed.rows * timed.length for timed in measured})
-    speeds = {budget: _speed(measured, budget, SERVER_SECONDS) for budget in budgets}
+    even = [timed for timed in measured if not timed.padding]
+    budgets = sorted({timed.rows * timed.length for timed in even})
+    speeds = {budget: _speed(even, budget, SERVER_SECONDS) for budget in budgets}
     best = max(speeds.values())
     budget = next(budget for budget in budgets if speeds[budget] >= GOOD_ENOUGH * best)
+    price, padding_cost = _prices(measured, budget)
     return Budget(
         max_batch_cost=float(budget),
         max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
-        max_padding=float(round(min(max(_price(measured, budget), LITTLE * budget), budget / 2))),
-        tokens_per_second=round(_speed(measured, budget), 1),
+        max_padding=float(round(min(max(price, LITTLE * budget), budget / 2))),
+        tokens_per_second=round(_speed(even, budget), 1),
+        padding_cost=padding_cost,
     )
 
 
@@ -68,10 +73,16 @@ def _speed(measured: Iterable[Timed], budget: int, besides: float = 0.0) -> floa
     return len(by_length) / seconds
 
 
-def _price(measured: Iterable[Timed], budget: int) -> float:
-    """Return what a batch costs whatever is in it, in tokens: seconds are fitted as a + b * tokens, each point by its relative error."""
-    near = [timed for timed in measured if timed.rows * timed.length <= NEAR * budget]
+def _prices(measured: Iterable[Timed], budget: int) -> tuple[float, float]:
+    """Return what a batch costs whatever is in it, in tokens, and the share of a token's time that padding takes, 1 where none was measured: seconds
+    are fitted as a + b * tokens + c * padding, each point by its relative error."""
+    near = [timed for timed in measured if timed.padding or timed.rows * timed.length <= NEAR * budget]
     seconds = np.array([timed.seconds for timed in near])
-    tokens = np.array([timed.rows * timed.length for timed in near], float)
-    fixed, each = np.linalg.lstsq(np.stack([1 / seconds, tokens / seconds], axis=1), np.ones(len(near)), rcond=None)[0]
-    return max(0.0, float(fixed / each)) if each > 0 else 0.0
+    padding = np.array([timed.padding for timed in near], float)
+    tokens = np.array([timed.rows * timed.length for timed in near], float) - padding
+    columns = np.stack([1 / seconds, tokens / seconds, padding / seconds], axis=1)
+    fixed, each, beside = np.linalg.lstsq(columns, np.ones(len(near)), rcond=None)[0]
+    if each <= 0:
+        return 0.0, 1.0
+    share = min(max(beside / each, 0.0), 1.0) if padding.any() else 1.0
+    return max(0.0, float(fixed / each)), round(float(share), 3)

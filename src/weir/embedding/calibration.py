@@ -6,9 +6,10 @@ seconds, at the first start with this model on this machine.
 
 import hashlib
 import json
+import logging
 import os
 import platform
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from weir.embedding.budget import MAX_ROWS, Budget, Timed, choose
+from weir.embedding.budget import MAX_ROWS, Budget, choose
+from weir.embedding.rounds import Rounds, Size
 from weir.embedding.texts import Tokens
 from weir.manager.service import Service
 from weir.messages import Dispatch, Timing
@@ -25,14 +27,12 @@ from weir.model import Model
 from weir.profiling.machine import cpu_name
 from weir.telemetry.silent import SilentObserver
 
-VERSION = 2  # of the way of measuring: what was found otherwise is measured anew
+VERSION = 3  # of the way of measuring: what was found otherwise is measured anew
 LENGTHS = (16, 64, 256)  # of texts: a sentence, a paragraph, a page
-MOST_TOKENS = 32_768  # in a batch
-ENOUGH_SECONDS, LONGEST_SECONDS = 0.1, 0.3  # for one size: so long it is repeated; a size that takes longer is the last
-REPEATS = 5
-CLEARLY_WORSE = 0.85  # of the best throughput: after two sizes below that, larger ones are not tried
 
 MOST_KEPT = 1000  # measurements; those that were used least recently go
+
+logger = logging.getLogger("weir")
 
 Progress = Callable[[float, str], None]
 
@@ -58,7 +58,7 @@ async def budget_for(
 
     `params` are the model's, but for those that cut batches into runs: it has to run each batch as one. `identity`, a JSON-able dict, says what is
     measured: the hash of the model's content, what is computed of it, on what. Ids of tokens are below `vocabulary`, texts at
-    most `max_length` long, or with `fixed` all so long. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
+    most `max_length` long, or with `fixed` all so long. What was measured while other things took turns with it is used, but not kept. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
     model's worker raises. A folder that cannot be written to is no failure: it is measured again the next time.
     """
     kept = folder / f"{_key(identity)}.json"
@@ -70,9 +70,15 @@ async def budget_for(
     lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
     sizes = lengths or [max_length]
     progress(0.0, "starting a worker")  # which makes the graph, if there is none yet
-    measured = [timed async for timed in _measure(model, params, sizes, vocabulary, progress, settings)]
+    rounds = await _measure(model, params, Rounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings)
+    measured = rounds.timed()
     budget = choose(measured)
-    _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
+    if rounds.agree:
+        _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
+    else:
+        logger.warning(
+            "batches were measured while the machine did other things: they are measured again at the next start"
+        )
     return budget
 
 
@@ -107,9 +113,10 @@ def _used(file: Path) -> float:
 
 
 async def _measure(
-    model: type[Model], params: Mapping[str, Any], lengths: list[int], vocabulary: int, progress: Progress, settings: dict[str, Any]
-) -> AsyncIterator[Timed]:  # fmt: skip
-    """Yield how long batches of each size take, smaller ones first."""
+    model: type[Model], params: Mapping[str, Any], rounds: Rounds, longest: int, vocabulary: int, progress: Progress,
+    settings: dict[str, Any],
+) -> Rounds:  # fmt: skip
+    """Fill `rounds`, and return them."""
     heard = _Heard()
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
@@ -117,32 +124,23 @@ async def _measure(
     }  # fmt: skip
     async with Service(model, params=dict(params), observers=[heard], **(settings | chosen)) as service:
         progress(0.0, "warming up")
-        await _run(service, heard, 1, lengths[-1], vocabulary)
-        for number, length in enumerate(lengths):
-            best, worse, rows = 0.0, 0, 1
-            while worse < 2 and rows <= MAX_ROWS and rows * length <= MOST_TOKENS:
-                progress((number + rows.bit_length() / 10) / len(lengths), f"{rows} x {length} tokens")
-                timed = await _time(service, heard, rows, length, vocabulary)
-                yield timed
-                speed = rows * length / timed.seconds
-                worse = worse + 1 if speed < CLEARLY_WORSE * best else 0
-                best = max(best, speed)
-                rows = 2 * rows if timed.seconds < LONGEST_SECONDS else MAX_ROWS + 1
+        await _run(service, Size(1, longest), vocabulary)
+        seed = 0
+        while due := rounds.due():
+            for size in due:
+                progress(rounds.share, _told(size))
+                seed += 1
+                await _run(service, size, vocabulary, seed)
+                rounds.note(size, heard.seconds)
     progress(1.0, "done")
+    return rounds
 
 
-async def _time(service: Service, heard: _Heard, rows: int, length: int, vocabulary: int) -> Timed:
-    """Return the least time of a few: what else the machine does only adds to it."""
-    least, spent = float("inf"), 0.0
-    for repeat in range(REPEATS):
-        if repeat > 1 and spent > ENOUGH_SECONDS:
-            break
-        await _run(service, heard, rows, length, vocabulary, repeat)
-        spent += heard.seconds
-        least = min(least, heard.seconds)
-    return Timed(rows, length, max(least, 1e-9))
+async def _run(service: Service, size: Size, vocabulary: int, seed: int = 0) -> None:
+    random = np.random.default_rng(seed)
+    texts = [random.integers(0, vocabulary, length, np.int32).astype("<i4") for length in size.lengths]
+    await service.infer_many([Tokens(text.tobytes()) for text in texts])
 
 
-async def _run(service: Service, heard: _Heard, rows: int, length: int, vocabulary: int, seed: int = 0) -> None:
-    ids = np.random.default_rng(seed).integers(0, vocabulary, (rows, length), np.int32).astype("<i4")
-    await service.infer_many([Tokens(text.tobytes()) for text in ids])
+def _told(size: Size) -> str:
+    return f"{size.rows} x {size.length} tokens" + (f", {size.shorter} of them shorter" if size.shorter else "")

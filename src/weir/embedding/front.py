@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from weir.embedding.budget import Budget
-from weir.embedding.calibration import MOST_TOKENS, Progress, budget_for
+from weir.embedding.calibration import Progress, budget_for
 from weir.embedding.choosing import chosen_recipe
 from weir.embedding.deputy import TextDeputy
 from weir.embedding.encoder import Encoder
@@ -16,6 +16,7 @@ from weir.embedding.padding import runs
 from weir.embedding.pieces import highest_places
 from weir.embedding.prompts import prompt_of_server
 from weir.embedding.recipe import Pooling
+from weir.embedding.rounds import MOST_TOKENS
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.runtime.reading import dimensions_in, read_for
 from weir.embedding.said import Said
@@ -119,19 +120,21 @@ class Front:
             "prompt",
             "special_tokens",
             "run_tokens",
+            "padding_cost",
         ):
             del params[name]
         executor = self._said.settings.get("executor", "process")
         return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
 
-    def computing(self, run_tokens: int | None) -> Computing:
-        """Return how workers that compute so many tokens at once (None: their own number) cut batches into runs, for what counts
-        padding."""
+    def computing(self, run_tokens: int | None, padding_cost: float) -> Computing:
+        """Return how workers that compute so many tokens at once (None: their own number), where padding counts `padding_cost` times, cut batches
+        into runs, for what counts padding."""
         from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
 
         if run_tokens is None:
             run_tokens = RUN_TOKENS_GPU if may_use_gpu(self._said.computing.device_map) else RUN_TOKENS_CPU
-        return Computing(partial(runs, run_tokens=run_tokens), self.max_length if self._said.text.fixed_length else 0)
+        cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
+        return Computing(cut, self.max_length if self._said.text.fixed_length else 0, padding_cost)
 
     def deputy(self, site: "Site", encoder: Encoder) -> TextDeputy:
         """Return what answers for the model, by `encoder`, at the doors that are not those of texts."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from weir.embedding.recipe import Recipe
     from weir.embedding.runtime import Runtime
 
-# On a CPU larger runs are slower per text, on a GPU smaller ones are.
+# On a CPU larger runs gain little, on a GPU smaller ones are slower per text.
 RUN_TOKENS_CPU, RUN_TOKENS_GPU = 128, 16384
 BYTES_PER_TOKEN = 4  # of ordinary English
 
@@ -61,7 +61,8 @@ class TextEncoder(Model):
 
     `pooling`, `layers`, `normalize` and `max_length` are the model's own where they are None. `devices` has one for each worker (auto, cpu, cuda, cuda:1), going round;
     `threads` are for one run on a CPU. `fixed_length` fills every text up to `max_length` tokens, and with zeros the vectors of its tokens.
-    `window` is that of the hierarchical pooling. `run_tokens` bounds one run of the network, in tokens with what is filled up.
+    `window` is that of the hierarchical pooling. `run_tokens` bounds one run of the network, in tokens with
+    what is filled up, which counts `padding_cost` times.
     """
 
     # Checked item by item in `preprocess_batch`, which says what is wrong in words.
@@ -78,7 +79,8 @@ class TextEncoder(Model):
         runtime: str = "onnx", devices: Sequence[str] = (), threads: int = 1, compiled: bool = False,
         gpu_memory_fraction: float | None = None, max_length: int | None = None, fixed_length: bool = False,
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
-        run_tokens: int | None = None, cache: str | None = None, window: int | None = None, prompt: str | None = None,
+        run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
+        prompt: str | None = None,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
@@ -101,6 +103,7 @@ class TextEncoder(Model):
         }
         self.prompt = prompt
         self.run_tokens = run_tokens
+        self._padding_cost = padding_cost
         self._checkpoint: Checkpoint
         self._recipe: Recipe
         self._texts: Texts
@@ -145,7 +148,8 @@ class TextEncoder(Model):
         assert self._runtime is not None
         answers: list[Any] = [None] * len(batch)
         fixed = self._longest if self.fixed_length else None
-        for places in runs([fixed or len(text.ids) for text in batch], self.run_tokens or 1):
+        lengths = [fixed or len(text.ids) for text in batch]
+        for places in runs(lengths, self.run_tokens or 1, self._padding_cost):
             texts = [batch[place] for place in places]
             inputs = filled(texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed)
             for place, vector in zip(places, self._runtime.run(*inputs), strict=True):

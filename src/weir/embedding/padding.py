@@ -23,16 +23,20 @@ class Read(NamedTuple):
     second: int
 
 
-def runs(lengths: Sequence[int], run_tokens: int) -> Iterator[list[int]]:
+def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> Iterator[list[int]]:
     """Cut texts of these lengths into runs; yield the places of each, texts of like length together, short ones first.
 
-    A run of n texts, filled up to its longest, has at most `run_tokens` tokens; a text that is longer than that runs alone.
+    A run of n texts, filled up to its longest, has at most `run_tokens` tokens, where one of padding counts `padding_cost`; a text that is
+    longer than that runs alone.
     """
     run: list[int] = []
+    tokens = 0
     for place in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if run and lengths[place] * (len(run) + 1) > run_tokens:
+        longest = lengths[place]
+        tokens += longest
+        if run and tokens + padding_cost * (longest * (len(run) + 1) - tokens) > run_tokens:
             yield run
-            run = []
+            run, tokens = [], longest
         run.append(place)
     if run:
         yield run

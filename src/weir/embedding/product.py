@@ -73,7 +73,7 @@ class EmbeddingProduct:
     def observers(self) -> Sequence[Observer]:
         """Return what counts padding."""
         for front, model in zip(self._fronts, self.models, strict=True):
-            self._waste.models[front.name] = front.computing(model.params["run_tokens"])
+            self._waste.models[front.name] = front.computing(model.params["run_tokens"], model.params["padding_cost"])
         return [self._waste]
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:

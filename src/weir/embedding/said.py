@@ -48,8 +48,8 @@ class Said(NamedTuple):
         told = "max_batch_cost" in self.settings or self.settings.get("executor") == "external"
         return self.computing.calibrate and not told
 
-    def params(self, run_tokens: int | None = None) -> dict[str, Any]:
-        """Return the model's parameters; `run_tokens` is what a batch may have, if that is known."""
+    def params(self, run_tokens: int | None = None, padding_cost: float = 1.0) -> dict[str, Any]:
+        """Return the model's parameters; `run_tokens` is what a batch may have, if that is known, where padding counts `padding_cost` times."""
         text, computing = self.text, self.computing
         return {
             "directory": str(self.directory), "pooling": text.pooling, "window": text.window, "layers": text.layers or None,
@@ -59,7 +59,8 @@ class Said(NamedTuple):
             "gpu_memory_fraction": computing.gpu_memory_fraction, "max_length": text.max_length,
             "fixed_length": text.fixed_length, "truncate": text.truncate and not text.split, "special_tokens": text.special_tokens,
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
-            "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens, "cache": computing.cache,
+            "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
+            "padding_cost": padding_cost, "cache": computing.cache,
         }  # fmt: skip
 
     def of_workers(self) -> dict[str, Any]:
@@ -72,10 +73,10 @@ class Said(NamedTuple):
 
     def served(self, budget: Budget | None = None) -> ModelToServe:
         """Return what the server runs, in batches of `budget` as far as nothing else was said."""
-        if budget is None:
-            return ModelToServe(TARGET, self.name, self.params(), [], self.of_workers())
-        settings = {**budget.settings(), **self.of_workers()}
-        return ModelToServe(TARGET, self.name, self.params(int(settings["max_batch_cost"])), [], settings)
+        settings = {**(budget.settings() if budget is not None else {}), **self.of_workers()}
+        run_tokens = None if budget is None else int(settings["max_batch_cost"])
+        params = self.params(run_tokens, settings.get("padding_cost", 1.0))
+        return ModelToServe(TARGET, self.name, params, [], settings)
 
 
 def _cpus() -> int:

@@ -16,14 +16,16 @@ Runs = Callable[[Sequence[int]], Iterable[Sequence[int]]]
 
 class Computing(NamedTuple):
     """How the workers of a model make rectangles of a batch: `runs` says, of the lengths of its texts, which run together (None: all do);
-    each is filled up to the longest of a run, and to `fixed_length`."""
+    each is filled up to the longest of a run, and to `fixed_length`. Padding takes `padding_cost` of a token's time."""
 
     runs: Runs | None = None
     fixed_length: int = 0
+    padding_cost: float = 1.0
 
 
 class Waste(SilentObserver, Collector):
-    """An Observer that counts the tokens that were computed, and the padding beside them, when a batch is back from its worker.
+    """An Observer that counts the tokens that were computed, and the padding beside them, as tokens that would have taken as long, when a batch is
+    back from its worker.
 
     `models` says how each model of texts computes, by label; others are not counted.
     """
@@ -31,7 +33,7 @@ class Waste(SilentObserver, Collector):
     def __init__(self) -> None:
         self.models: dict[str, Computing] = {}
         self.tokens: defaultdict[str, int] = defaultdict(int)
-        self.padding: defaultdict[str, int] = defaultdict(int)
+        self.padding: defaultdict[str, float] = defaultdict(float)
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch."""
@@ -42,13 +44,17 @@ class Waste(SilentObserver, Collector):
         runs = [range(len(lengths))] if computing.runs is None else computing.runs(lengths)
         area = sum(len(run) * max(computing.fixed_length, *(lengths[place] for place in run)) for run in runs)
         self.tokens[model] += sum(lengths)
-        self.padding[model] += area - sum(lengths)
+        self.padding[model] += computing.padding_cost * (area - sum(lengths))
 
     def collect(self) -> Iterator[Metric]:
         """Yield both families."""
         for name, text, counted in (
             ("weir_tokens", "Tokens of texts that workers have computed.", self.tokens),
-            ("weir_padding_tokens", "Padding that workers have computed beside them.", self.padding),
+            (
+                "weir_padding_tokens",
+                "Padding that workers have computed beside them, as tokens that take as long.",
+                self.padding,
+            ),
         ):
             family = CounterMetricFamily(name, text, labels=["model"])
             for model, count in list(counted.items()):
