@@ -203,3 +203,27 @@ def test_no_width_makes_the_page_scroll_sideways(page: Page, width: int) -> None
     assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
     chart = "return document.querySelector('#requests svg').getBoundingClientRect().width"
     assert 200 < page.run(chart) < width
+
+
+@pytest.mark.parametrize("width", [320, 400])
+def test_a_long_name_makes_no_width_scroll_sideways(browser: "Chrome", width: int) -> None:
+    with shown(pages_of(told_by_hand(Scene("sentiment_of_reviews" * 4))).routes) as url:
+        page = Page(browser, url)
+        page.resize(width)
+        page.until(lambda: page.run("return innerWidth") == width)
+        assert "sentiment_of_reviews" in page.text("#verdict")
+        assert page.run("return document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+
+
+@pytest.mark.parametrize(
+    ("width", "padded", "across"), [(1280, False, 4), (1100, False, 2), (1280, True, 3), (400, True, 1)]
+)
+def test_the_cards_fill_their_rows(browser: "Chrome", width: int, padded: bool, across: int) -> None:
+    with shown(pages_of(told_by_hand(Scene("square", padded=padded))).routes) as url:
+        page = Page(browser, url)
+        page.resize(width)
+        page.until(lambda: page.run("return innerWidth") == width)
+        tops = page.run(
+            "return [...document.querySelectorAll('#cards > section')].filter(each => each.checkVisibility()).map(each => each.offsetTop)"
+        )
+        assert {tops.count(top) for top in tops} == {across}
