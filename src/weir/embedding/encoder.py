@@ -161,8 +161,8 @@ class Encoder:
         self._readers.start()
         count = len(asking.texts)
         if asking.caller is None:
-            asking.caller = asking
-            asking.key = (asking.key[0], asking)
+            asking.caller = object()  # not itself: it would be garbage that only the collector finds
+            asking.key = (asking.key[0], asking.caller)
         if count <= SMALL and self._small[asking.caller] + count <= SMALL:
             asking.small = True
             self._small[asking.caller] += count
@@ -351,7 +351,7 @@ class Encoder:
         tokens = None if asking.ids is None else asking.of_all([self._tokenizer.tokens(ids) for ids in asking.ids])
         return Encoded(
             vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens, asking.lengths(),
-            asking.all_errors(), asking.dispatch,
+            asking.all_errors(), asking.taken_dispatch(),
         )  # fmt: skip
 
 

@@ -148,6 +148,11 @@ class Asking:
             return None
         return self.of_all([0 if vector is None else len(vector) for vector in self.vectors])
 
+    def taken_dispatch(self) -> tuple[Dispatch, float] | None:
+        """Return `dispatch`, which it lets go: its batch knows it too, and such a circle is garbage that only the collector finds."""
+        taken, self.dispatch = self.dispatch, None
+        return taken
+
     def all_errors(self) -> list[WeirError | None] | None:
         """Return the error, or None, of each text of the caller; None where there are none."""
         return self.of_all([self.errors.get(place) for place in range(len(self.texts))]) if self.errors else None
