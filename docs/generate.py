@@ -36,6 +36,7 @@ PARTS = {
     "gRPC": "Where and how gRPC is served; its certificate is that of HTTP. These are settings of the server, not of a model.",
     "Doors": "Doors beside those that Weir has. These are settings of the server, not of a model.",
     "Open Inference Protocol": "What the doors of that protocol share. These are settings of the server, not of a model.",
+    "Access": "Who may call the server. These are settings of the server, not of a model.",
     "Control": "Who may control the server. These are settings of the server, not of a model.",
     "Repository": "Models in a folder, and what is loaded at the start. These are settings of the server, not of a model.",
     "Telemetry": "What the server tells about itself. These are settings of the server, not of a model.",

@@ -99,10 +99,10 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
         assert process.wait(40) != 0
 
 
-def asgi_get(app: Any, path: str) -> httpx.Response:
+def asgi_get(app: Any, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
     async def get() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-            return await client.get(path)
+            return await client.get(path, headers=headers)
 
     return asyncio.run(get())
 
@@ -129,6 +129,15 @@ def test_a_class_of_services_is_taken_too() -> None:
 
     index = asgi_get(weir.asgi(Mine, executor="inline"), "/").json()
     assert index["models"][0]["name"] == "square"
+
+
+def test_callers_may_need_a_key_there_too(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("k3y")
+    app = weir.asgi(weir.Service(Square, executor="inline"), api_key_file=str(tmp_path / "keys"))
+    for outer, root in ((app, ""), (Starlette(routes=[Mount("/ml", app=app)]), "/ml")):
+        assert asgi_get(outer, f"{root}/models").status_code == asgi_get(outer, f"{root}/metrics").status_code == 401
+        assert asgi_get(outer, f"{root}/models", {"Authorization": "Bearer k3y"}).status_code == 200
+        assert asgi_get(outer, f"{root}/health/live").status_code == 200
 
 
 def test_an_application_can_be_mounted_in_another() -> None:

@@ -18,6 +18,7 @@ from weir.manager.registry import Registry
 from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
 from weir.protocols.fastlane.plan import Manner
+from weir.protocols.gate import Refuse
 from weir.settings import read_settings
 from weir.telemetry.silent import SilentObserver
 
@@ -87,6 +88,9 @@ class Shop:
 
     def collectors(self) -> Sequence[Collector]:
         return [Count()]
+
+    def refusals(self) -> Mapping[str, Refuse]:
+        return {}
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
         return [{"client": "somebody", "requests": 3}]

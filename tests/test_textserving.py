@@ -202,6 +202,44 @@ def test_whoever_may_control_it_can_end_it(folder: Path, scheme: str) -> None:
     server.close()
 
 
+def test_a_key_is_asked_for_at_every_door(folder: Path) -> None:
+    settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y"}
+    with weir.embedding.serve(folder / "small", zmq_port=0, **settings) as server:
+        for key, error in (("k3y", None), ("other", openai.AuthenticationError)):
+            with openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) as stock:
+                if error is None:
+                    assert len(stock.embeddings.create(model="small", input=TEXTS).data) == 3
+                    continue
+                with pytest.raises(error, match="API key") as refused:
+                    stock.embeddings.create(model="small", input=TEXTS)
+                assert refused.value.code == "invalid_api_key"
+        with EmbeddingClient(server.url, token="k3y", check_length=False) as client:
+            assert client.encode(TEXTS).shape == (3, tiny.HIDDEN)
+        with pytest.raises(Unauthorized):
+            EmbeddingClient(server.url)
+        with httpx.Client(base_url=server.url) as http:
+            refusal = http.post("/encode", json={"texts": TEXTS})
+            assert (refusal.status_code, refusal.json()["type"]) == (401, "Unauthorized")
+            assert http.get("/status/server").json()["status"] == 401
+            assert http.post("/terminate").status_code == 401
+            metrics = http.get("/metrics", headers={"Authorization": "Bearer k3y"}).text
+        assert 'weir_text_calls_total{code="401",door="openai",model=""} 1.0' in metrics
+        # Over ZeroMQ there are no keys; this machine alone reaches it.
+        assert server.zmq_ports is not None
+        port, port_out = server.zmq_ports
+        with EmbeddingClient(f"tcp://127.0.0.1:{port}", port_out=port_out, check_length=False, timeout=20) as other:
+            assert other.encode(TEXTS).shape == (3, tiny.HIDDEN)
+        EmbeddingServer.shutdown(server.url, token="k3y")
+        server.join(30)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "", "::", "192.0.2.1"])
+def test_zeromq_that_others_reach_cannot_be_had_with_a_key(folder: Path, host: str) -> None:
+    settings = SETTINGS | {"cache": str(folder / "cache"), "api_key": "k3y", "zmq_port": 0, "host": host}
+    with pytest.raises(SettingsError, match=r"api_key, zmq_port=0, host=.*: over ZeroMQ nobody can be asked for a key"):
+        weir.embedding.serve(folder / "small", **settings)
+
+
 def test_a_server_can_be_closed_at_any_time(folder: Path) -> None:
     before = set(threading.enumerate())
     server = EmbeddingServer(folder / "small", cache=str(folder / "cache"), **SETTINGS)

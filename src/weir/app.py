@@ -28,6 +28,7 @@ from weir.manager.repository.spoken import Spoken
 from weir.manager.repository.watching import load_library, watching
 from weir.manager.spec import Known, Reading
 from weir.messages import Observer
+from weir.protocols.access import Access
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
@@ -60,6 +61,7 @@ class App:
         self._product = product
         self._logger = get_logger("weir")
         self.control = Control(settings.control)
+        self.access = Access(settings.access, self.control)
         metrics = Metrics() if settings.telemetry.metrics else None
         counting: list[Observer] = [] if metrics is None else [metrics]
         record = settings.telemetry.record
@@ -77,8 +79,15 @@ class App:
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton = settings.telemetry.triton_metrics
         exposition = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton)
-        site = Site(self.registry, settings.http, self.control, settings=settings.kserve, manager=self.manager)
-        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end)
+        site = Site(
+            self.registry,
+            settings.http,
+            self.control,
+            settings=settings.kserve,
+            manager=self.manager,
+            access=self.access,
+        )
+        context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end, self.access)
         websockets = WebSockets(self.registry, settings.http)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
@@ -198,7 +207,8 @@ def _added(
         for collector in collectors:
             exposition.registry.register(collector)
     shown = make_dashboard(context.registry, metrics, collectors, product.clients)
-    return Added([*shown.routes, *product.routes(context)], {**shown.paths, **product.paths()})
+    routes = [*shown.routes, *product.routes(context)]
+    return Added(routes, {**shown.paths, **product.paths()}, product.refusals())
 
 
 def _folder(settings: Settings) -> Folder | None:

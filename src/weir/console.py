@@ -148,11 +148,13 @@ def _policy_of(service: Service) -> str:
 
 
 def _address(app: App) -> tuple[str, str]:
-    """Return how curl is called for this server, and its URL."""
-    uds = app.settings.http.uds
+    """Return how curl is called for this server, and its URL. A key is not shown."""
+    curl, uds = "curl", app.settings.http.uds
+    if app.access.required:
+        curl += ' -H "Authorization: Bearer $KEY"'
     if uds:
-        return f"curl --unix-socket {shlex.quote(uds)}", "http://localhost"
-    return "curl", app.server.address.replace("0.0.0.0", "localhost").replace("[::]", "localhost")
+        return f"{curl} --unix-socket {shlex.quote(uds)}", "http://localhost"
+    return curl, app.server.address.replace("0.0.0.0", "localhost").replace("[::]", "localhost")
 
 
 def _curl_lines(app: App) -> list[str]:

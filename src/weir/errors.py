@@ -10,7 +10,7 @@
     │   ├── UnsupportedMediaType
     │   ├── Unsupported            a call that this server does not offer
     │   ├── Conflict               contradicts what is running
-    │   ├── Unauthorized           this call needs the control token
+    │   ├── Unauthorized           this call needs the API key or the control token
     │   └── Forbidden              who calls from there may not control this server
     ├── DeadlineExceeded           also when the deadline could no longer be met (refused early)
     ├── Cancelled                  the caller left
@@ -88,7 +88,7 @@ class Conflict(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The call needs the control token, and came without it or with another one."""
+    """The call needs the server's API key or control token, and came without it or with another one."""
 
 
 class Forbidden(RequestError):

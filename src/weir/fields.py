@@ -23,12 +23,14 @@ def one_of(*values: Any) -> Rule:
     return (lambda value: value in values, "must be one of " + ", ".join(map(str, values)))
 
 
-def setting(default: Any, help: str, *, rule: Rule | None = None, metavar: str | None = None) -> Any:
-    """Declare one setting of a dataclass. None always passes `rule`: it means "not set"."""
-    metadata = {"help": help, "rule": rule, "metavar": metavar}
+def setting(
+    default: Any, help: str, *, rule: Rule | None = None, metavar: str | None = None, secret: bool = False
+) -> Any:
+    """Declare one setting of a dataclass. None always passes `rule`: it means "not set". What is `secret` is never shown."""
+    metadata = {"help": help, "rule": rule, "metavar": metavar, "secret": secret}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, repr=not secret, metadata=metadata)
 
 
 def check(settings: Any) -> None:

@@ -17,6 +17,7 @@ from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
+from weir.protocols.access import Access, AccessSettings
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.kserve.site import Site
@@ -32,6 +33,7 @@ Target = str | type[Model] | type[Service] | Service
 _OF_THE_HOST = ("host", "port", "uds", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
+_ACCESS = {declared.name for declared in fields(AccessSettings)}
 _KSERVE = {declared.name for declared in fields(KserveSettings)}
 
 
@@ -47,7 +49,7 @@ def asgi(
     Its lifespan starts the models and, at the end, drains and stops them, so the hosting server must offer lifespan
     events (all do). Each process of that server runs models and workers of its own.
 
-    `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), of the Open
+    `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), of who may call, of the Open
     Inference Protocol, and those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
     own. Nobody may change anything while it runs, but with `allow_control=True` or the token of `control_token_file`: where
     a caller is, only the hosting server knows. `metrics` are collected and served at /metrics; a Service already made counts only if its observers do.
@@ -57,6 +59,7 @@ def asgi(
     http = HttpSettings(**{name: settings.pop(name) for name in _HTTP & settings.keys()})
     said = ControlSettings(**{name: settings.pop(name) for name in _CONTROL & settings.keys()})
     control = Control(said, trusts_local=False)
+    access = Access(AccessSettings(**{name: settings.pop(name) for name in _ACCESS & settings.keys()}), control)
     kserve = KserveSettings(**{name: settings.pop(name) for name in _KSERVE & settings.keys()})
     recorded = Metrics() if metrics else None
     heard: list[Observer] = [LogObserver(get_logger("weir")), *observers]
@@ -70,7 +73,7 @@ def asgi(
         async with running(registry):
             yield
 
-    site = Site(registry, http, control, settings=kserve)
+    site = Site(registry, http, control, settings=kserve, access=access)
     shown = make_dashboard(registry, recorded)
     return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown)
 

@@ -12,6 +12,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
@@ -24,6 +25,7 @@ from weir.manager.repository.settings import RepositorySettings
 from weir.manager.settings import ServiceSettings
 from weir.manager.spec import ModelToServe
 from weir.parsing import from_text, from_texts, from_toml
+from weir.protocols.access import AccessSettings
 from weir.protocols.control import ControlSettings
 from weir.protocols.door import DoorsSettings
 from weir.protocols.grpc.settings import GrpcSettings
@@ -62,6 +64,7 @@ SERVER_PARTS: dict[str, type[Any]] = {
     "gRPC": GrpcSettings,
     "Doors": DoorsSettings,
     "Open Inference Protocol": KserveSettings,
+    "Access": AccessSettings,
     "Control": ControlSettings,
     "Repository": RepositorySettings,
     "Telemetry": TelemetrySettings,
@@ -97,6 +100,7 @@ class Declared(NamedTuple):
     part: str
     of_model: bool
     found: str | None = None
+    secret: bool = False
 
     @property
     def flag(self) -> str:
@@ -123,6 +127,7 @@ class Settings(NamedTuple):
     grpc: GrpcSettings
     doors: DoorsSettings
     kserve: KserveSettings
+    access: AccessSettings
     control: ControlSettings
     repository: RepositorySettings
     telemetry: TelemetrySettings
@@ -180,6 +185,7 @@ def declared_by(kind: type[Any], part: str, of_model: bool = True) -> list[Decla
             field.name, hints[field.name],
             field.default_factory() if field.default_factory is not MISSING else field.default,
             field.metadata["help"], field.metadata["rule"], field.metadata["metavar"], part, of_model,
+            secret=field.metadata["secret"],
         )
         for field in fields(kind)
     ]  # fmt: skip
@@ -285,7 +291,7 @@ def _from_flags(flags: Mapping[str, Sequence[str]], catalog: dict[str, Declared]
 
 def value_of(declared: Declared, texts: Sequence[str]) -> Any:
     """Return the value that a flag gave as `texts`. Raises SettingsError naming the flag, the value and the rule."""
-    return _checked(declared, from_texts(declared.hint, texts, declared.flag), declared.flag)
+    return _checked(declared, partial(from_texts, declared.hint, texts, declared.flag), declared.flag)
 
 
 def _from_environment(environment: Mapping[str, str], catalog: dict[str, Declared]) -> dict[str, Any]:
@@ -299,7 +305,7 @@ def _from_environment(environment: Mapping[str, str], catalog: dict[str, Declare
         if variable not in by_variable:
             raise SettingsError(_unknown(variable, [*by_variable, CONFIG]))
         declared = by_variable[variable]
-        values[declared.name] = _checked(declared, from_text(declared.hint, text, variable), variable)
+        values[declared.name] = _checked(declared, partial(from_text, declared.hint, text, variable), variable)
     return values
 
 
@@ -339,7 +345,7 @@ def _from_table(table: dict[str, Any], source: str, allowed: list[str], catalog:
         if name not in catalog:  # a model's target
             values[name] = from_toml(str, value, where)
         else:
-            values[name] = _checked(catalog[name], from_toml(catalog[name].hint, value, where), where)
+            values[name] = _checked(catalog[name], partial(from_toml, catalog[name].hint, value, where), where)
     return values
 
 
@@ -357,8 +363,14 @@ def _unknown(where: str, known: list[str], name: str | None = None) -> str:
     return f"{where}: there is no such setting; {hint}"
 
 
-def _checked(declared: Declared, value: Any, source: str) -> Any:
-    """Return `value` if it keeps the setting's rule. Here, not only in the dataclass, so that the source is named."""
+def _checked(declared: Declared, read: Callable[[], Any], source: str) -> Any:
+    """Return what `read` does if it keeps the setting's rule. Here, not only in the dataclass, so that the source is named."""
+    try:
+        value = read()
+    except SettingsError:
+        if declared.secret:
+            raise SettingsError(f"{source}: must be one text, said once; what was said is not shown") from None
+        raise
     if declared.rule is not None and value is not None and not declared.rule[0](value):
         raise SettingsError(f"{source}={value!r}: {declared.rule[1]}")
     return value

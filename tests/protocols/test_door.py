@@ -8,6 +8,7 @@ import pytest
 from weir.errors import SettingsError
 from weir.manager.registry import Registry
 from weir.protocols import door
+from weir.protocols.access import Access, AccessSettings
 from weir.protocols.door import DoorContext, open_doors
 from weir.protocols.settings import HttpSettings
 
@@ -54,6 +55,15 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, target in (("hatch", "hatch"), ("jammed", "jammed"), ("broken", "nothing"))
     )
     monkeypatch.setattr(door, "entry_points", lambda group: points.select(group=group))
+
+
+def test_one_that_asks_for_no_key_is_not_opened_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    keyed = CONTEXT._replace(access=Access(AccessSettings(api_key="k3y")))
+    with pytest.raises(SettingsError, match=r"door='hatch': does not ask for the API key"):
+        open_doors({"hatch": 1}, keyed)
+    assert open_doors({"hatch": None}, keyed) == []
+    monkeypatch.setattr(Hatch, "asks_for_key", True, raising=False)
+    assert len(open_doors({"hatch": 1}, keyed)) == 1
 
 
 def test_each_is_made_with_its_options() -> None:

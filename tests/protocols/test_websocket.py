@@ -16,9 +16,9 @@ from websockets.frames import Frame, Opcode
 
 from weir import Service
 from weir.manager.registry import Registry
+from weir.protocols.origins import allowed
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
-from weir.protocols.websocket import allowed
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.websocket import Failure, read_answer, write_cancel, write_request

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from prometheus_client.registry import Collector
@@ -27,10 +28,13 @@ from weir.embedding.stock import stock_fields
 from weir.embedding.waste import Waste
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
+from weir.errors import SettingsError
 from weir.manager.spec import ModelToServe
 from weir.messages import Observer
+from weir.protocols.control import is_loopback
 from weir.protocols.door import Door, DoorContext
 from weir.protocols.fastlane.plan import Manner
+from weir.protocols.gate import Refuse
 
 
 class EmbeddingProduct:
@@ -51,6 +55,7 @@ class EmbeddingProduct:
         self._encoders: dict[str, Encoder] = {}
         self._deputies: dict[str, TextDeputy] = {}
         self._zeromq_door: ZeroMqDoor | None = None
+        self._refusals: Mapping[str, Refuse] = {}
         self._context: DoorContext
         self._site: Site
         self._status: Status
@@ -88,6 +93,8 @@ class EmbeddingProduct:
         self._speak_for()
         context.registry.changed.append(self._speak_for)
         encode = Encode(site, self._status, control=context.control, end=context.end)
+        as_openai, as_stock = partial(EmbeddingsCall.refusal, site), partial(EncodeCall.refusal, site)
+        self._refusals = {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_stock)}
         return [*OpenAI(site).routes(), *encode.routes()]
 
     def manners(self, context: DoorContext) -> Sequence[Manner]:
@@ -99,10 +106,20 @@ class EmbeddingProduct:
         """Describe them."""
         return text_paths()
 
+    def refusals(self) -> Mapping[str, Refuse]:
+        """Return how each of them says what is wrong."""
+        return self._refusals
+
     def doors(self, context: DoorContext) -> Sequence[Door]:
-        """Return the ZeroMQ door, if there is to be one."""
+        """Return the ZeroMQ door, if there is to be one. It has no keys: with one it is for this machine alone."""
         if self._zeromq.zmq_port is None:
             return []
+        host = context.settings.http.host
+        if context.access.required and not is_loopback(host):
+            raise SettingsError(
+                f"api_key, zmq_port={self._zeromq.zmq_port}, host={host!r}: over ZeroMQ nobody can be asked for a key; with one, host must be a "
+                "loopback address, or there must be no ZeroMQ"
+            )
         self._zeromq_door = ZeroMqDoor(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
             counts=self._counts, status=self._status, terminate=context.end, max_texts=self._callers.max_texts,

@@ -58,7 +58,7 @@ class Control:
         Raises Unauthorized if a token is asked for and it is not that one, Forbidden if calls from there are not allowed.
         """
         if self._token is not None:
-            if token is None or not hmac.compare_digest(token.encode(), self._token):
+            if token is None or not self.knows(token):
                 said = "came without it" if token is None else "came with another one"
                 raise Unauthorized(f"this call needs the server's control token, but {said}")
         elif not (self.settings.allow_control or (self._trusts_local and is_local(peer))):
@@ -68,18 +68,29 @@ class Control:
                 "token (control_token_file) or with allow_control"
             )
 
+    def knows(self, token: str) -> bool:
+        """Tell whether this is the token, where there is one. Takes as long for every other."""
+        return self._token is not None and hmac.compare_digest(token.encode("utf-8", "backslashreplace"), self._token)
+
     def require_http(self, peer: str | None, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Do the same for an HTTP request with these headers (names in lower case), whose token is `Authorization: Bearer`.
 
         Without a token, what a page in a browser or a proxy sends counts as from elsewhere: both make calls from this
         machine for somebody who is not on it.
         """
-        token, passed_on = None, False
-        for name, value in headers:
-            if name == b"authorization" and value[:7].lower() == b"bearer ":
-                token = value[7:].strip().decode("latin-1")
-            passed_on |= name in _PASSED_ON or name == b"origin"
+        said = list(headers)
+        token = bearer_in(said)
+        passed_on = any(name in _PASSED_ON or name == b"origin" for name, _ in said)
         self.require("elsewhere (a proxy or a page)" if passed_on and self._token is None else peer, token)
+
+
+def bearer_in(headers: Iterable[tuple[bytes, bytes]]) -> str | None:
+    """Return what `Authorization: Bearer` says among headers with names in lower case; None if nothing does."""
+    token = None
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            token = value[7:].strip().decode("latin-1")
+    return token
 
 
 def is_local(peer: str | None) -> bool:
@@ -97,6 +108,11 @@ def is_local(peer: str | None) -> bool:
         return False
     mapped = getattr(address, "ipv4_mapped", None)
     return address.is_loopback or (mapped is not None and mapped.is_loopback)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether who listens at `host` is reached from this machine alone."""
+    return host == "localhost" or (bool(host) and not host.startswith("unix") and is_local(host))
 
 
 def read_token(path: str) -> bytes:

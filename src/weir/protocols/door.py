@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weir.errors import SettingsError, WeirError
 from weir.fields import check, setting
 from weir.messages import Observer
+from weir.protocols.access import Access
 from weir.protocols.control import Control
 from weir.protocols.settings import HttpSettings
 
@@ -71,6 +72,7 @@ class DoorContext(NamedTuple):
     site: "Site | None" = None  # what the doors of the Open Inference Protocol share
     manager: "Manager | None" = None  # there always is one in a server
     end: Callable[[], None] = nothing  # as the first signal does; called on the loop
+    access: Access = Access()  # who may call
     options: Any = None  # what was said for it: JSON, or else plain text
 
 
@@ -97,10 +99,16 @@ class DoorsSettings:
 def open_doors(wanted: Mapping[str, Any], context: DoorContext) -> list[Door]:
     """Return the doors `wanted`, by entry point's name, each with its options; none is open yet.
 
-    Raises SettingsError for a name that no installed package brings, or one whose factory fails.
+    Raises SettingsError for a name that no installed package brings, one whose factory fails, and, where callers need the server's key, one that
+    does not say by `asks_for_key` that it asks for it.
     """
-    made = [_make(name, context._replace(options=options)) for name, options in wanted.items()]
-    return [door for door in made if door is not None]
+    made = {name: _make(name, context._replace(options=options)) for name, options in wanted.items()}
+    for name, door in made.items():
+        if context.access.required and door is not None and not getattr(door, "asks_for_key", False):
+            raise SettingsError(
+                f"door={name!r}: does not ask for the API key that this server is to ask for (asks_for_key)"
+            )
+    return [door for door in made.values() if door is not None]
 
 
 def _make(name: str, context: DoorContext) -> Door | None:

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute
 from weir.messages import Observer
 from weir.protocols.door import Door, DoorContext
 from weir.protocols.fastlane.plan import Manner
+from weir.protocols.gate import Refuse
 
 
 class Product(Protocol):
@@ -30,6 +31,9 @@ class Product(Protocol):
 
     def paths(self) -> Mapping[str, Any]:
         """Return the paths of its routes as OpenAPI describes them."""
+
+    def refusals(self) -> Mapping[str, Refuse]:
+        """Return, after `routes`, how a request without the server's key is refused, by what its routes' paths begin with."""
 
     def doors(self, context: DoorContext) -> Sequence[Door]:
         """Return its own doors, none of them open; the server opens, drains and closes them."""

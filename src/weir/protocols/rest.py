@@ -11,8 +11,10 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from weir.protocols.failures import exception_handlers
+from weir.protocols.gate import Gate, Refuse
 from weir.protocols.inference import Inference
-from weir.protocols.kserve.routes import Kserve
+from weir.protocols.kserve.replies import error_answer as kserve_error
+from weir.protocols.kserve.routes import PREFIX, Kserve
 from weir.protocols.kserve.site import Site
 from weir.protocols.pages import Pages, RenderMetrics
 from weir.protocols.sending import inner_path
@@ -29,10 +31,12 @@ _SHOWN_TO_PAGES = (
 
 
 class Added(NamedTuple):
-    """What a product adds: its routes, and their paths as OpenAPI describes them."""
+    """What a product adds: its routes, their paths as OpenAPI describes them, and how a request without the server's key is refused there, by what
+    paths begin with."""
 
     routes: Sequence[BaseRoute] = ()
     paths: Mapping[str, Any] = MappingProxyType({})
+    refusals: Mapping[str, Refuse] = MappingProxyType({})
 
 
 _NOTHING = Added()
@@ -68,14 +72,17 @@ def make_app(
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
-    /metrics; `site` is what the Open Inference Protocol knows, and says who may change anything: without it those
+    /metrics; `site` is what the Open Inference Protocol knows, and says who may call and who may change anything: without it anybody, and those
     on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product.
     """
     site = site or Site(registry, settings)
     middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))
-    if settings.cors_origins:
+    if site.access.required:
+        refusals = {**added.refusals, PREFIX: kserve_error}
+        middleware.insert(0, Middleware(Gate, site.access, refusals, settings.body_timeout))
+    if settings.cors_origins:  # around all: browsers ask it before they send a key
         cors = Middleware(
             CORSMiddleware, allow_origins=settings.cors_origins, allow_methods=["GET", "POST"], allow_headers=["*"],
             expose_headers=_SHOWN_TO_PAGES,

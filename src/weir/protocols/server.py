@@ -35,7 +35,7 @@ _CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at th
 class HttpServer:
     """Serves `registry` over HTTP/1.1: inference by the fast lane, everything else by `asgi_app`.
 
-    `site` is what the Open Inference Protocol knows beside the models. `observers` hear of what is refused before it
+    `site` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
     reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
     measured by it. `websockets` are those of `asgi_app`, to be drained; `manners` are of requests that a product has the fast lane answer.
     """
@@ -49,8 +49,9 @@ class HttpServer:
         self._websockets = websockets
         self._asgi_app = asgi_app
         self._hand_over = HandOver(self._asgi, settings)
-        own = (Native(registry, settings), HotKserve(site or Site(registry, settings)))
-        self._lane = Lane((*own, *manners), settings, observers, self._hand_over, clock=clock)
+        site = site or Site(registry, settings)
+        own = (Native(registry, settings), HotKserve(site))
+        self._lane = Lane((*own, *manners), settings, observers, self._hand_over, clock=clock, access=site.access)
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None

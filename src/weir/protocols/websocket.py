@@ -5,13 +5,12 @@ nothing more is read, what is under way gets its answers, and the connection is 
 """
 
 import asyncio
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
+from weir.protocols.origins import allowed
 from weir.protocols.session import Session
 from weir.protocols.settings import HttpSettings
 
@@ -63,11 +62,3 @@ class WebSockets:
         while self._sessions:
             self._none_left.clear()
             await self._none_left.wait()
-
-
-def allowed(origins: Sequence[str], host: str, cors_origins: Sequence[str]) -> bool:
-    """Tell whether a connection may be opened: by whoever is no browser and so names no origin, by a page of this very server,
-    and by pages of `cors_origins`. Browsers ask nobody before they open a WebSocket, so the server has to look."""
-    if not origins or "*" in cors_origins:
-        return True
-    return len(origins) == 1 and (origins[0] in cors_origins or urlsplit(origins[0]).netloc.lower() == host.lower())

@@ -9,6 +9,7 @@ from tests.protocols.fastlane.kit import Square, site
 from weir.errors import InvalidRequest, ModelNotFound, TooLarge, WeirError
 from weir.messages import OCTETS
 from weir.model import Measure, Model, Tensor
+from weir.protocols.access import Access
 from weir.protocols.fastlane.head import HeadReader
 from weir.protocols.fastlane.plan import ANY_LENGTH, Plan, make_plan
 
@@ -46,7 +47,7 @@ def plan(
     async def planned() -> Plan:
         async with site(model=model, **settings) as here:
             head = "\r\n".join((line, "Host: t", *headers, f"Content-Length: {size}"))
-            return make_plan(HeadReader().read(head.encode()), here.lane.manners, here.lane.settings)
+            return make_plan(HeadReader().read(head.encode()), here.lane.manners, here.lane.settings, Access())
 
     return asyncio.run(planned())
 

@@ -5,6 +5,7 @@ import asyncio
 from tests.protocols.fastlane.kit import site
 
 from weir.messages import RequestBase
+from weir.protocols.access import Access
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.head import HeadReader
 from weir.protocols.fastlane.plan import make_plan
@@ -16,7 +17,7 @@ HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Reques
 def test_its_constructor_sets_what_the_base_sets() -> None:
     async def test() -> None:
         async with site() as here:
-            plan = make_plan(HeadReader().read(HEAD), here.lane.manners, here.lane.settings)
+            plan = make_plan(HeadReader().read(HEAD), here.lane.manners, here.lane.settings, Access())
             ask = plan.ask
             request = HttpRequest(Connection(here.lane), plan, b"3")
             base = RequestBase(

@@ -194,7 +194,7 @@ def test_many_calls_at_once_keep_their_answers_apart() -> None:
 
 def test_a_step_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        core, taken = Core({}, []), asyncio.Event()
+        core, taken = Core({}, [], lambda path, call: True), asyncio.Event()
         core.tell(lambda: 1 // 0)  # type: ignore[arg-type]  # steps return nothing; this one never returns
         core.tell(taken.set)
         await taken.wait()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from weir.errors import Overloaded, WeirError
 from weir.messages import Observer
+from weir.protocols.access import Access
 from weir.protocols.fastlane.body import Buffer
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
@@ -52,10 +53,11 @@ class Lane:
 
     def __init__(
         self, manners: Sequence[Manner], settings: HttpSettings, observers: Sequence[Observer],
-        hand_over: HandOver, *, clock: Callable[[], float],
+        hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None,
     ) -> None:  # fmt: skip
         self.manners = tuple(manners)  # the first one answers what belongs to none
         self.settings = settings
+        self._access = access or Access()
         self.observers = tuple(observers)
         self.hand_over = hand_over
         # get_buffer and buffer_updated run back to back, so one buffer serves all connections.
@@ -101,7 +103,7 @@ class Lane:
         return next((manner for manner in self.manners[1:] if target.startswith(manner.prefix)), self.manners[0])
 
     def _make_plan(self, head: Head) -> Plan:
-        plan = make_plan(head, self.manners, self.settings)
+        plan = make_plan(head, self.manners, self.settings, self._access)
         if plan.service is not None:
             plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))
             plan.tally.service = plan.service  # which may have taken the place of another

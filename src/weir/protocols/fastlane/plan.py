@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
-from weir.errors import WeirError
+from weir.errors import Unauthorized, WeirError
+from weir.protocols.access import Access
 from weir.protocols.answers import Answer
 from weir.protocols.fastlane.head import Head
 from weir.protocols.fastlane.tally import Tally
@@ -107,10 +108,11 @@ class Plan:
         self.plain_up_to = -1
 
 
-def make_plan(head: Head, manners: Sequence[Manner], settings: HttpSettings) -> Plan:
-    """Decide what to do with a request. Never raises: what is wrong with the request is in the plan."""
+def make_plan(head: Head, manners: Sequence[Manner], settings: HttpSettings, access: Access) -> Plan:
+    """Decide what to do with a request. Never raises: what is wrong with the request is in the plan. One that lacks the server's key is for ASGI,
+    which refuses it."""
     plan = Plan(head)
-    if _is_for_asgi(head, settings):
+    if _is_for_asgi(head, settings) or not _may(head, access):
         plan.hand_over = True
         return plan
     path = head.url.partition(b"?")[0].decode("ascii")
@@ -153,6 +155,14 @@ def _is_for_asgi(head: Head, settings: HttpSettings) -> bool:
         or (b"origin" in notable and bool(settings.cors_origins))
         or (b"expect" in notable and notable[b"expect"].lower() != b"100-continue")
     )
+
+
+def _may(head: Head, access: Access) -> bool:
+    try:
+        access.require_http(head.headers)
+    except Unauthorized:
+        return False
+    return True
 
 
 def _is_websocket(head: Head) -> bool:

@@ -31,10 +31,14 @@ class Handler(NamedTuple):
 
 
 class Core:
-    """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own."""
+    """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own. `admit`, told the path, tells whether a call may go
+    on, or ends it; it is called on another thread."""
 
-    def __init__(self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]]) -> None:
+    def __init__(
+        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, Call], bool]
+    ) -> None:
         self._handlers = handlers
+        self._admit = admit
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
@@ -117,9 +121,12 @@ class Core:
         if not event.success or self._ending:
             return
         self._request()
-        handler = self._handlers.get(event.call_details.method.decode("latin-1"))
+        path = event.call_details.method.decode("latin-1")
+        handler = self._handlers.get(path)
         call = Call(self.tell, event)
         call.watch()
+        if not self._admit(path, call):
+            return
         if handler is None:
             call.end(_UNIMPLEMENTED, "Method not found!")
         elif handler.takes_stream:

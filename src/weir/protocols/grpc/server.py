@@ -40,7 +40,7 @@ class GrpcServer:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
         self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
-        core = Core(self._services.handlers, channel_options(self._settings))
+        core = Core(self._services.handlers, channel_options(self._settings), self._services.admit)
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.port = core.listen(f"{host}:{self._settings.grpc_port}", credentials)
         if not self.port:

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from weir.errors import Unauthorized
 from weir.protocols.grpc import refusing
 from weir.protocols.grpc.call import Call
-from weir.protocols.grpc.calls import Answer, in_task, parse, unary
+from weir.protocols.grpc.calls import Answer, headers_of, in_task, parse, refuse, unary
 from weir.protocols.grpc.controlling import Controlling
 from weir.protocols.grpc.core import Handler
 from weir.protocols.grpc.health import SERVICE as HEALTH
@@ -19,6 +20,9 @@ from weir.wire.protobuf import Method, methods
 INFERENCE = "inference.GRPCInferenceService"
 REPOSITORY = "inference.model_repository.ModelRepositoryService"
 OWN = (INFERENCE, REPOSITORY)
+OPEN = (
+    *[method.path for method in methods(HEALTH)], *[f"/{INFERENCE}/{name}" for name in ("ServerLive", "ServerReady")]
+)  # fmt: skip
 ALL = (*OWN, HEALTH, *map(service_of, VERSIONS))
 
 
@@ -30,6 +34,7 @@ class Services:
         self._streaming = Streaming(site, most, development=development)
         self._health = Health(site.registry, OWN)
         self._development = development
+        self._access = site.access
         answering = (Showing(site), Controlling(site), refusing)
         self.handlers: dict[str, Handler] = {
             method.path: unary(method, _answer(answering, method), development=development)
@@ -42,6 +47,16 @@ class Services:
         self._add_health()
         for version in VERSIONS:
             self._add_reflection(version)
+
+    def admit(self, path: str, call: Call) -> bool:
+        """Tell whether a call may go on: what says whether the server lives may, and what comes with its key; else end it."""
+        try:
+            if self._access.required and path not in OPEN:
+                self._access.require_http(headers_of(call))
+        except Unauthorized as error:
+            refuse(error, call, development=self._development)
+            return False
+        return True
 
     def refuse(self) -> None:
         """Take no more requests; those under way go on."""

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported
+from weir.protocols.access import Access
 from weir.protocols.answers import Headers
 from weir.protocols.control import Control
 from weir.protocols.describing import EXTENSIONS, SHARED_MEMORY
@@ -16,15 +17,16 @@ if TYPE_CHECKING:
 
 
 class Site:
-    """The models of `registry`, who may control them, and the `manager` who changes them, if the server has one."""
+    """The models of `registry`, who may call and who may control them, and the `manager` who changes them, if the server has one."""
 
     def __init__(
         self, registry: "Registry", http: HttpSettings, control: Control | None = None, *,
-        settings: KserveSettings | None = None, manager: "Manager | None" = None,
+        settings: KserveSettings | None = None, manager: "Manager | None" = None, access: Access | None = None,
     ) -> None:  # fmt: skip
         self.registry = registry
         self.http = http
         self.control = control or Control()
+        self.access = access or Access()
         self.settings = settings or KserveSettings()
         self.regions = Regions(allowed=self.settings.allow_shared_memory, max_read=http.max_body_size)
         self._manager = manager

@@ -1,0 +1,121 @@
+"""access.py: who has the key may call, and nobody else; it is never shown."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weir.errors import SettingsError, Unauthorized
+from weir.protocols.access import Access, AccessSettings
+from weir.protocols.control import Control, ControlSettings
+from weir.settings import read_settings
+
+KEY = "s3cret-key"
+
+
+def keyed(tmp_path: Path, text: str = KEY, control: Control | None = None) -> Access:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    return Access(AccessSettings(api_key_file=str(file)), control)
+
+
+def headers(value: str, **more: str) -> list[tuple[bytes, bytes]]:
+    said = {"authorization": value, **more}
+    return [(name.encode(), text.encode("latin-1")) for name, text in said.items()]
+
+
+def basic(password: str, user: str = "anybody") -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def test_without_a_key_anybody_may_call() -> None:
+    access = Access()
+    assert not access.required
+    access.require(None)
+    access.require_http([])
+
+
+@pytest.mark.parametrize("key", [None, "", "s3cret-ke", "s3cret-keyy", "S3CRET-KEY", " s3cret-key", "\xfc", "\ud800"])
+def test_another_key_is_none(tmp_path: Path, key: str | None) -> None:
+    for access in (Access(AccessSettings(api_key=KEY)), keyed(tmp_path)):
+        access.require(KEY)
+        assert access.required
+        with pytest.raises(
+            Unauthorized, match="came without it" if key is None else "came with another one"
+        ) as refused:
+            access.require(key)
+        assert KEY not in str(refused.value)
+
+
+def test_a_file_may_have_several(tmp_path: Path) -> None:
+    access = keyed(tmp_path, "one\n\n  two \r\n")
+    access.require("one")
+    access.require("two")
+    with pytest.raises(Unauthorized):
+        access.require("")
+
+
+def test_who_may_control_may_call(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("token")
+    access = keyed(tmp_path, control=Control(ControlSettings(control_token_file=str(tmp_path / "token"))))
+    access.require("token")
+    with pytest.raises(Unauthorized):
+        access.require("other")
+    with pytest.raises(Unauthorized):
+        keyed(tmp_path, control=Control()).require("token")
+
+
+@pytest.mark.parametrize("value", [f"Bearer {KEY}", f"bearer  {KEY} ", basic(KEY), basic(KEY, "")])
+def test_it_comes_as_a_bearers_token_or_a_password(value: str) -> None:
+    Access(AccessSettings(api_key=KEY)).require_http(headers(value))
+
+
+@pytest.mark.parametrize(
+    "value", ["", KEY, f"Bearer{KEY}", f"Token {KEY}", basic("other"), "Basic ???", "Basic", basic("")]
+)
+def test_what_is_none_of_these_is_refused(value: str) -> None:
+    with pytest.raises(Unauthorized):
+        Access(AccessSettings(api_key=KEY)).require_http(headers(value))
+
+
+def test_a_page_of_another_origin_cannot_use_the_password_that_the_browser_knows() -> None:
+    access = Access(AccessSettings(api_key=KEY))
+    access.require_http(headers(basic(KEY), host="here:8000", origin="http://here:8000"))
+    access.require_http(headers(f"Bearer {KEY}", host="here:8000", origin="http://there"))  # it knows the key itself
+    with pytest.raises(Unauthorized):
+        access.require_http(headers(basic(KEY), host="here:8000", origin="http://there"))
+
+
+@pytest.mark.parametrize("text", ["", " \n", "two words", "k\xfcy", "tab\tbed"])
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(tmp_path: Path, text: str) -> None:
+    with pytest.raises(SettingsError, match=r"api_key_file=.*(must hold a key|line 1: must be printable)") as refused:
+        keyed(tmp_path, text)
+    assert not text.strip() or text not in str(refused.value)
+    with pytest.raises(SettingsError, match="api_key: must be printable ASCII without spaces") as refused:
+        AccessSettings(api_key=text)
+    assert not text.strip() or text not in str(refused.value)
+
+
+def test_settings_that_contradict_each_other_or_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="say one of them"):
+        AccessSettings(api_key=KEY, api_key_file="keys")
+    with pytest.raises(SettingsError, match=r"api_key_file=.*none'.*cannot be read"):
+        Access(AccessSettings(api_key_file=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize("said", [
+    {"flags": {"api_key": [KEY, "again"]}}, {"environment": {"WEIR_API_KEY": f"{KEY} {KEY}"}}, {"text": "api_key = 123454321"},
+])  # fmt: skip
+def test_no_message_shows_it(tmp_path: Path, said: dict[str, Any]) -> None:
+    file = tmp_path / "weir.toml"
+    file.write_text(said.get("text", ""))
+    with pytest.raises(SettingsError) as refused:
+        read_settings(["a:B"], said.get("flags", {}), said.get("environment", {}), str(file))
+    assert "not shown" in str(refused.value) and KEY not in str(refused.value) and "12345" not in str(refused.value)
+
+
+def test_no_repr_shows_it() -> None:
+    settings = read_settings(["a:B"], {}, {"WEIR_API_KEY": KEY})
+    assert settings.access.api_key == KEY
+    assert KEY not in repr(settings)
