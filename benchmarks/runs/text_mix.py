@@ -19,7 +19,7 @@ from weir.client import EmbeddingClient
 
 # How many of a hundred requests are of each kind, and how many callers of it there are.
 SHARES = {"openai": (40, 4), "encode": (20, 2), "zeromq": (20, 1), "refused": (15, 1), "left": (5, 1)}
-SAME_NAME = {"encode": 10, "zeromq": 100}  # requests before a caller takes another name
+SAME_NAME = {"encode": 4, "zeromq": 100}  # requests before a caller takes another name
 AHEAD = 32  # requests that a caller over ZeroMQ has under way
 LONGEST = 24  # words
 

@@ -69,3 +69,14 @@ except weir.SettingsError as error:
     print(str(error).partition("installed: ")[2])
 """
     assert run(script) == printed
+
+
+def test_a_client_of_texts_over_http_needs_no_library_for_it() -> None:
+    script = HIDING.partition("client = ")[0].format(allowed=COMMON)
+    script += """
+try:
+    weir.client.EmbeddingClient("http://127.0.0.1:9")
+except weir.client.Unreachable as error:
+    print(type(error).__name__)
+"""
+    assert run(script) == "Unreachable\n"

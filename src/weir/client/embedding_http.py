@@ -1,4 +1,4 @@
-"""How an EmbeddingClient speaks HTTP: POST /encode with the vectors as bytes, /status, /terminate. Needs httpx."""
+"""How an EmbeddingClient speaks HTTP: POST /encode with the vectors as bytes, /status, /terminate."""
 
 import contextlib
 import time
@@ -11,6 +11,7 @@ import msgspec
 import numpy
 
 from weir.client import failures
+from weir.client.blocking_http import Connections
 from weir.client.embedding_transport import Asked, Heard, Vectors, not_unicode
 from weir.client.failures import Unreachable
 from weir.client.http_calls import HttpReply, HttpRequest
@@ -28,17 +29,13 @@ def open_transport(
     """Return the way to `url`. Raises SettingsError."""
     if port_out is not None:
         raise SettingsError(f"port_out={port_out}: is of ZeroMQ; over HTTP answers come back on the same connection")
-    try:
-        from weir.client.http import HttpTransport
-    except ModuleNotFoundError as error:
-        raise SettingsError(f'{url}: needs httpx: pip install "weir-serving[client]" ({error})') from error
-    return HttpEmbedding(HttpTransport(url, token, _AT_ONCE * 2, True), identity, retry)
+    return HttpEmbedding(Connections(url, token, _AT_ONCE * 2), identity, retry)
 
 
 class HttpEmbedding:
     """Asks a server over HTTP. `identity` tells it whose texts they are. What it refuses for now is sent again as `retry` says."""
 
-    def __init__(self, transport: Any, identity: str, retry: Retry = NEVER) -> None:
+    def __init__(self, transport: Connections, identity: str, retry: Retry = NEVER) -> None:
         self._transport = transport
         self._identity = identity
         self._retry = retry
@@ -112,7 +109,7 @@ class HttpEmbedding:
         self._transport.close()
 
     def _sent(self, request: HttpRequest, timeout: float) -> HttpReply:
-        reply: HttpReply = self._transport.send(request, timeout)
+        reply = self._transport.send(request, timeout)
         if reply.status != 200:
             raise error_of(reply)
         return reply

@@ -1,0 +1,203 @@
+"""HTTP for callers in threads, by the standard library alone: connections are kept, and a small request leaves in one piece.
+
+httpx does more, and takes longer for it than the server does for one vector, the model aside.
+"""
+
+import base64
+import select
+import ssl
+import time
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from threading import BoundedSemaphore, Lock
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from weir.client.failures import ConnectionLost, Unreachable
+from weir.client.http_calls import HttpReply, HttpRequest
+from weir.errors import Cancelled, DeadlineExceeded, SettingsError
+
+_PIECE = 1 << 20  # bytes of a body that are read at a time
+_AT_ONCE = 65_536  # bytes of a request that are put together
+_SHORTEST = 1e-3  # seconds: a socket's timeout of 0 would mean not to wait at all
+
+
+class _Plain(HTTPConnection):
+    """A connection that sends head and body of a small request at once: the server would wake up for each."""
+
+    def __init__(self, host: str, port: int | None, timeout: float, **said: Any) -> None:
+        super().__init__(host, port, timeout=timeout, **said)
+        self._held: list[bytes] = []
+
+    def send(self, data: Any) -> None:
+        """Keep `data` until `flush`."""
+        self._held.append(data)
+
+    def flush(self) -> None:
+        """Send what is kept."""
+        held, self._held = self._held, []
+        for piece in [b"".join(held)] if sum(map(len, held)) <= _AT_ONCE else held:
+            super().send(piece)
+
+
+class _Encrypted(_Plain, HTTPSConnection):
+    """The same with TLS."""
+
+
+class Connections:
+    """Sends HttpRequests to `url`, http:// or https://, over at most `most` connections, which are kept. May be used by many threads at a
+    time. `token` goes with each request. Raises SettingsError for what is no such URL."""
+
+    def __init__(self, url: str, token: str | None, most: int) -> None:
+        self._url = url
+        parts = _parsed(url)
+        self._where = (str(parts.hostname), parts.port)
+        self._prefix = parts.path.rstrip("/")
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._headers = _authorization(parts, token)
+        self._places = BoundedSemaphore(most)
+        self._lock = Lock()
+        self._idle: list[_Plain] = []
+        self._all: set[_Plain] = set()
+        self._closed = False
+
+    def send(self, step: HttpRequest, timeout: float) -> HttpReply:
+        """Return the answer to one request. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could be sent, ConnectionLost
+        if the connection ended before the answer, Cancelled if this was closed."""
+        deadline = time.monotonic() + timeout
+        if not self._places.acquire(timeout=timeout):
+            raise self._late()
+        try:
+            connection = self._connected(deadline)
+            try:
+                reply, kept = self._exchange(connection, step, deadline)
+            except BaseException:
+                self._leave(connection)
+                raise
+            self._give_back(connection) if kept else self._leave(connection)
+            return reply
+        finally:
+            self._places.release()
+
+    def _connected(self, deadline: float) -> _Plain:
+        with self._lock:
+            while self._idle:
+                connection = self._idle.pop()
+                if not _ended(connection):
+                    return connection
+                self._all.discard(connection)
+                connection.close()
+        left = max(_SHORTEST, deadline - time.monotonic())
+        if self._tls is None:
+            connection = _Plain(*self._where, timeout=left)
+        else:
+            connection = _Encrypted(*self._where, timeout=left, context=self._tls)
+        try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise Unreachable(f"{self._url}: no connection ({error})") from error
+        with self._lock:
+            self._all.add(connection)
+            closed = self._closed
+        if closed:
+            self._leave(connection)
+            raise self._cancelled()
+        return connection
+
+    def _exchange(self, connection: _Plain, step: HttpRequest, deadline: float) -> tuple[HttpReply, bool]:
+        """Return the answer, and whether the connection may be kept."""
+        try:
+            self._hurry(connection, deadline)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a server may answer before it has read all, and end
+                connection.request(
+                    step.method, self._prefix + step.path, step.body or None, {**self._headers, **step.headers}
+                )
+                connection.flush()
+            answer = connection.getresponse()
+            body = self._body(connection, answer, deadline)
+        except TimeoutError as error:
+            raise self._late() from error
+        except (OSError, HTTPException) as error:
+            if self._closed:
+                raise self._cancelled() from error
+            raise ConnectionLost(f"{self._url}: the connection ended before the answer ({error})") from error
+        headers = {name.lower(): value for name, value in answer.headers.items()}
+        return HttpReply(answer.status, headers, body), connection.sock is not None
+
+    def _body(self, connection: _Plain, answer: HTTPResponse, deadline: float) -> bytes:
+        pieces = []
+        while piece := answer.read1(_PIECE):
+            pieces.append(piece)
+            if not answer.isclosed():
+                self._hurry(connection, deadline)
+        if answer.length:
+            raise HTTPException(f"{answer.length} bytes of its body are missing")
+        answer.close()
+        return b"".join(pieces)
+
+    def _hurry(self, connection: _Plain, deadline: float) -> None:
+        """Let the next wait last no longer than there is time."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        if connection.sock is not None:
+            connection.sock.settimeout(max(_SHORTEST, left))
+
+    def _give_back(self, connection: _Plain) -> None:
+        with self._lock:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        self._leave(connection)
+
+    def _leave(self, connection: _Plain) -> None:
+        with self._lock:
+            self._all.discard(connection)
+        connection.close()
+
+    def close(self) -> None:
+        """End all connections: who waits for an answer gets Cancelled. Idempotent."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = self._all.difference(idle)
+            self._all.clear()
+        for connection in idle:
+            connection.close()
+        for connection in busy:
+            with suppress(OSError, AttributeError):  # whoever uses it closes it, which may be at this moment
+                connection.sock.shutdown(2)
+
+    def _late(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self._url}: no answer in time")
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(f"{self._url}: this client has been closed")
+
+
+def _ended(connection: _Plain) -> bool:
+    """Tell whether the other side has closed a connection on which nothing is awaited, or speaks out of turn."""
+    poll = select.poll()
+    poll.register(connection.sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _parsed(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError as error:
+        raise SettingsError(f"url={url!r}: {error}") from None
+    if not known or parts.query or parts.fragment:
+        raise SettingsError(f"url={url!r}: must be http://HOST:PORT or https://HOST:PORT")
+    return parts
+
+
+def _authorization(parts: SplitResult, token: str | None) -> dict[str, str]:
+    if token is not None:
+        return {"authorization": f"Bearer {token}"}
+    if parts.username is None:
+        return {}
+    said = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return {"authorization": "Basic " + base64.b64encode(said).decode()}
