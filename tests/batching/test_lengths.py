@@ -2,6 +2,7 @@
 
 from random import Random
 
+import pytest
 from tests.batching.mill import Asked, listed
 
 from weir.batching.lengths import LengthLane, is_gone, length_of
@@ -59,3 +60,33 @@ def test_who_has_gone_does_not_pile_up() -> None:
     assert sum(map(len, lane.by_length.values())) < 1100
     assert all(not is_gone(queue[0]) for queue in lane.by_length.values())
     assert lane.lengths == sorted(lane.by_length)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_holds_what_a_list_would_hold(seed: int) -> None:
+    """Whatever comes, is taken or leaves, one by one or many at a time before any of it is told."""
+    chance, lane, model = Random(seed), LengthLane(), list[Asked]()
+    for number in range(600):
+        if chance.random() < (0.4, 0.6)[number // 100 % 2] or not model:
+            request = of(float(chance.randrange(1, 6)), number - chance.choice([0.0, 0.0, 2.5]))
+            model.append(request)
+            lane.add(request)
+        else:
+            gone = chance.sample(model, min(len(model), chance.choice([1, 1, 5, 200])))
+            for request in gone:
+                if chance.random() < 0.5:
+                    request.settled = True
+                else:
+                    request.taken = 1
+            for request in gone:
+                model.remove(request)
+                lane.leave(request)
+        model.sort(key=lambda each: each.arrival)
+        assert (len(lane), lane.head) == (len(model), model[0] if model else None)
+        assert [each for each in lane.waiting if not is_gone(each)] == model
+        assert lane.lengths == sorted(lane.by_length) == sorted({length_of(each) for each in model})
+        for length, queue in lane.by_length.items():
+            assert not is_gone(queue[0])
+            assert [each for each in queue if not is_gone(each)] == [
+                each for each in model if length_of(each) == length
+            ]

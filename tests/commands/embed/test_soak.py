@@ -1,0 +1,156 @@
+"""`weir embed serve` under a crowd of clients, while its processes are killed: every request has its end, nothing is left behind."""
+
+import random
+import socket
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from tests.commands.embed.crowd import MOST as MOST_TEXTS
+from tests.commands.embed.crowd import Crowd
+from tests.embedding import tiny
+from tests.served import Served
+
+from weir.client import EmbeddingClient
+from weir.client.retrying import NEVER
+from weir.embedding.checkpoint.installed import INSTALL, installed_model
+from weir.embedding.clients import MOST
+
+SECONDS = 120.0
+CLIENTS = 64
+PAUSES = (0.5, 8.0)  # seconds between two kills
+MOST_THREADS = 10  # that a server of few CPUs may have begun meanwhile, for large requests
+WORDS = "the a river weir flows over stone when water rises and falls in long dry summer"
+
+
+@pytest.fixture(params=["tiny", "small"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A tiny model, fast enough that all else shows; and the one that is served when none is named."""
+    if request.param == "tiny":
+        return tiny.model(tmp_path / "tiny", layers=2)
+    directory = installed_model()
+    if directory is None:
+        pytest.skip(f"the model is not installed: {INSTALL}")
+    return directory
+
+
+@pytest.fixture
+def ports() -> tuple[int, int]:
+    """Two that are free."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+@pytest.fixture
+def served(model: Path, ports: tuple[int, int], tmp_path: Path) -> Iterator[Served]:
+    with tempfile.TemporaryFile() as log:
+        with Served(
+            model, "--workers", 2, "--cache", tmp_path / "cache", "--zmq-port", ports[0], "--zmq-port-out", ports[1],
+            "--no-calibrate", command="embed serve", stderr=log.fileno(),
+        ) as served:  # fmt: skip
+            served.url = served.until_printed(r"curl .*?(http://\S+)/encode")[1]
+            yield served
+        log.seek(0)
+        print(log.read().decode()[-20_000:])
+
+
+def texts() -> list[str]:
+    chance = random.Random(4)
+    return [
+        f"{number} " + " ".join(chance.choices(WORDS.split(), k=chance.randint(1, 40)))
+        for number in range(MOST_TEXTS + 50)
+    ]
+
+
+def kill_one(server: psutil.Process, chance: random.Random, of_template: bool) -> str:
+    """End a worker, or what the workers are forked from, and they with it; the server's own children only."""
+    try:
+        template = [child for child in server.children() if "weir.workers.forking" in child.cmdline()]
+        workers = [child for child in server.children(recursive=True) if child not in template]
+        victims = template if template and of_template else workers
+        chance.choice(victims).kill()
+    except (psutil.Error, IndexError):
+        return "nobody"  # they are being started
+    return "template" if victims is template else "worker"
+
+
+def held(server: psutil.Process) -> dict[str, int]:
+    """Return what the server itself has."""
+    with server.oneshot():
+        return {
+            "descriptors": server.num_fds(),
+            "threads": server.num_threads(),
+            "connections": len(server.connections("tcp")),
+            "MiB": server.memory_info().rss >> 20,
+        }
+
+
+def until(holds: Callable[[], bool], what: str, seconds: float = 60.0) -> None:
+    """Return when something holds."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.05)
+
+
+def levels(url: str) -> dict[str, Any]:
+    """Return what waits and runs, and which workers there are."""
+    (name,) = httpx.get(f"{url}/status/server", timeout=30).json()["models"]
+    state: dict[str, Any] = httpx.get(f"{url}/models/{name}", timeout=30).json()
+    return state
+
+
+def is_at_rest(url: str) -> bool:
+    """Tell whether nothing waits or runs any more, and all workers are there."""
+    state = levels(url)
+    ready = all(worker["state"] == "ready" for worker in state["workers"])
+    return (state["waiting"], state["in_flight_batches"], ready) == (0, 0, True)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_every_request_of_a_crowd_has_its_end(served: Served, ports: tuple[int, int]) -> None:
+    chance = random.Random(1)
+    server = psutil.Process(served.process.pid)
+    with EmbeddingClient(served.url, check_length=False) as client:
+        reference: dict[str, Any] = {text: client.encode([text])[0] for text in texts()}
+    at_rest = held(server)
+    crowd = Crowd(served.url, ports, reference)
+    crowd.start(CLIENTS)
+    end, killed = time.monotonic() + SECONDS, Counter[str]()
+    while time.monotonic() < end:
+        time.sleep(chance.uniform(*PAUSES))
+        killed[kill_one(server, chance, of_template=time.monotonic() > end - SECONDS / 2)] += 1
+        print(f"{end - time.monotonic():6.1f} {held(server)} {dict(killed)}", flush=True)
+    crowd.stop()
+    for key, count in sorted(crowd.ends.items()):
+        print(*key, count)
+    assert crowd.faults == []
+    assert killed["template"] and killed["worker"]
+    assert {name for name, end in crowd.ends if end == "answered"} == {"own", "own_zeromq", "openai", "encode", "stock"}
+    until(lambda: is_at_rest(served.url), f"{levels(served.url)}")
+    until(lambda: held(server)["descriptors"] <= at_rest["descriptors"], f"descriptors: {at_rest}, {held(server)}")
+    print(at_rest, held(server))
+    assert held(server)["threads"] <= at_rest["threads"] + MOST_THREADS
+    assert len(httpx.get(f"{served.url}/status/client").json()["clients"]) <= MOST
+    drains(served, reference)
+
+
+def drains(served: Served, reference: dict[str, Any]) -> None:
+    """What was accepted when the server is told to end is answered, what comes later is refused, and it ends by itself."""
+    asked = list(reference)[:200]
+    with ThreadPoolExecutor(8) as threads, EmbeddingClient(served.url, check_length=False, retry=NEVER) as client:
+        futures = [threads.submit(client.encode, asked) for _ in range(8)]
+        until(lambda: levels(served.url)["waiting"] > 0, "nothing waits")
+        served.process.terminate()
+        for future in futures:
+            vectors = future.result(60)
+            assert vectors.shape == (200, len(reference[asked[0]]))
+        assert served.wait() == 0
