@@ -124,6 +124,7 @@ def test_what_fails_is_an_error_of_the_stock_client(error: Any, kind: type[opena
     ({"input": {"a": 1}}, "input", "must be a text or a list"),
     ({"input": "a", "encoding_format": "hex"}, "encoding_format", "must be one of float, base64"),
     ({"input": "a", "dimensions": 0}, "dimensions", "must be 1 or more"),
+    ({"input": "a", "user": "x" * 513}, "user", "has 513 characters, must have at most 512"),
     ({"input": "a", "dimensions": 9}, "dimensions", "must be at most 8"),
     ({"input": "a", "dimensions": True}, "dimensions", "must be a whole number"),
     ({"input": "a", "model": 3}, "model", "must be a text"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.embedding.prompts import prompt_of_server, prompt_text
+from weir.embedding.prompts import MOST_CHARACTERS, prompt_of_server, prompt_text
 from weir.errors import InvalidRequest, SettingsError
 
 PROMPTS = {"query": "query: ", "document": "passage: "}
@@ -22,6 +22,14 @@ def test_what_is_neither_is_refused_with_the_names_there_are() -> None:
         prompt_text("qury", PROMPTS)
     with pytest.raises(SettingsError, match="it has none; a text to put before others ends with a space or a colon"):
         prompt_of_server("query", {})
+
+
+def test_a_prompt_is_read_for_every_text_and_is_no_longer_than_that_allows() -> None:
+    longest = "x" * (MOST_CHARACTERS - 1) + ":"
+    assert prompt_text(longest, {}) == longest
+    assert prompt_text("long", {"long": f"x{longest}"}) == f"x{longest}"
+    with pytest.raises(InvalidRequest, match="prompt: has 4097 characters, must have at most 4096"):
+        prompt_text(f"x{longest}", {})
 
 
 def test_nothing_said_is_what_the_model_says() -> None:

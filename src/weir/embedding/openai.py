@@ -27,6 +27,7 @@ FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate",
 FORMATS = ("float", "base64")
 
 _PATHS = {"embeddings": "POST", "models": "GET"}
+_LONGEST_USER = 512  # characters: the latest users are remembered
 _MOST_TOKENS = 1 << 31  # the first number that is no token id
 
 
@@ -157,7 +158,7 @@ def read_body(body: bytes, site: Site) -> Asked:
         _read(said, "model", str, "") or "",
         _read_format(said),
         _read_dimensions(said),
-        _read(said, "user", str, "") or "",
+        _read_user(said),
         _read(said, "truncate", bool, None),
         _read(said, "prompt", str, None),
     )
@@ -193,6 +194,13 @@ def _read_format(said: dict[str, Any]) -> str:
     value = _read(said, "encoding_format", str, FORMATS[0]) or FORMATS[0]
     if value not in FORMATS:
         raise wrong(f"encoding_format={value!r:.80}: must be one of {', '.join(FORMATS)}", "encoding_format")
+    return str(value)
+
+
+def _read_user(said: dict[str, Any]) -> str:
+    value = _read(said, "user", str, "") or ""
+    if len(value) > _LONGEST_USER:
+        raise wrong(f"user: has {len(value)} characters, must have at most {_LONGEST_USER}", "user")
     return str(value)
 
 

@@ -4,16 +4,21 @@ from collections.abc import Mapping
 
 from weir.errors import InvalidRequest, SettingsError
 
+MOST_CHARACTERS = 4096  # of a prompt that is said in full: it is read once for every text
+
 _ENDS = (" ", ":", "\n")  # what the text itself ends with, and no name
 
 
 def prompt_text(said: str, prompts: Mapping[str, str]) -> str:
     """Return the text of the prompt called `said`, or `said` itself if it ends as a prompt does: with a space, a colon or a new line. "" is none.
 
-    Raises InvalidRequest naming the prompts that the model has.
+    Raises InvalidRequest naming the prompts that the model has, or saying how long one may be.
     """
     if said in prompts:
         return prompts[said]
+    if len(said) > MOST_CHARACTERS:
+        rule = f"prompt: has {len(said)} characters, must have at most {MOST_CHARACTERS}"
+        raise InvalidRequest(rule, details={"param": "prompt"})
     if not said or said.endswith(_ENDS):
         return said
     there_are = f"it has {', '.join(prompts)}" if prompts else "it has none"
