@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from benchmarks import gpu, report, text_load
 from benchmarks.paragraphs import paragraphs
-from benchmarks.parts import PARTS
+from benchmarks.parts import PARTS, padding
 from benchmarks.parts.padding import simulate
 from benchmarks.parts.square import PART
 from benchmarks.result import Result, ratio, rotated, short, spread
@@ -169,8 +169,15 @@ def test_without_a_gpu_its_benchmark_says_what_is_missing(
 
 def test_padding_by_length_and_by_arrival() -> None:
     lengths = [3 + number**2 % 197 for number in range(500)]
-    by_arrival, by_length = (simulate(lengths, 256, padded=padded, texts=1000) for padded in (False, True))
+    by_arrival, by_length = (simulate(lengths, 256, way, padding.PRICE, 1.0) for way in padding.ALL)
     assert by_length.waste < 0.1 < 0.4 < by_arrival.waste
+
+
+def test_where_padding_costs_less_less_is_wasted() -> None:
+    lengths = [3 + number**2 % 197 for number in range(500)]
+    dear, cheap = (simulate(lengths, 16, padding.ALL[0], padding.PRICE, share) for share in (1.0, 0.2))
+    assert (cheap.tokens, cheap.batches) == (dear.tokens, dear.batches)
+    assert cheap.work - cheap.tokens == pytest.approx(0.2 * (dear.work - dear.tokens))
 
 
 def test_paragraphs_are_texts() -> None:
