@@ -61,23 +61,25 @@ def drip(connect: Callable[[], EmbeddingClient], seconds: float, clients: int) -
 
 
 def steady(connect: Callable[[], EmbeddingClient], seconds: float, begin: float) -> dict[str, Any]:
-    """Keep the same number of texts under way all the time; return texts per second."""
+    """Keep the same number of texts under way all the time; return texts per second, from the first answer to the last."""
     texts = sentences(TOGETHER, 7)
     with connect() as client, ThreadPoolExecutor(UNDER_WAY) as pool:
         client.encode(["ready"])
         time.sleep(max(0.0, begin - time.time()))
         started = time.monotonic()
 
-        def keep_asking(_: int) -> int:
-            count = 0
+        def keep_asking(_: int) -> list[float]:
+            answered = []
             while time.monotonic() - started < seconds:
                 client.encode(texts)
-                # Only what came in time counts, so that neither gains from running on alone.
-                count += TOGETHER if time.monotonic() - started < seconds else 0
-            return count
+                answered.append(time.monotonic())
+            # Only what came in time counts, so that neither gains from running on alone.
+            return [each for each in answered if each - started < seconds]
 
-        done = sum(pool.map(keep_asking, range(UNDER_WAY)))
-    return {"rate": done / seconds}
+        answered = sorted(each for mine in pool.map(keep_asking, range(UNDER_WAY)) for each in mine)
+    if len(answered) < 2:
+        sys.exit(f"steady: {len(answered)} answers in {seconds:g} s, no rate can be told")
+    return {"rate": TOGETHER * (len(answered) - 1) / (answered[-1] - answered[0])}
 
 
 def main() -> None:
