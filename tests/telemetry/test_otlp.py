@@ -22,7 +22,7 @@ RECEIVER = Path(__file__).parent / "receiver.py"
 SIMPLE = Path(__file__).parents[2] / "examples" / "repository" / "simple" / "1" / "model.py"
 CALLERS = {
     name: f"00-{digit * 32}-{digit * 16}-01"
-    for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"), ("websocket", "d"))
+    for name, digit in (("native", "a"), ("kserve", "b"), ("grpc", "c"), ("websocket", "d"), ("events", "e"))
 }
 ROW = list(range(16))
 
@@ -36,6 +36,7 @@ def ask(url: str, address: str) -> dict[str, str]:
         for name, path, body in (
             ("native", "/infer/simple", rows),
             ("kserve", "/v2/models/simple/infer", {"inputs": inputs}),
+            ("events", "/v2/models/simple/infer_stream", {"inputs": inputs}),
         ):
             response = client.post(path, json=body, headers={"traceparent": CALLERS[name]})
             assert response.status_code == 200

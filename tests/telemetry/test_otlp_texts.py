@@ -38,19 +38,29 @@ def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
                     call: httpx.post(url + path, json=body, headers=headers, timeout=30)
                     for call, (path, body) in CALLS.items()
                 }
-                refused = httpx.post(f"{url}/encode", json={"texts": ["x" * 3, "\0"]}, headers=headers, timeout=30)
+                wrong = {"inputs": [{"name": "input", "datatype": "BYTES", "shape": [2], "data": ["fine", ""]}]}
+                refused = [
+                    httpx.post(url + path, json=body, headers=headers, timeout=30)
+                    for path, body in (
+                        ("/encode", {"texts": ["x" * 3, "\0"]}),
+                        ("/v2/models/tiny/infer", wrong),
+                        ("/v2/models/tiny/infer_stream", wrong),
+                    )
+                ]
                 served.signal(signal.SIGTERM)
                 assert served.wait() == 0
         finally:
             receiver.terminate()
         spans = [json.loads(line) for line in receiver.stdout]
-    (fault,) = [span for span in spans if span["name"] == "encode tiny" and "error.type" in span["attributes"]]
-    assert refused.status_code == 400 and refused.headers["traceparent"] == f"00-{'e' * 32}-{fault['span']}-01"
-    spans.remove(fault)
+    faults = [span for span in spans if span["name"] == "encode tiny" and "error.type" in span["attributes"]]
+    assert [answer.status_code for answer in refused] == [400] * 3
+    named = [answer.headers["traceparent"] for answer in refused]
+    assert named == [f"00-{'e' * 32}-{fault['span']}-01" for fault in faults]
+    spans = [span for span in spans if span not in faults]
     calls = [span for span in spans if span["name"] == "encode tiny"]
     for (door, texts), answer in answers.items():
-        named = {"weir.door": door, "weir.texts": texts}
-        (call,) = [span for span in calls if named.items() <= span["attributes"].items()]
+        about = {"weir.door": door, "weir.texts": texts}
+        (call,) = [span for span in calls if about.items() <= span["attributes"].items()]
         assert answer.status_code == 200 and answer.headers["traceparent"] == f"00-{call['trace']}-{call['span']}-01"
         assert (call["trace"], call["parent"]) == ("e" * 32, "f" * 16)
         children = [span for span in spans if span["parent"] == call["span"]]

@@ -2,9 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from functools import partial
 
 from weir.errors import Unsupported, WeirError
-from weir.protocols.answers import Answer
+from weir.protocols.answers import Answer, Headers
 from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
 from weir.protocols.events import EventStream, Source
@@ -14,6 +15,7 @@ from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import error_answer, error_event
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
+from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_json import REGION, write_response
@@ -48,8 +50,11 @@ class Streams:
             for observer in service.observers:
                 observer.refused(service.label, DOOR, error)
             raise
-        async with aclosing(stream(service, request, door=DOOR)) as parts:
-            source = Source(_data(parts, write), error_answer, error_event, list)
+        trace = None if service.tracing is None else service.tracing.new(ask.traceparent)
+        CURRENT.set(trace)
+        named = [] if trace is None else [(HEADER.encode(), trace.traceparent.encode())]
+        async with aclosing(stream(service, request, door=DOOR, trace=trace)) as parts:
+            source = Source(_data(parts, write), partial(_refusal, named), error_event, lambda: named)
             events = EventStream(source, call.receive, call.send, site.http.stream_keep_alive)
             await events.run()
         for observer in service.observers:
@@ -63,6 +68,12 @@ class Streams:
             if REGION in output.parameters:
                 raise Unsupported(f"output {output.name!r}: has {REGION}, but a stream is written as JSON")
         return request
+
+
+def _refusal(named: Headers, error: BaseException) -> Answer:
+    answer = error_answer(error)
+    answer.headers.extend(named)
+    return answer
 
 
 def _read_generate(ask: InferAsk, call: Call) -> InferenceRequest:
