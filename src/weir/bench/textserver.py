@@ -1,5 +1,6 @@
 """A server of sentence vectors in a process of its own, for as long as it is measured."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -37,13 +38,20 @@ def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300
         doors += ["--zmq-port", str(others[0]), "--zmq-port-out", str(others[1])]
     command = [sys.executable, "-m", "weir", "embed", "serve", *flags, *doors, "--log-level", "warning"]
     with tempfile.TemporaryFile() as words:
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=words, stdin=subprocess.DEVNULL)
+        server = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=words, stdin=subprocess.DEVNULL, env=_without_key()
+        )
         http = f"http://127.0.0.1:{port}"
         try:
             _wait(server, http, timeout, words)
             yield Running(http, f"tcp://127.0.0.1:{others[0]}", others[1]) if zmq else Running(http, http)
         finally:
             _end(server)
+
+
+def _without_key() -> dict[str, str]:
+    """Return the environment: the key of the user's other servers is none of this one, which its clients do not know."""
+    return {name: value for name, value in os.environ.items() if name not in ("WEIR_API_KEY", "WEIR_API_KEY_FILE")}
 
 
 def _free_ports(count: int) -> list[int]:
