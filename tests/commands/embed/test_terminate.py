@@ -43,7 +43,7 @@ def test_a_server_ends_for_whom_it_obeys(folder: Path, door: str) -> None:
         folder / "model", *flags, "--control-token-file", folder / "token", command="embed serve"
     ) as served:  # fmt: skip
         url = served.until_printed(r"curl .*?(http://\S+)/encode")[1]
-        where = (url,) if door == "http" else ("--ip", "127.0.0.1", "--port", port, "--port_out", port_out)
+        where = (url,) if door == "http" else ("-ip", "127.0.0.1", "-port", port, "-port_out", port_out)
         refused = weir_here("embed", "terminate", *where)
         assert refused.returncode != 0 and "control token" in refused.stderr and refused.stderr.count("\n") == 1
         done = weir_here("embed", "terminate", *where, "--token-file", folder / "token")
@@ -59,3 +59,5 @@ def test_a_url_and_a_port_are_one_too_many() -> None:
 def test_where_nobody_listens() -> None:
     done = weir_here("embed", "terminate", "http://127.0.0.1:9", "--timeout", "1")
     assert done.returncode != 0 and "127.0.0.1:9" in done.stderr and done.stderr.count("\n") == 1
+    done = weir_here("embed", "terminate", "-ip=127.0.0.1", "-port=9", "-timeout=100")  # milliseconds, as there
+    assert done.returncode != 0 and "no answer in time" in done.stderr and done.stderr.count("\n") == 1

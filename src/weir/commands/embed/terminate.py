@@ -13,21 +13,23 @@ def terminate(
     url: Annotated[
         str | None, typer.Argument(metavar="[URL]", help=f"The server: http://HOST:PORT, or tcp://HOST:PORT for ZeroMQ (default: {_URL}).")
     ] = None,
-    ip: Annotated[str | None, typer.Option(help="Instead of a URL: the host of a server over ZeroMQ.")] = None,
+    ip: Annotated[str | None, typer.Option("--ip", "-ip", help="Instead of a URL: the host of a server over ZeroMQ.")] = None,
     port: Annotated[
-        int | None, typer.Option("--port", "--port-in", "--port-data", help=f"Its port for requests (default: {_PORT}).", min=1, max=65535)
+        int | None, typer.Option("--port", "--port-in", "--port-data", "-port", "-port-in", "-port-data", help=f"Its port for requests (default: {_PORT}).", min=1, max=65535)
     ] = None,
     port_out: Annotated[
-        int | None, typer.Option("--port-out", "--port-result", help="Its port for answers (default: the one after).", min=1, max=65535)
+        int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for answers (default: the one after).", min=1, max=65535)
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File with the server's control token; without one, only its own machine may.")
+        Path | None, typer.Option(metavar="PATH", help="File with the server's control token, or with its API key; without a control token only its own machine may.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its answer.", min=0.001)] = 5.0,
+    timeout_ms: Annotated[float | None, typer.Option("-timeout", hidden=True, min=1)] = None,  # as bert-serving-terminate has it
 ) -> None:  # fmt: skip
     """Have a server finish what it has accepted, and end.
 
-    It asks for its control token, or to be asked on its own machine.
+    It asks for its control token, or to be asked on its own machine. The flags of bert-serving-terminate are taken with their one dash too; -timeout is in
+    milliseconds then.
     """
     from weir.embedding import EmbeddingServer
     from weir.errors import SettingsError
@@ -40,5 +42,6 @@ def terminate(
         host = ip or "localhost"
         url = f"tcp://{f'[{host}]' if ':' in host else host}:{port or _PORT}"
     token = None if token_file is None else read_token(str(token_file)).decode()
-    EmbeddingServer.shutdown(url or _URL, token=token, port_out=port_out, timeout=timeout)
+    seconds = timeout if timeout_ms is None else timeout_ms / 1000
+    EmbeddingServer.shutdown(url or _URL, token=token, port_out=port_out, timeout=seconds)
     typer.echo(f"{url or _URL}: finishes what it has accepted, and ends")
