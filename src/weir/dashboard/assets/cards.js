@@ -68,7 +68,7 @@ const CARDS = [
   {
     id: "padding", title: "Padding", unit: "%", counted: true, there: ({ padded }) => padded,
     series: [{ label: "waste", line: "a", of: ({ counts }) => waste(counts) }],
-    note: ({ counts }) => (counts.tokens ? "of the places computed hold no token" : "nothing computed"),
+    note: ({ counts }) => (counts.tokens ? "of what is computed, by the time it takes" : "nothing computed"),
   },
   {
     id: "processor", title: "Processor", unit: "%",
@@ -88,7 +88,7 @@ const CARDS = [
   },
 ];
 
-/** The share of padding among all places of the batches that were computed, in percent. */
+/** The share of padding in what was computed, both counted as tokens that take as long, in percent. */
 function waste({ tokens, padding }) {
   return tokens || padding ? (100 * (padding ?? 0)) / ((tokens ?? 0) + (padding ?? 0)) : null;
 }
