@@ -152,10 +152,15 @@ def test_nothing_shows_it(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(KEY)
     log = tmp_path / "log"
-    flags = ("--api-key-file", file, "--log-level", "debug", "--log-file", log, "--development")
+    flags = ("--api-key-file", file, "--log-level", "debug", "--log-file", log, "--development", "--grpc-port", "0")
     with Served(f"{MODELS}:Square", *flags, stderr=subprocess.PIPE) as served:
         url = served.until_listening().url
         served.until_printed("Authorization")
+        with connect(url.replace("http", "ws") + "/v2/ws", additional_headers=SENT) as socket:  # libraries log too
+            socket.send(json.dumps({"model_name": "square", "id": "1", "inputs": []}))
+            assert "error" in socket.recv()
+        with GrpcClient(served.until_logged(r"address=grpc://(\S+:\d+)")[1], token=KEY) as rpc:
+            assert rpc.server_metadata()["name"]
         for headers in (SENT, {"Authorization": f"Bearer {KEY}x"}):
             for path in ("/infer/square", "/v2/models/square/infer", "/nowhere"):
                 assert KEY not in httpx.post(url + path, headers=headers, content=b"{").text

@@ -5,6 +5,7 @@ in a head or a body, and the drain.
 """
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -23,6 +24,17 @@ if TYPE_CHECKING:
 _TELLING = 2.0
 
 
+class _NoHeads(logging.Filter):
+    """For debugging, what reads WebSockets would log every head, with keys and tokens, and every message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Tell whether `record` may be logged."""
+        return record.levelno > logging.DEBUG
+
+
+_NO_HEADS = _NoHeads()
+
+
 class HandOver:
     """Makes the protocols that go on with connections; they share uvicorn's state. `app` is the ASGI application."""
 
@@ -35,6 +47,7 @@ class HandOver:
             ws_ping_timeout=None,
         )  # fmt: skip
         self.state = ServerState()
+        logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # adds it once
 
     def on_second(self, date: bytes) -> None:
         """Take the date for the answers of the next second."""
