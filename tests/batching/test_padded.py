@@ -168,13 +168,13 @@ def test_small_ones_lead_and_large_ones_fill_up_but_not_for_ever() -> None:
 def test_beside_small_ones_large_ones_make_a_batch_little_dearer() -> None:
     large = [of(10.0, large=True) for _ in range(30)]
     group = filled(*large, of(10.0, 1.0))
-    load = take(group, 16, padding=10.0)
-    assert (load.rows, load.cost, load.requests[0].large) == (4, 40.0, False)  # four times the padding
-    assert take(group, 16, padding=10.0).rows == 16  # where nobody waits for it, it is full
+    load = take(group, 16, padding=5.0)
+    assert (load.rows, load.cost, load.requests[0].large) == (4, 40.0, False)  # eight times the padding
+    assert take(group, 16, padding=5.0).rows == 16  # where nobody waits for it, it is full
 
     small = [of(10.0, 1.0) for _ in range(6)]
     group = filled(*large[20:], *small)
-    assert take(group, 16, padding=10.0).requests == small  # which are as many as that already
+    assert take(group, 16, padding=5.0).requests == small  # which are as many as that already
 
 
 def test_a_large_one_whose_turn_it_is_leads_few_others_beside_small_ones() -> None:
@@ -182,15 +182,15 @@ def test_a_large_one_whose_turn_it_is_leads_few_others_beside_small_ones() -> No
     large[0].overtaken = 4
     small = of(10.0, 1.0)
     group = filled(*large, small)
-    load = take(group, 16, padding=10.0)
+    load = take(group, 16, padding=5.0)
     assert load.requests == [*large[:4], small]
 
 
 def test_large_ones_of_lower_priority_do_not_fill_up_a_batch_of_small_ones_either() -> None:
     group = filled(of(10.0, priority=1), *(of(10.0, large=True) for _ in range(9)))
-    assert take(group, 16, padding=10.0).rows == 4
+    assert take(group, 16, padding=5.0).rows == 4
     group = filled(of(10.0, priority=1, large=True), *(of(10.0, large=True) for _ in range(9)))
-    assert take(group, 16, padding=10.0).rows == 10
+    assert take(group, 16, padding=5.0).rows == 10
 
 
 def test_who_would_miss_the_deadline_leads() -> None:

@@ -25,14 +25,14 @@ def test_a_cpu_on_which_larger_batches_are_slower() -> None:
 def test_an_accelerator_on_which_a_batch_costs_as_much_as_a_thousand_tokens() -> None:
     budget = choose(timings(1e-3, 1e-6))
     assert budget.max_batch_cost >= 16_384
-    assert budget.max_padding == pytest.approx(1000, rel=0.05)
+    assert budget.max_padding == pytest.approx(1000 / 2, rel=0.05)
     assert budget.max_batch_size == MAX_ROWS
 
 
 def test_where_nothing_is_gained_batches_are_small() -> None:
     budget = choose(timings(0.0, 1e-3))
     assert budget.max_batch_cost == 16
-    assert (budget.max_batch_size, budget.max_padding) == (2, 1.0)
+    assert (budget.max_batch_size, budget.max_padding) == (2, 0.5)
 
 
 def test_a_batch_is_large_enough_to_be_worth_what_it_costs_the_server() -> None:
@@ -42,13 +42,13 @@ def test_a_batch_is_large_enough_to_be_worth_what_it_costs_the_server() -> None:
 
 def test_one_size_and_times_that_make_no_sense() -> None:
     assert choose([Timed(1, 4, 0.1)]).max_batch_size == 1
-    assert choose([Timed(1, 64, 0.2), Timed(2, 64, 0.1), Timed(4, 64, 0.05)]).max_padding == 16.0
+    assert choose([Timed(1, 64, 0.2), Timed(2, 64, 0.1), Timed(4, 64, 0.05)]).max_padding == 8.0
 
 
 def test_settings() -> None:
     settings = choose(timings(0.0, 1e-3)).settings()
     assert settings == {
-        "padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 1.0, "padding_cost": 1.0,
+        "padded": True, "max_batch_cost": 16.0, "max_batch_size": 2, "max_padding": 0.5, "padding_cost": 1.0,
     }  # fmt: skip
 
 

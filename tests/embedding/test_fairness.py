@@ -68,7 +68,7 @@ class Bench:
 async def bench(places: int = 1, **options: Any) -> AsyncIterator[Bench]:
     """Serve."""
     clock, executor = FakeClock(), FakeExecutor(places=places)
-    async with Service(Summing, executor=executor, clock=clock, max_batch_size=ROWS, max_padding=8.0) as service:
+    async with Service(Summing, executor=executor, clock=clock, max_batch_size=ROWS, max_padding=4.0) as service:
         encoder = Encoder(service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0, **options)
         made = Bench(encoder, executor, clock)
         yield made

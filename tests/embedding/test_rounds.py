@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from weir.embedding.budget import SERVER_SECONDS, Timed
-from weir.embedding.rounds import LEAST_TIMES, LONGEST_SECONDS, MOST_TIMES, Rounds, Size
+from weir.embedding.rounds import LEAST_TIMES, LONGEST_SECONDS, MOST_SECONDS, MOST_TIMES, TWICE, Rounds, Size
 
 Seconds = Callable[[Size, int], float]
 
@@ -33,7 +33,8 @@ def test_sizes_double_until_one_takes_long() -> None:
         *(Timed(rows, 64, 0.064 * rows, 0) for rows in (1, 2, 4)),
         Timed(1, 256, 0.256, 0),
     ]
-    assert all(sizes.count(size) == LEAST_TIMES for size in sizes)
+    assert sizes.count(Size(8, 16)) == sizes.count(Size(2, 64)) == LEAST_TIMES
+    assert sizes.count(Size(16, 16)) == sizes.count(Size(1, 256)) == TWICE
     assert rounds.agree and rounds.share <= 1
 
 
@@ -58,10 +59,10 @@ def test_what_is_shorter_is_a_quarter_as_long() -> None:
 
 def test_a_size_is_measured_again_until_two_times_are_close() -> None:
     def seconds(size: Size, time: int) -> float:
-        return 1.0 + (time if time < 5 else 0.0)
+        return LONGEST_SECONDS * (1 + (time if time < 5 else 0))
 
     rounds, sizes = measured(seconds, 16)
-    assert (len(sizes), rounds.timed()[0].seconds, rounds.agree) == (6, 1.0, True)
+    assert (len(sizes), rounds.timed()[0].seconds, rounds.agree) == (6, LONGEST_SECONDS, True)
 
 
 def test_in_vain() -> None:
@@ -69,6 +70,11 @@ def test_in_vain() -> None:
     assert (sizes.count(Size(1, 16)), rounds.agree) == (MOST_TIMES, False)
     rounds, sizes = measured(lambda size, time: SERVER_SECONDS / 2**time, 16)
     assert (sizes.count(Size(1, 16)), rounds.agree) == (LEAST_TIMES, True)  # what the server takes is more
+
+
+def test_there_is_an_end_also_where_all_takes_long() -> None:
+    rounds, sizes = measured(lambda size, time: MOST_SECONDS / 2**time, 16, 64)
+    assert ([sizes.count(Size(1, length)) for length in (16, 64)], rounds.agree) == ([TWICE, TWICE], False)
 
 
 def test_a_size_that_was_slow_by_accident_is_not_the_last() -> None:

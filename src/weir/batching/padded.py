@@ -5,8 +5,8 @@ A batch costs its tokens and its padding, which is by how much its rows times it
 always in it. That is who would miss the deadline if it were not in this batch, but no more than `max_overtakes` times in a row before
 the same older request; else it goes by priority, size class and arrival, as in compose.py. So everybody's turn comes. The others are
 added in the order in which they cost the least padding, from the shorter ones and the longer ones around,
-until rows or cost are full or the padding would be more than `max_padding`. If that is what a batch costs beyond its tokens, no
-batch is made that would have been done sooner as two.
+until rows or cost are full or the padding would be more than `max_padding`. If that is no more than what a batch costs beyond its tokens, no
+batch is made that would have been done sooner as two; half of it is about best, for what is left out finds texts nearer to it later.
 
 Beside small requests large ones make a batch no dearer than BESIDE_SMALL times that: a small request that has overtaken a crowd shall
 not then wait for a batch full of it, and all that is lost is what the further batch costs beyond its tokens.
@@ -23,8 +23,9 @@ from weir.batching.lengths import LengthLane, is_gone, length_of
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Request
 
-# Times `max_padding`: with it a batch that small requests share with large ones does four fifths of its time for tokens.
-BESIDE_SMALL = 4
+# Times `max_padding`: if that is half of what a batch costs beyond its tokens, one that small requests share with large ones does
+# four fifths of its time for tokens.
+BESIDE_SMALL = 8
 
 
 class PaddedLoad(Load):

@@ -24,7 +24,7 @@ class BatchingSettings:
     )
     max_padding: float | None = setting(
         None,
-        "where padded: most padding in a batch, in units of cost; best what a batch costs beyond them",
+        "where padded: most padding in a batch, in units of cost; best half of what a batch costs beyond them",
         rule=AT_LEAST_ZERO,
     )
     padding_cost: float = setting(

@@ -9,7 +9,8 @@ import numpy as np
 SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens
 MAX_ROWS = 256
 GOOD_ENOUGH = 0.97  # of the best throughput: the smallest batch that reaches it makes callers wait least
-LITTLE = 1 / 16  # of a batch may be padding whatever was measured: a batch costs the server something too
+LITTLE = 1 / 16  # of a batch is its price whatever was measured: a batch costs the server something too
+PADDING = 0.5  # of the price of a batch may be padding: with it texts cost least (`python -m benchmarks padding`)
 # What a batch costs the server besides: to cut it, to send it, to hand out its answers. It has the CPU of its workers.
 SERVER_SECONDS = 3e-4
 NEAR = 4  # times the budget: the sizes from which the price of a batch is learned
@@ -26,7 +27,7 @@ class Timed(NamedTuple):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is what a batch costs beyond its tokens, as tokens;
+    """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is half of what a batch costs beyond its tokens, as tokens;
     `padding_cost` is the share of a token's time that padding takes; `tokens_per_second` is what one worker then reaches."""
 
     max_batch_cost: float
@@ -53,7 +54,7 @@ def choose(measured: Sequence[Timed]) -> Budget:
     return Budget(
         max_batch_cost=float(budget),
         max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
-        max_padding=float(round(min(max(price, LITTLE * budget), budget / 2))),
+        max_padding=round(PADDING * min(max(price, LITTLE * budget), budget / 2), 1),
         tokens_per_second=round(_speed(even, budget), 1),
         padding_cost=padding_cost,
     )

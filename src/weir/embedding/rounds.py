@@ -14,6 +14,8 @@ MOST_TOKENS = 32_768  # in a batch
 LONGEST_SECONDS = 0.15  # a size that takes longer is the last of its length
 CLEARLY_WORSE = 0.85  # of the best throughput: after two sizes below that, larger ones are not tried
 LEAST_TIMES, MOST_TIMES = 4, 6  # a size is measured
+TWICE = 2  # what takes long is measured, and everything after so many seconds in all
+MOST_SECONDS = 10.0
 CLOSE = 0.1  # the two least times of a size, as a share of the least, or by what a batch costs the server: less does not matter
 DOUBTED = 0.25  # of the sizes may have no two times that are close
 
@@ -43,20 +45,16 @@ class Rounds:
         self._lengths = lengths
         self._mixed = mixed
         self._times: defaultdict[Size, list[float]] = defaultdict(list)
+        self._spent = 0.0
 
     def note(self, size: Size, seconds: float) -> None:
         """A batch of this size has taken so long."""
         self._times[size] = sorted([*self._times[size], max(seconds, 1e-9)])
+        self._spent += seconds
 
     def due(self) -> list[Size]:
         """Return the sizes of the next round; none if all is known that will be."""
-        return [
-            size
-            for length in self._lengths
-            for size in self._wanted(length)
-            if len(self._times[size]) < LEAST_TIMES
-            or (len(self._times[size]) < MOST_TIMES and not self._is_close(size))
-        ]
+        return [size for length in self._lengths for size in self._wanted(length) if self._is_due(size)]
 
     @property
     def agree(self) -> bool:
@@ -78,6 +76,16 @@ class Rounds:
 
     def _sizes(self) -> list[Size]:
         return [size for length in self._lengths for size in self._wanted(length) if self._times[size]]
+
+    def _is_due(self, size: Size) -> bool:
+        times = self._times[size]
+        if len(times) < TWICE:
+            return True
+        if self._spent >= MOST_SECONDS:
+            return False
+        if len(times) < LEAST_TIMES and times[0] < LONGEST_SECONDS:
+            return True
+        return len(times) < MOST_TIMES and not self._is_close(size)
 
     def _is_close(self, size: Size) -> bool:
         least, second = self._times[size][:2]
