@@ -7,6 +7,7 @@ from tests.embedding.test_encoder import of, serving
 from tests.embedding.text_models import Words
 
 from weir.embedding.accepted import Accepted
+from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.errors import Draining
 
 
@@ -16,7 +17,7 @@ def test_all_of_a_large_request_goes_through_the_line_before_the_end() -> None:
         words.gate.clear()
         async with serving(words=words) as encoder:
             large = asyncio.ensure_future(of(encoder, [f"{number}" for number in range(4 * encoder.window)]))
-            small = asyncio.ensure_future(of(encoder, ["one"]))
+            small = asyncio.ensure_future(of(encoder, ["a" * (BRIEF_CHARACTERS + 1)]))
             await asyncio.sleep(0)
             draining = asyncio.ensure_future(encoder.drain())
             await asyncio.sleep(0)

@@ -12,6 +12,7 @@ from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, ve
 from weir import Service
 from weir.embedding.encoder import Encoder
 from weir.embedding.pieces import highest_places
+from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import Encodes
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded
@@ -278,7 +279,8 @@ def test_who_leaves_while_the_texts_are_read() -> None:
         words = Words()
         words.gate.clear()
         async with serving(words=words) as encoder:
-            asked = [asyncio.ensure_future(of(encoder, ["a"] + [f"{n}" for n in range(count)])) for count in (0, 400)]
+            long = "a" * (BRIEF_CHARACTERS + 1)
+            asked = [asyncio.ensure_future(of(encoder, [long] + [f"{n}" for n in range(count)])) for count in (0, 400)]
             await asyncio.to_thread(words.began.wait)
             for each in asked:
                 each.cancel()

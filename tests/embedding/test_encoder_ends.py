@@ -11,6 +11,7 @@ from tests.embedding.test_reading import Held
 from tests.embedding.text_models import Summing, Words, vector_of
 
 from weir.embedding.encoder import Encoder
+from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.texts import Tokens
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded
 
@@ -152,7 +153,7 @@ def test_what_is_not_even_read_in_time_is_too_late(urgent: bool) -> None:
         words = Words()
         words.gate.clear()
         async with serving(words=words) as encoder:
-            text = "a" if urgent else "a " * 20_000
+            text = "a" * (BRIEF_CHARACTERS + 1) if urgent else "a " * 20_000
             with pytest.raises(DeadlineExceeded):
                 await asyncio.wait_for(of(encoder, [text], timeout=0.01), PATIENCE)
             assert_at_rest(encoder)

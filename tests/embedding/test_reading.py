@@ -3,25 +3,34 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from math import inf
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.embedding.text_models import Cut, Words
 
-from weir.embedding.reading import CHUNK, Readers, Reading
+from weir.embedding.reading import BRIEF_CHARACTERS, CHUNK, URGENT_CHARACTERS, Readers, Reading
 from weir.embedding.texts import Manner, Text
 from weir.errors import Draining, InvalidRequest, ModelError
 
 
-def read(readers: Readers, texts: list[Any], *, urgent: bool = True, max_length: int = 9) -> "asyncio.Future[Any]":
-    """Have texts read."""
+def read(
+    readers: Readers,
+    texts: list[Any],
+    *,
+    urgent: bool = True,
+    max_length: int = 9,
+    characters: float = URGENT_CHARACTERS,
+) -> "asyncio.Future[Any]":
+    """Have texts read, as if they had so many characters."""
     future = asyncio.get_running_loop().create_future()
 
     def done(results: Sequence[Any]) -> None:
         future.set_result(results)
 
-    readers.add(Reading(texts, max_length, True, done), urgent)
+    readers.add(Reading(texts, max_length, True, done), characters if urgent else inf)
     return future
 
 
@@ -70,6 +79,46 @@ def test_what_is_urgent_does_not_wait_for_what_is_not() -> None:
         assert words.rounds == []
         words.gate.set()
         await asyncio.gather(urgent, *bulk)
+        readers.close()
+
+    asyncio.run(main())
+
+
+class Where(Words):
+    """A tokenizer that notes which threads read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: list[str] = []
+
+    def encode(
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+    ) -> list[Cut | InvalidRequest]:
+        """Read texts."""
+        self.threads.append(threading.current_thread().name)
+        return super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
+
+
+def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        now = 100.0
+        words = Where()
+
+        def monotonic() -> float:
+            nonlocal now
+            now += 1.0
+            return now
+
+        monkeypatch.setattr("weir.embedding.reading.time", SimpleNamespace(monotonic=monotonic))
+        readers = Readers(words, 2)
+        readers.start()
+        own = threading.current_thread().name
+        for _ in range(30):
+            await read(readers, ["a"], characters=BRIEF_CHARACTERS)
+        assert words.threads[0] == own
+        assert 1 < words.threads.count(own) < 6
+        await read(readers, ["a"], characters=BRIEF_CHARACTERS + 1)
+        assert words.threads[-1] == "weir-read-0"
         readers.close()
 
     asyncio.run(main())

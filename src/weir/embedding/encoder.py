@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from weir.embedding.accepted import Accepted
 from weir.embedding.gathering import Asking, Ready, TextRequest, distinct, named
 from weir.embedding.prompts import prompt_text
-from weir.embedding.reading import CHUNK, URGENT_CHARACTERS, Read, Readers, Reading, Tokenizes
+from weir.embedding.reading import CHUNK, Read, Readers, Reading, Tokenizes
 from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.embedding.tracing import CallTrace
@@ -186,12 +186,11 @@ class Encoder:
         asking.reading = True
         if asking.trace is not None:
             asking.trace.reads()
-        urgent = asking.small and sum(map(_size, texts)) <= URGENT_CHARACTERS
         self._readers.add(
             Reading(
                 texts, self._max_length, asking.truncate, partial(done, asking, start), asking.split, asking.manner
             ),
-            urgent,
+            sum(map(_size, texts)) if asking.small else inf,
         )
 
     def _read_more(self, asking: Asking) -> None:

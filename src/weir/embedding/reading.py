@@ -2,7 +2,8 @@
 
 The tokenizer is Rust and lets other threads run, so that it works while models compute and the loop serves. Whatever came while a
 thread was busy goes together. The first thread reads nothing but what is urgent: a small request never stands
-behind a large one here.
+behind a large one here. A sentence is read sooner than a thread is awake, the more so where models have all CPUs: the loop itself
+reads what is brief, for a small share of its time.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 
 CHUNK = 64  # texts that a thread reads at once
 URGENT_CHARACTERS = 20_000  # a text that is longer takes milliseconds: it is not urgent
+BRIEF_CHARACTERS = 1_000  # take a quarter of a millisecond
+REST = 10  # times as long as it has read, the loop leaves reading to the threads
 
 
 class Tokenized(Protocol):
@@ -88,6 +91,7 @@ class Readers:
         self._for_rest: SimpleQueue[bool] = SimpleQueue() if threads > 1 else self._for_first
         self._threads: list[Thread] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._rested = 0.0  # when the loop may read again
 
     def start(self) -> None:
         """Start the threads, for the running loop. Idempotent."""
@@ -117,11 +121,15 @@ class Readers:
                 if self._loop is not None and not self._loop.is_closed():  # else nobody waits any more
                     reading.done([Draining("the server stopped before the texts were read")] * len(reading.texts))
 
-    def add(self, reading: Reading, urgent: bool) -> None:
-        """Have `reading` read."""
+    def add(self, reading: Reading, characters: float) -> None:
+        """Have `reading`, of so many characters, read; infinity: it is not urgent, however many it has."""
         if not self._count:
             asyncio.get_running_loop().call_soon(self._read, [reading])
-        elif urgent:
+        elif characters <= BRIEF_CHARACTERS and (began := time.monotonic()) >= self._rested:
+            self._read([reading])
+            ended = time.monotonic()
+            self._rested = ended + REST * (ended - began)
+        elif characters <= URGENT_CHARACTERS:
             self._urgent.append(reading)
             self._for_first.put(True)
         else:
