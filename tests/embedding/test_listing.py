@@ -49,6 +49,14 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
         assert whole.headers[header] == bits.headers[header] == value
 
 
+@pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
+def test_whole_it_says_the_same_as_in_bits(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr("weir.embedding.listing._NUMBERS_AT_ONCE", at_once)
+    made = listing([])
+    assert msgspec.json.decode(made.whole().body) == {"id": 1, "result": list(range(10))}
+    assert made.whole().body == b"".join(made.parts())
+
+
 def test_a_client_of_http_1_0_gets_it_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weir.embedding.calling._LARGEST", 100)
 

@@ -139,8 +139,8 @@ class TextCall:
         )  # fmt: skip
         return await self._unless_left(work)
 
-    async def _unless_left(self, work: Coroutine[Any, Any, T]) -> T:
-        return await (work if self.asgi is None else unless_left(work, self.asgi.receive))
+    def _unless_left(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+        return work if self.asgi is None else unless_left(work, self.asgi.receive)
 
     async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer | None:
         """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread, and of
