@@ -1,5 +1,6 @@
 """The client of bert-as-service, as PyPI has it, against the door."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,17 @@ import numpy
 import pytest
 import zmq
 from bert_serving.client import BertClient, ConcurrentBertClient
+from tests.embedding.text_models import Summing, Words
 from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, vector_of
 from tests.embedding.zeromq.opened import Connect, Opened
 
+from weir import Service
+from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder
+from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.port import Port
+from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import ModelNotReady, Overloaded
+from weir.protocols.settings import HttpSettings
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
 
@@ -144,6 +151,36 @@ def test_what_a_full_line_refuses_waits(connect: Connect, opened: Opened) -> Non
 
     opened.call(refuse)
     assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+def test_a_stock_request_has_all_the_time_that_its_client_listens(connect: Connect, opened: Opened) -> None:
+    connect().encode(TEXTS)
+    assert opened.encoder.asked[-1]["timeout"] == LONGEST_TIMEOUT
+
+
+def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> None:
+    words = Words()
+    words.gate.clear()
+
+    async def main() -> None:
+        async with Service(Summing, executor="inline", max_batch_size=8, timeout=0.05) as service:
+            encoder = Encoder(service, words, dimensions=DIMENSIONS, max_length=MAX_LENGTH)
+            door = ZeroMqDoor({"words": encoder}, ZeroMqSettings(zmq_port=0), HttpSettings())
+            await door.start()
+            asked = asyncio.create_task(asyncio.to_thread(ask, door.port, door.port_out))
+            await asyncio.to_thread(words.began.wait)
+            await asyncio.sleep(0.1)
+            words.gate.set()
+            assert (await asked).shape == (30, 4)
+            assert words.rounds == [30]
+            await door.stop()
+            encoder.close()
+
+    def ask(port: int, port_out: int) -> Any:
+        with BertClient("127.0.0.1", port, port_out, timeout=20_000) as client:
+            return client.encode([f"{number} times" for number in range(30)])
+
+    asyncio.run(main())
 
 
 def test_a_question_about_the_server_holds_up_nobody(connect: Connect) -> None:

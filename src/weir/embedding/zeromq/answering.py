@@ -8,13 +8,13 @@ from structlog.stdlib import BoundLogger
 
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
+from weir.embedding.encoder import LONGEST_TIMEOUT
 from weir.embedding.status import Status
 from weir.embedding.texts import Encoded, Encodes
 from weir.embedding.zeromq.drops import Drops
 from weir.embedding.zeromq.publisher import OVERHEAD, Publisher
 from weir.errors import (
     CapacityError,
-    DeadlineExceeded,
     Draining,
     Forbidden,
     InvalidRequest,
@@ -125,21 +125,23 @@ class Answering:
             raise ModelNotFound(
                 f"model {wishes.model!r}: there is none of that name; there are {', '.join(means.served)}"
             )
+        # Nor has the stock dialect a timeout: with one of ours what takes longer would be begun anew, and never end.
         stock = ask.wishes is None
         wait = _FIRST_WAIT
         while True:
             try:
                 return await means.served[name].encode(
-                    texts, door=DOOR, client=_name(ask), priority=wishes.priority or 0, timeout=wishes.timeout,
+                    texts, door=DOOR, client=_name(ask), priority=wishes.priority or 0,
+                    timeout=LONGEST_TIMEOUT if stock else wishes.timeout,
                     dimensions=wishes.dimensions, truncate=wishes.truncate,
                     want_tokens=means.show_tokens if stock else wishes.tokens,
                     prompt=wishes.prompt, whole_words=stock,
                 )  # fmt: skip
-            except (CapacityError, DeadlineExceeded) as error:
+            except CapacityError as error:
                 # There is no word for "later" in the stock dialect: the client would wait for ever.
                 if not stock or isinstance(error, Draining) or self.draining:
                     raise
-                again = getattr(error, "retry_after", None) or 0.0
+                again = error.retry_after or 0.0
             await asyncio.sleep(max(wait, again))
             wait = min(2.0 * wait, _LONGEST_WAIT)
 
