@@ -1,4 +1,4 @@
-"""A real model on CPUs: sentence vectors, its measured profile, and the solved policy beside the usual rules."""
+"""Policies on a real model: an encoder of sentences on a CPU, its measured profile, and the policy solved for it beside the usual rules."""
 
 from pathlib import Path
 
@@ -55,8 +55,9 @@ def _notes(profile: Profile, run: Run) -> list[str]:
 
 PART = Part(
     "embedding",
-    "A real model on a CPU",
-    "all-MiniLM-L6-v2 on one thread of onnxruntime, profiled, solved and served, beside the usual rules.",
+    "Policies on a real model",
+    "The encoder of `weir embed serve`, all-MiniLM-L6-v2, on one thread of a CPU: profiled, a policy solved for it, and served with that and with the "
+    "usual rules.",
     lambda rounds: 1 + len(LOADS),
     measure,
 )
