@@ -34,7 +34,13 @@ def budget(
         clock.advance(1e-4 * noise() * (30 + sum(lengths) + 0.25 * padding))
         return Summing().predict(batch)
 
-    options: dict[str, Any] = {"params": {}, "identity": {"model": "a"}, "max_length": 256, "folder": folder} | more
+    options: dict[str, Any] = {
+        "params": {},
+        "safe_tokens": 512,
+        "identity": {"model": "a"},
+        "max_length": 256,
+        "folder": folder,
+    } | more
     options |= {"executor": FakeExecutor(answer), "clock": clock}
     found = asyncio.run(budget_for(Summing, progress=lambda *each: shown.append(each), **options))
     return found, shown
@@ -61,14 +67,14 @@ def test_now_and_then_something_else_runs(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_what_was_measured_while_much_else_ran_is_used_but_not_kept(
+def test_what_was_measured_while_much_else_ran_is_neither_used_nor_kept(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     random = Random(1)
     found, _ = budget(tmp_path, lambda: 2 ** random.randint(0, 9))
-    assert found.max_batch_cost > 0
+    assert (found.max_batch_cost, found.max_batch_size, found.max_padding, found.padding_cost) == (512.0, 64, 16.0, 1.0)
     assert list(tmp_path.iterdir()) == []
-    assert "measured again at the next start" in caplog.text
+    assert "of 512 tokens until they are measured at the next start" in caplog.text
     assert budget(tmp_path)[1] != []
     assert budget(tmp_path)[1] == []
 

@@ -28,7 +28,7 @@ class Timed(NamedTuple):
 @dataclass(frozen=True)
 class Budget:
     """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is half of what a batch costs beyond its tokens, as tokens;
-    `padding_cost` is the share of a token's time that padding takes; `tokens_per_second` is what one worker then reaches."""
+    `padding_cost` is the share of a token's time that padding takes; `tokens_per_second` is what one worker then reaches, 0 if that is not known."""
 
     max_batch_cost: float
     max_batch_size: int
@@ -57,6 +57,16 @@ def choose(measured: Sequence[Timed]) -> Budget:
         max_padding=round(PADDING * min(max(price, LITTLE * budget), budget / 2), 1),
         tokens_per_second=round(_speed(even, budget), 1),
         padding_cost=padding_cost,
+    )
+
+
+def safe(tokens: int) -> Budget:
+    """Return a budget of so many tokens that is right nowhere and wrong nowhere by much: padding counts in full."""
+    return Budget(
+        max_batch_cost=float(tokens),
+        max_batch_size=min(MAX_ROWS, max(1, tokens // SHORTEST)),
+        max_padding=PADDING * LITTLE * tokens,
+        tokens_per_second=0.0,
     )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from weir.embedding.budget import MAX_ROWS, Budget, choose
+from weir.embedding.budget import MAX_ROWS, Budget, choose, safe
 from weir.embedding.rounds import Rounds, Size
 from weir.embedding.texts import Tokens
 from weir.manager.service import Service
@@ -52,13 +52,14 @@ class _Heard(SilentObserver):
 
 async def budget_for(
     model: type[Model], params: Mapping[str, Any], *, identity: Mapping[str, Any], max_length: int, folder: Path,
-    fixed: bool = False, vocabulary: int = 100, progress: Progress = nothing, **settings: Any,
+    safe_tokens: int, fixed: bool = False, vocabulary: int = 100, progress: Progress = nothing, **settings: Any,
 ) -> Budget:  # fmt: skip
     """Return the best batches of `model` on this machine: what `folder` has kept, else measured now.
 
     `params` are the model's, but for those that cut batches into runs: it has to run each batch as one. `identity`, a JSON-able dict, says what is
     measured: the hash of the model's content, what is computed of it, on what. Ids of tokens are below `vocabulary`, texts at
-    most `max_length` long, or with `fixed` all so long. What was measured while other things took turns with it is used, but not kept. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
+    most `max_length` long, or with `fixed` all so long. What was measured while the machine did other things is neither used nor kept: batches
+    of `safe_tokens` are the answer then. `settings` are those of workers. `progress` is told a share and what is measured. Raises what the start of the
     model's worker raises. A folder that cannot be written to is no failure: it is measured again the next time.
     """
     kept = folder / f"{_key(identity)}.json"
@@ -71,14 +72,15 @@ async def budget_for(
     sizes = lengths or [max_length]
     progress(0.0, "starting a worker")  # which makes the graph, if there is none yet
     rounds = await _measure(model, params, Rounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings)
+    if not rounds.agree:
+        logger.warning(
+            "the machine did other things while batches were measured: of %s tokens until they are measured at the next start",
+            safe_tokens,
+        )
+        return safe(safe_tokens)
     measured = rounds.timed()
     budget = choose(measured)
-    if rounds.agree:
-        _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
-    else:
-        logger.warning(
-            "batches were measured while the machine did other things: they are measured again at the next start"
-        )
+    _keep(kept, {"budget": asdict(budget), "identity": dict(identity), "measured": measured})
     return budget
 
 

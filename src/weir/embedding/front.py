@@ -104,7 +104,7 @@ class Front:
         settings = {key: said.settings[key] for key in _OF_WORKERS if key in said.settings}
         return await budget_for(
             TextEncoder, params, identity=self._identity(), max_length=self.max_length,
-            fixed=said.text.fixed_length, folder=self.cache / "budgets",
+            safe_tokens=self._run_tokens, fixed=said.text.fixed_length, folder=self.cache / "budgets",
             vocabulary=self._checkpoint.architecture.vocab_size, progress=progress, **settings,
         )  # fmt: skip
 
@@ -126,13 +126,17 @@ class Front:
         executor = self._said.settings.get("executor", "process")
         return {**params, "content": self._checkpoint.content_hash(), "executor": executor}
 
+    @property
+    def _run_tokens(self) -> int:
+        """How many tokens workers compute at once where nothing is said and nothing was measured."""
+        from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
+
+        return RUN_TOKENS_GPU if may_use_gpu(self._said.computing.device_map) else RUN_TOKENS_CPU
+
     def computing(self, run_tokens: int | None, padding_cost: float) -> Computing:
         """Return how workers that compute so many tokens at once (None: their own number), where padding counts `padding_cost` times, cut batches
         into runs, for what counts padding."""
-        from weir.embedding.model import RUN_TOKENS_CPU, RUN_TOKENS_GPU
-
-        if run_tokens is None:
-            run_tokens = RUN_TOKENS_GPU if may_use_gpu(self._said.computing.device_map) else RUN_TOKENS_CPU
+        run_tokens = self._run_tokens if run_tokens is None else run_tokens
         cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
         return Computing(cut, self.max_length if self._said.text.fixed_length else 0, padding_cost)
 
