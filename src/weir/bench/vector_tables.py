@@ -88,12 +88,18 @@ class Tables:
             )
             yield Table("Texts in a request of one client", ["texts", "texts/s"], list(rates.items()), said)
         if plan.clients:
-            yield Table("Clients", ["clients", "texts/s each", "texts/s in all"], [
-                (count, sum(rates) / count, sum(rates))
-                for count in plan.clients for rates in [self._rates(connect, Clients(count, plan.batch, plan.length))]
-            ], f"{plan.batch} texts a request; each client waits for its answer.")  # fmt: skip
+            yield self._by_clients(connect)
         if plan.small_and_large:
             yield self._small_and_large(connect)
+
+    def _by_clients(self, connect: Connect) -> Table:
+        """Counted while all of them ask: who is answered first, and counted then, would seem to be faster than all together are."""
+        plan, rows = self._plan, []
+        for count in plan.clients:
+            rate = self._steady(connect, Clients(count, plan.batch, plan.length))
+            rows.append((count, rate / count, rate))
+        said = f"{plan.batch} texts a request; each client waits for its answer before it asks again."
+        return Table("Clients", ["clients", "texts/s each", "texts/s in all"], rows, said)
 
     def _by_setting(self, title: str, column: str, flag: str, values: Sequence[int]) -> Table:
         plan, rows = self._plan, []
@@ -129,7 +135,7 @@ class Tables:
         columns = ["clients", "requests each has under way", "texts in a request", "texts under way", "texts/s"]
         return Table("Small requests and large ones", columns, rows, said)
 
-    def _steady(self, connect: Connect, clients: Clients, what: str) -> float:
+    def _steady(self, connect: Connect, clients: Clients, what: str = "") -> float:
         rate = sum(measure_steady(connect, clients, self._plan.patience.seconds, self._plan.vocabulary))
         self._progress(f"{what}{_who(clients)}, {clients.under_way} texts under way: {_shown(rate)} texts/s")
         return rate

@@ -58,8 +58,8 @@ def benchmark(
     small_and_large: Annotated[bool, _option("Compare small requests with large ones.", _MEASURED)] = True,
     text_length: Annotated[int, _option("Tokens of a text in the other tables.", _HOW)] = 40,
     texts: Annotated[int, _option("Texts in a request in the other tables.", _HOW)] = 256,
-    num_repeat: Annotated[int, _option("Requests of each client that are counted, at most.", _HOW)] = 8,
-    seconds: Annotated[float, _option("Seconds after which no further request is sent, for each number.", _HOW)] = 5.0,
+    num_repeat: Annotated[int, _option("Requests that are counted at most, where one client asks.", _HOW)] = 8,
+    seconds: Annotated[float, _option("Seconds that are counted for each number; one request at least is.", _HOW)] = 5.0,
     wait_till_ready: Annotated[float, _option("Seconds that a server may take to start.", _HOW)] = 300.0,
     client_vocab_file: Annotated[
         Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW)
