@@ -11,6 +11,7 @@ from weir.client.calls import Calls, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run_async
 from weir.client.retrying import Retry, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
+from weir.client.timeouts import of_call, of_client
 from weir.client.values import Asking, Inputs, Result, request_of
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter
@@ -33,12 +34,13 @@ class AsyncTransport(Protocol):
 
 class AsyncClient:
     """What can be asked of a server. Every method raises the WeirError that a caller in process would get, Unreachable where
-    nobody listens, and DeadlineExceeded when there is no answer within `timeout` seconds."""
+    nobody listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
+    number of seconds greater than 0."""
 
     def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
         self._transport = transport
-        self._timeout = timeout
+        self._timeout = of_client(timeout)
         self._retry = retry or Retry()
 
     # The server.
@@ -175,7 +177,7 @@ class AsyncClient:
         them at the model too."""
         request = request_of(model, inputs, asking)
         streaming = self._calls.stream(request)
-        timeout = asking.get("timeout") or self._timeout
+        timeout = of_call(asking.get("timeout"), self._timeout)
         begun, tried = False, 0
         while True:
             decode = streaming.decoder()
@@ -208,7 +210,7 @@ class AsyncClient:
         await self.close()
 
     async def _run(self, program: Program[T], timeout: float | None = None) -> T:
-        return await run_async(program, self._transport.send, timeout or self._timeout)
+        return await run_async(program, self._transport.send, of_call(timeout, self._timeout))
 
     async def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return await self._run(retried(self._retry, attempt), timeout)

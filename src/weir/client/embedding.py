@@ -6,9 +6,8 @@ import warnings
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import count, islice
-from numbers import Real
 from queue import SimpleQueue
-from threading import TIMEOUT_MAX, BoundedSemaphore
+from threading import BoundedSemaphore
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -17,12 +16,12 @@ import numpy
 from weir._version import __version__
 from weir.client.embedding_transport import Asked, EmbeddingTransport, Heard, Text, Vectors, open_transport
 from weir.client.retrying import Retry
+from weir.client.timeouts import of_call, of_client
 from weir.errors import Conflict, InvalidRequest, Overloaded, SettingsError, Unsupported
 
 # By default what a full line refuses is sent again for as long as there is time.
 PATIENT = Retry(times=1_000_000, first_wait=0.05, longest_wait=1.0)
 AHEAD = 64  # batches that encode_async has under way
-_TIMEOUT_RULE = "must be a finite number of seconds greater than 0"
 _SHOWN = 10  # places of cut texts that a warning names
 
 
@@ -55,11 +54,9 @@ class EmbeddingClient:
     ) -> None:  # fmt: skip
         if output not in ("ndarray", "list"):
             raise SettingsError(f"output={output!r}: must be ndarray or list")
-        if not _is_timeout(timeout):
-            raise SettingsError(f"timeout={timeout!r}: {_TIMEOUT_RULE}")
         self._url = url
         self._identity = identity or uuid.uuid4().hex
-        self._timeout = timeout
+        self._timeout = of_client(timeout)
         self._model = model
         self._as_lists = output == "list"
         self._check_length = check_length and not ignore_all_checks
@@ -102,21 +99,13 @@ class EmbeddingClient:
             _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
             show_tokens, prompt,
         )  # fmt: skip
-        seconds = self._seconds(timeout)
+        seconds = of_call(timeout, self._timeout)
         self._count = next(self._numbers)
         if not blocking:
             return self._start(asked, seconds, self._pending, self._ended)
         answer = self._transport.encode(asked, seconds)
         made = self._made(answer)
         return (made, answer.tokens) if show_tokens else made
-
-    def _seconds(self, timeout: float | None) -> float:
-        """Return how long a call may take that was told `timeout`. Raises InvalidRequest."""
-        if timeout is None:
-            return self._timeout
-        if not _is_timeout(timeout):
-            raise InvalidRequest(f"timeout={timeout!r}: {_TIMEOUT_RULE}")
-        return timeout
 
     def _start(self, asked: Asked, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]) -> int:
         number = self._count
@@ -156,7 +145,7 @@ class EmbeddingClient:
         at once, before the first batch is read.
         """
         asked = Asked([], self._model, want_tokens=show_tokens, prompt=prompt)
-        return self._stream(islice(batches, max_num_batch), ahead, is_tokenized, asked, self._seconds(timeout))
+        return self._stream(islice(batches, max_num_batch), ahead, is_tokenized, asked, of_call(timeout, self._timeout))
 
     def _stream(
         self, batches: Iterable[Sequence[Text]], ahead: int, is_tokenized: bool, alike: Asked, timeout: float
@@ -263,10 +252,6 @@ class ConcurrentEmbeddingClient(EmbeddingClient):
     def encode_async(self, *arguments: Any, **said: Any) -> Generator[Fetched, None, None]:
         """Refused: raises Unsupported."""
         raise Unsupported("encode_async: a client of many threads only offers what blocks")
-
-
-def _is_timeout(seconds: Any) -> bool:
-    return isinstance(seconds, Real) and 0 < float(seconds) <= TIMEOUT_MAX
 
 
 def _checked(texts: Any, is_tokenized: bool) -> Sequence[Text]:

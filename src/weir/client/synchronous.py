@@ -11,6 +11,7 @@ from weir.client import calls as common
 from weir.client.calls import Calls, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run
 from weir.client.retrying import Retry, retried
+from weir.client.timeouts import of_call, of_client
 from weir.client.values import Asking, Inputs, Result, request_of
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter
@@ -36,12 +37,13 @@ class Transport(Protocol):
 
 class Client:
     """What can be asked of a server. Every method raises the WeirError that a caller in process would get, Unreachable where
-    nobody listens, and DeadlineExceeded when there is no answer within `timeout` seconds."""
+    nobody listens, DeadlineExceeded when there is no answer within `timeout` seconds, and InvalidRequest for a `timeout` that is no
+    number of seconds greater than 0."""
 
     def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
         self._transport = transport
-        self._timeout = timeout
+        self._timeout = of_client(timeout)
         self._retry = retry or Retry()
 
     # The server.
@@ -163,7 +165,7 @@ class Client:
         them at the model too."""
         request = request_of(model, inputs, asking)
         streaming = self._calls.stream(request)
-        timeout = asking.get("timeout") or self._timeout
+        timeout = of_call(asking.get("timeout"), self._timeout)
         begun, tried = False, 0
         while True:
             decode = streaming.decoder()
@@ -196,7 +198,7 @@ class Client:
         self.close()
 
     def _run(self, program: Program[T], timeout: float | None = None) -> T:
-        return run(program, self._transport.send, timeout or self._timeout)
+        return run(program, self._transport.send, of_call(timeout, self._timeout))
 
     def _retried(self, attempt: Callable[[], Program[T]], timeout: float | None = None) -> T:
         return self._run(retried(self._retry, attempt), timeout)
