@@ -27,7 +27,7 @@ from weir.model import Model
 from weir.profiling.machine import cpu_name
 from weir.telemetry.silent import SilentObserver
 
-VERSION = 3  # of the way of measuring: what was found otherwise is measured anew
+VERSION = 4  # of the way of measuring: what was found otherwise is measured anew
 LENGTHS = (16, 64, 256)  # of texts: a sentence, a paragraph, a page
 
 MOST_KEPT = 1000  # measurements; those that were used least recently go

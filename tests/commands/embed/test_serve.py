@@ -49,7 +49,7 @@ def test_what_is_wrong_takes_one_line(tmp_path: Path) -> None:
 
 
 def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
-    """The old flags too; the second start takes what the first has found."""
+    """The old flags too; the second start takes what the first has found, unless the machine was too busy to find out anything."""
     model = tiny.model(tmp_path / "model", layers=2)
     flags = (
         "--cache",
@@ -61,6 +61,7 @@ def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
         "CLS_TOKEN",
         "-http_max_connect=9",
     )
+    logs = []
     for _ in range(2):
         with Served(model, *flags, command="embed serve") as served:
             line = served.until_printed(r"curl .*?(http://\S+)/encode")
@@ -69,4 +70,7 @@ def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
             assert httpx.get(f"{line[1]}/status/server").json()["pooling_strategy"] == 4
             served.process.terminate()
             assert served.wait() == 0
-    assert len(list((tmp_path / "cache" / "budgets").iterdir())) == 1
+            assert served.process.stderr is not None
+            logs.append(served.process.stderr.read())
+    kept = len(list((tmp_path / "cache").glob("budgets/*")))
+    assert kept == 1 or all("the machine did other things" in log for log in logs)
