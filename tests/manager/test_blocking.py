@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from tests.manager.kit import Square, squares
 
@@ -140,6 +141,34 @@ def test_refusals_and_deadlines_reach_the_thread() -> None:
         assert isinstance(refused[-1].exception(), Overloaded)
         service.stop(0.0)
         assert all(isinstance(future.exception(), Exception) for future in futures)
+
+
+class Incomparable:
+    """A key that cannot be told from others."""
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("no two are alike")
+
+
+def test_what_cannot_be_put_into_the_line_fails_and_holds_up_nobody() -> None:
+    never: Any = numpy.array([1.0, 2.0])
+    with blocking(Held(), drain_timeout=0.0) as service:
+        wrong = [
+            service.submit(1, timeout=never),
+            service.submit(2, key=Incomparable(), timeout=0.01),
+            service.submit(2, key=Incomparable(), timeout=0.01),
+        ]
+        right = service.submit(3, timeout=0.01)
+        for call in (wrong[0], wrong[2]):
+            with pytest.raises(ValueError, match=r"ambiguous|alike"):
+                call.result(20)
+        with pytest.raises(DeadlineExceeded):
+            right.result(20)
+        with pytest.raises(ValueError, match="ambiguous"):
+            service.infer(1, timeout=never)
 
 
 def test_before_the_start_and_after_the_end_calls_are_refused() -> None:

@@ -192,7 +192,11 @@ class Posted(NamedTuple):
 
 
 def _take(posted: Posted) -> None:
-    posted.action(posted.call)
+    try:
+        posted.action(posted.call)
+    except Exception as error:  # a timeout or a key that cannot be compared: whoever waits is in another thread
+        posted.call.settled = True
+        posted.call.fail(error)
 
 
 def _refuse(posted: Posted) -> None:
