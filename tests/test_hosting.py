@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from openapi_spec_validator import OpenAPIV31SpecValidator
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from tests.hosted import Square
@@ -138,6 +139,20 @@ def test_callers_may_need_a_key_there_too(tmp_path: Path) -> None:
         assert asgi_get(outer, f"{root}/models").status_code == asgi_get(outer, f"{root}/metrics").status_code == 401
         assert asgi_get(outer, f"{root}/models", {"Authorization": "Bearer k3y"}).status_code == 200
         assert asgi_get(outer, f"{root}/health/live").status_code == 200
+
+
+def test_the_description_says_that_a_key_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("k3y")
+    app = weir.asgi(weir.Service(Square, executor="inline"), api_key_file=str(tmp_path / "keys"))
+    described = asgi_get(app, "/openapi.json", {"Authorization": "Bearer k3y"}).json()
+    OpenAPIV31SpecValidator(described).validate()
+    assert described["security"] == [{"key": []}]
+    assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            is_open = path.endswith(("/health/live", "/health/ready"))
+            assert (operation.get("security") == []) == is_open == ("401" not in operation["responses"])
+    assert "security" not in asgi_get(weir.asgi(Square, executor="inline"), "/openapi.json").json()
 
 
 def test_an_application_can_be_mounted_in_another() -> None:

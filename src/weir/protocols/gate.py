@@ -1,6 +1,8 @@
 """ASGI middleware that lets nobody through without the server's key."""
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -47,6 +49,20 @@ class Gate:
         if _wants_page(scope):  # a browser then asks who looks at it
             answer.headers.append(_BASIC)
         await send_early(scope, receive, send, answer, closing=has_large_body(scope), within=self._body_timeout)
+
+
+def with_key(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an OpenAPI document that says besides that all but the open paths want the key, and what those without it are answered."""
+    said = deepcopy(document)
+    said["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+    said["security"] = [{"key": []}]
+    for path, operations in said["paths"].items():
+        for operation in operations.values():
+            if path in OPEN:
+                operation["security"] = []
+            else:
+                operation["responses"].setdefault("401", {"description": f"Unauthorized: {Unauthorized.__doc__}"})
+    return said
 
 
 async def _deny(answer: Answer, scope: Scope, send: Send) -> None:

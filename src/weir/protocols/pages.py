@@ -15,6 +15,7 @@ from weir.messages import JSON
 from weir.protocols.answers import Answer, Headers, compressed, encode_safely
 from weir.protocols.bodies import Body
 from weir.protocols.codings import accepted_coding
+from weir.protocols.gate import with_key
 from weir.protocols.kserve.openapi import kserve_paths
 from weir.protocols.kserve.site import Site
 from weir.protocols.openapi import CHANGES, openapi, paths_of
@@ -128,7 +129,8 @@ class Pages:
         """Describe all routes as OpenAPI."""
         pages = {path: _summary(page) for path, page in self._pages().items()}
         root = request.scope.get("root_path", "")
-        return _json(openapi(self._registry, pages, root, {**kserve_paths(self._site), **self._others}))
+        described = openapi(self._registry, pages, root, {**kserve_paths(self._site), **self._others})
+        return _json(with_key(described) if self._site.access.required else described)
 
     async def docs(self, request: Request) -> Answer:
         """Show the description to people, with a form to try each route."""
