@@ -3,6 +3,7 @@
 import random
 import socket
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,14 +20,17 @@ from tests.embedding import tiny
 from tests.served import Served
 
 from weir.client import EmbeddingClient
+from weir.client.failures import Unreachable
 from weir.client.retrying import NEVER
 from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.clients import MOST
+from weir.errors import CapacityError, Draining, WeirError
 
 SECONDS = 120.0
 CLIENTS = 64
 PAUSES = (0.5, 8.0)  # seconds between two kills
 MOST_THREADS = 10  # that a server of few CPUs may have begun meanwhile, for large requests
+ASKING, MOST_AT_ONCE = 8, 200  # threads, and texts of each, while the server is told to end
 WORDS = "the a river weir flows over stone when water rises and falls in long dry summer"
 
 
@@ -144,13 +148,21 @@ def test_every_request_of_a_crowd_has_its_end(served: Served, ports: tuple[int, 
 
 
 def drains(served: Served, reference: dict[str, Any]) -> None:
-    """What was accepted when the server is told to end is answered, what comes later is refused, and it ends by itself."""
-    asked = list(reference)[:200]
-    with ThreadPoolExecutor(8) as threads, EmbeddingClient(served.url, check_length=False, retry=NEVER) as client:
-        futures = [threads.submit(client.encode, asked) for _ in range(8)]
-        until(lambda: levels(served.url)["waiting"] > 0, "nothing waits")
+    """Whoever asks on and on while the server is told to end gets answers until it is refused, and the server ends by itself."""
+    asked = list(reference)[:MOST_AT_ONCE]
+    begun = threading.Barrier(ASKING + 1)
+
+    def ask_on() -> WeirError:
+        begun.wait()
+        while True:
+            try:
+                assert client.encode(asked).shape == (len(asked), len(reference[asked[0]]))
+            except CapacityError as refusal:
+                return refusal
+
+    with ThreadPoolExecutor(ASKING) as threads, EmbeddingClient(served.url, check_length=False, retry=NEVER) as client:
+        refusals = [threads.submit(ask_on) for _ in range(ASKING)]
+        begun.wait()
         served.process.terminate()
-        for future in futures:
-            vectors = future.result(60)
-            assert vectors.shape == (200, len(reference[asked[0]]))
+        assert {type(each.result(60)) for each in refusals} <= {Draining, Unreachable}
         assert served.wait() == 0
