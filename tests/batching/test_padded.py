@@ -266,6 +266,26 @@ def test_more_make_their_deadlines_than_in_order_of_arrival() -> None:
     assert made[4] > 1.1 * made[0]
 
 
+def test_a_small_one_waits_for_what_runs_and_for_a_short_batch() -> None:
+    random, waits = Random(9), []
+    mill = Mill(workers=2, max_batch_size=16, max_batch_cost=160.0, padded=True, max_padding=4.0, max_queue_size=5000)
+    mill.submit(*(of(10.0, large=True) for _ in range(1200)))
+    full, soon = 0.168, 1.0
+    while mill.batcher.waiting_rows > 100:
+        ends = {dispatch.at + 0.008 + 0.001 * dispatch.cost: dispatch for dispatch in mill.batcher.running.values()}
+        mill.advance(min(soon, *ends))
+        if mill.now == soon:
+            mill.submit(of(10.0, mill.now))
+            soon += random.expovariate(8.0)
+            continue
+        finished = ends[mill.now]
+        mill.finish(finished)
+        waits += [mill.now - each.arrival for each in finished.requests if not each.large]
+    assert len(waits) > 50
+    assert max(waits) <= 1.3 * full  # twice as long, if the crowd filled up its batch
+    assert {dispatch.rows for dispatch in mill.cuts} == {3, 16}
+
+
 def test_whoever_is_first_is_in_the_next_batch() -> None:
     mill, random = (
         Mill(max_batch_size=8, max_batch_cost=512.0, padded=True, max_padding=20.0, max_queue_size=5000),
