@@ -88,7 +88,7 @@ def _result(seen: dict[str, list[Taken]], first: dict[str, float]) -> Result:
     result.values["PSS of a further worker"] = more
     result.notes.append(
         f"all-MiniLM-L6-v2 in fp32, 91 MB of weights, after {ASKED} texts. Weir's workers have one thread each, its peers {CORES}. The very first time Weir makes the "
-        "model's graph and measures its batches (its 4 workers find both done). Workers are counted with what they were forked from; each further one "
+        "model's graph and measures its batches. Workers are counted with what they were forked from; each further one "
         f"of Weir's takes {mebibytes(more)} MiB. PSS shares a file's pages among all processes of the machine that have it mapped."
     )
     return result
