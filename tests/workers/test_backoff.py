@@ -33,6 +33,18 @@ def test_gives_up_after_repeated_failures_to_load() -> None:
     assert [backoff.failed_to_load() for _ in range(4)] == [0.1, 0.2, 0.4, None]
 
 
+def test_what_the_system_refuses_is_tried_for_ever() -> None:
+    backoff = Backoff(first=0.1, longest=30.0, patience=2)
+
+    assert [backoff.refused() for _ in range(20)][:3] == [0.1, 0.2, 0.4]
+    assert backoff.refused() == 30.0
+    assert backoff.failed_to_load() == 0.1
+
+    backoff.loaded()
+
+    assert backoff.refused() == 0.1
+
+
 def test_a_load_that_succeeds_makes_the_failures_forgotten() -> None:
     backoff = Backoff(first=0.1, patience=2)
     backoff.failed_to_load()

@@ -17,6 +17,8 @@ from tests.workers.pools import Pool, started
 
 from weir.errors import ModelError
 from weir.messages import OCTETS
+from weir.workers.backoff import Backoff
+from weir.workers.child import Child
 
 
 def is_gone(pid: int) -> bool:
@@ -207,6 +209,29 @@ def test_a_worker_that_cannot_load_any_more_is_given_up_and_the_last_one_makes_t
             assert "FileNotFoundError" in pool.heard.reasons[0]
             assert [state.state for state in pool.pool.states()] == ["failed", "failed"]
             assert pool.pool.gauges()["restarts"] == 10
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with started(Obedient) as pool:
+            start, refusals = Child.start, 7  # more than a model that does not load is given
+
+            def refuse(self: Child) -> None:
+                nonlocal refusals
+                refusals -= 1
+                if not refusals:
+                    monkeypatch.setattr(Child, "start", start)
+                raise OSError(24, "Too many open files")
+
+            monkeypatch.setattr(Child, "start", refuse)
+            monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
+            pool.send("exit")
+            await pool.again()
+            assert (refusals, pool.heard.reasons) == (0, [])
+            assert [state.state for state in pool.pool.states()] == ["ready"]
+            assert "Too many open files" in pool.heard.lost[-1][1]
 
     asyncio.run(main())
 

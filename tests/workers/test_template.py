@@ -3,14 +3,19 @@
 import asyncio
 import os
 import signal
+import socket
+import threading
 from pathlib import Path
 
+import pytest
 from tests.workers.models import Forked, SharesNothing, forked_from
 from tests.workers.pools import Recorder, make_pool, started
 
 from weir.messages import OBJECT, Batch
+from weir.workers.forking import _obey
 from weir.workers.local import make_runner
 from weir.workers.settings import WorkerSettings
+from weir.workers.template import Template
 
 
 def test_what_is_loaded_for_all_is_loaded_once_and_each_worker_has_it() -> None:
@@ -123,3 +128,21 @@ def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
     runner.start()
     told = runner.compute(runner.prepare(Batch(0, ["tell"], OBJECT, OBJECT))).outputs[0]
     assert told["loaded_by"] == told["own"] == os.getpid()
+
+
+def test_a_fork_that_the_system_refuses_leaves_the_others_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr("os.fork", refuse)
+    obeying = threading.Thread(target=_obey, args=(theirs, SharesNothing()))
+    obeying.start()
+    template = Template()
+    template._socket = ours
+    for _ in range(2):  # it goes on
+        with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
+            template.fork({}, [])
+    template.close()
+    obeying.join()
+    theirs.close()

@@ -14,6 +14,7 @@ class Backoff:
         self._patience = patience
         self._deaths = 0
         self._failures = 0
+        self._refusals = 0
 
     def died(self, *, suspect: bool) -> float:
         """Return how long to wait after a ready worker died.
@@ -30,9 +31,15 @@ class Backoff:
         self._failures += 1
         return self._wait(self._failures) if self._failures < self._patience else None
 
+    def refused(self) -> float:
+        """Return how long to wait after the system refused a process. That passes, and says nothing of the model: there is
+        always a further try."""
+        self._refusals += 1
+        return self._wait(self._refusals)
+
     def loaded(self) -> None:
-        """Forget the failures to load."""
-        self._failures = 0
+        """Forget the failures to load, and the refusals."""
+        self._failures = self._refusals = 0
 
     def finished(self) -> None:
         """Forget the deaths: a batch was finished."""

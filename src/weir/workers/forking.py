@@ -1,5 +1,6 @@
 """The process that workers are forked from: `python -m weir.workers.forking`, run by template.py with its end of a socket."""
 
+import errno
 import gc
 import json
 import logging
@@ -49,7 +50,7 @@ def _obey(server: socket.socket, shared: Model) -> int:
         if "reap" in asked:
             answer = os.waitstatus_to_exitcode(os.waitpid(asked["reap"], 0)[1])
         else:
-            answer = os.fork()
+            answer = _fork()
             if answer == 0:
                 server.close()
                 _be_worker(asked["fork"], descriptors, shared, own)
@@ -58,6 +59,14 @@ def _obey(server: socket.socket, shared: Model) -> int:
             with suppress(OSError):  # here too: whoever is told its number may kill the group at once
                 os.setpgid(answer, answer)
         server.sendall(str(answer).encode())
+
+
+def _fork() -> int:
+    """Fork. Returns a number below 0, that of the error, if the system refuses: the workers there are live on."""
+    try:
+        return os.fork()
+    except OSError as error:
+        return -(error.errno or errno.EAGAIN)
 
 
 def _started(server: socket.socket) -> Start:

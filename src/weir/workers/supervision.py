@@ -81,7 +81,7 @@ class Worker:
         return 0 if self._child is None else self._child.held_bytes
 
     def start(self) -> None:
-        """Start a process; its end, good or bad, is heard of later. A refusal of the system counts as a failure to load."""
+        """Start a process; its end, good or bad, is heard of later. A refusal of the system passes: it is tried again."""
         self.state = "starting"
         self._error = None
         # One that replaces another is missed: it gives way to nobody.
@@ -90,7 +90,8 @@ class Worker:
         try:
             child.start()
         except OSError as error:
-            self._not_loaded(ModelError(f"{self._name}: the process cannot be started: {error}"))
+            refusal = ModelError(f"{self._name}: the process cannot be started: {error}")
+            self._not_loaded(refusal, self._backoff.refused())
             return
         self._child = child
         self._start_limit.begin()
@@ -169,7 +170,8 @@ class Worker:
         if state == "stopped":
             return
         if state == "starting" or not self._started:
-            self._not_loaded(self._error or ModelError(f"{self._name} did not start: {reason}"))
+            error = self._error or ModelError(f"{self._name} did not start: {reason}")
+            self._not_loaded(error, self._backoff.failed_to_load())
             return
         self.state = "lost"
         self._listener.worker_lost(self.index, reason)
@@ -210,9 +212,10 @@ class Worker:
             self._predict_limit.begin()  # `predict` has yielded
         self._listener.received(self.index, events)
 
-    def _not_loaded(self, error: WeirError) -> None:
+    def _not_loaded(self, error: WeirError, wait: float | None) -> None:
         self.reason = error.message
-        wait = self._backoff.failed_to_load() if self._started else None
+        if not self._started:
+            wait = None  # whoever starts it hears of it at once
         self.state = "failed" if wait is None else "lost"
         if self._started:
             self._listener.worker_lost(self.index, self.reason)

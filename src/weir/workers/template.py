@@ -69,10 +69,15 @@ class Template:
         return True
 
     def fork(self, arguments: dict[str, Any], descriptors: Sequence[int]) -> "Forked | None":
-        """Return a new process that is told `arguments` and has the descriptors; None if there is no template any more."""
+        """Return a new process that is told `arguments` and has the descriptors; None if there is no template any more.
+
+        Raises OSError when the system refuses.
+        """
         answer = self._ask({"fork": arguments}, descriptors)
         if answer is None:
             return None
+        if answer < 0:
+            raise OSError(-answer, os.strerror(-answer))
         return Forked(int(answer), self)
 
     def reap(self, pid: int) -> int | None:
