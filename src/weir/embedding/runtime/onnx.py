@@ -80,6 +80,8 @@ def _session(graph: Path, device: str, threads: int, limit_bytes: int | None) ->
     options.log_severity_level = 3
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
+    # Batches are hardly ever of one shape twice: a plan of the memory for each would be kept for nothing.
+    options.enable_mem_pattern = False
     # Threads that wait by spinning take the CPU from the other workers.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     providers: list[Any] = ["CPUExecutionProvider"]
