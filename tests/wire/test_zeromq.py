@@ -43,7 +43,15 @@ def test_what_is_no_request_is_refused(frames: list[bytes], text: str) -> None:
 
 
 def test_wishes_are_bounded_and_well_formed() -> None:
-    for data in (b"{", b"[]", b'{"timeout": "long"}', b'{"ids": ["a"]}', b"\xff", b"[" * 5000):
+    for data in (
+        b"{",
+        b"[]",
+        b'{"timeout": "long"}',
+        b'{"ids": ["a"]}',
+        b'{"priority": 1000000000}',
+        b"\xff",
+        b"[" * 5000,
+    ):
         with pytest.raises(InvalidRequest, match="must be a JSON object"):
             zeromq.read_wishes(data)
     with pytest.raises(InvalidRequest, match="70000 bytes"):

@@ -6,7 +6,7 @@ errors too. docs/reference/zeromq.md has the tables.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy
@@ -21,6 +21,7 @@ COMMANDS = frozenset((SHOW_CONFIG, SHOW_STATUS, TERMINATION, PENDING, CANCEL))
 
 MAX_FRAMES = 5
 MAX_IDENTITY = 255  # bytes
+MOST_PRIORITY = 10**9 - 1
 _MAX_DIGITS = 20
 _MAX_WISHES = 64 << 10  # bytes: the numbers of thousands of requests
 _OWN = b"\0weir\0"  # before the identity in the topic of Weir's own answers
@@ -35,7 +36,7 @@ class Wishes(msgspec.Struct, omit_defaults=True):
 
     timeout: float | None = None
     model: str = ""
-    priority: int | None = None
+    priority: Annotated[int, msgspec.Meta(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
     dimensions: int | None = None
     truncate: bool | None = None
     tokens: bool = False
