@@ -189,7 +189,8 @@ def test_scans_leave_nothing_behind(opened: Opened) -> None:
     before = memory()
     scan(2000)
     assert memory() - before < 5 * MIB
-    assert opened.door._in.held == opened.door._out.held == 0
+    # The last of them may have been accepted only after the look at the peers.
+    opened.until(lambda: opened.door._in.held == opened.door._out.held == 0)
     still_serves(opened)
 
 
