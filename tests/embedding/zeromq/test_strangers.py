@@ -248,7 +248,7 @@ def test_while_much_is_under_way_nothing_is_read() -> None:
             opened.call(opened.encoder.released.set)
             assert len(client.fetch_all()) == 20
             late.close()
-        assert not opened.door._in.paused
+        opened.until(lambda: not opened.door._in.paused)
 
 
 def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
