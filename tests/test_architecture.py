@@ -48,8 +48,8 @@ def test_every_part_is_in_the_contract() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES + TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_stays_under_400_lines(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < 400
+def test_a_module_stays_under_800_lines(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 800
 
 
 @pytest.mark.parametrize("part", ["policy", "batching"])
