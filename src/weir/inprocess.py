@@ -7,7 +7,6 @@ with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpC
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Self
 
 from weir.client.asynchronous import AsyncClient
@@ -16,7 +15,7 @@ from weir.client.programs import Program
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound
-from weir.manager.background import Background
+from weir.manager.background import Background, Lifecycle
 from weir.manager.making import Maker
 from weir.manager.manager import Manager
 from weir.manager.parameters import apply
@@ -59,12 +58,18 @@ class InProcess(Client):
         super().__init__(LocalCalls(self._manager), self._local, timeout=timeout, retry=retry)
 
     def start(self) -> Self:
-        """Start all models; return when they are ready. Raises what Manager.start does; nothing is left running then."""
+        """Start all models; return when they are ready. Nothing happens if they are, and threads that call it at the same time
+        wait for one start.
+
+        Raises what Manager.start does, nothing is left running then; and Conflict in a process that was forked while it ran.
+        """
         self._local.start()
         return self
 
     def __enter__(self) -> Self:
-        return self.start()
+        if not self._local.start():  # whoever leaves first would stop it for the others
+            raise Conflict("this server is already running")
+        return self
 
 
 class AsyncInProcess(AsyncClient):
@@ -196,20 +201,13 @@ class LocalTransport:
     def __init__(self, manager: Manager) -> None:
         self._manager = manager
         self._inner = AsyncLocalTransport(manager)
-        self._background: Background | None = None
+        self._lifecycle = Lifecycle("weir-inprocess", _nothing, _nothing)
 
-    def start(self) -> None:
-        """Start the loop and all models."""
-        if self._background is not None:
-            raise Conflict("this server is already running")
-        background = Background("weir-inprocess", _nothing, _nothing)
-        background.start()
-        try:
-            background.run(self._manager.start())
-        except BaseException:
-            background.close(partial(self._manager.stop, 0.0))
-            raise
-        self._background = background
+    def start(self) -> bool:
+        """Start the loop and all models; return False if another thread did, or had done, that."""
+        if self._lifecycle.forked_from is not None:
+            raise _forked(self._lifecycle.forked_from)
+        return self._lifecycle.start(lambda: self._manager)
 
     def send(self, step: Step, timeout: float) -> Any:
         """Return the answer to one step."""
@@ -227,16 +225,16 @@ class LocalTransport:
 
     def close(self) -> None:
         """Drain and stop all models, and end the loop."""
-        background, self._background = self._background, None
-        if background is not None:
-            background.run(self._manager.stop())
-            background.close()
+        self._lifecycle.stop()
 
     @property
     def _running(self) -> Background:
-        if self._background is None:
-            raise Conflict("this server is not running: start it, or use it in `with`")
-        return self._background
+        background, parent = self._lifecycle.running, self._lifecycle.forked_from
+        if background is not None:
+            return background
+        raise (
+            Conflict("this server is not running: start it, or use it in `with`") if parent is None else _forked(parent)
+        )
 
 
 class Given:
@@ -291,6 +289,12 @@ def _value(look: Callable[[], Any]) -> Step:
 
 async def _next(parts: AsyncGenerator[Part, None]) -> Part:
     return await anext(parts)
+
+
+def _forked(parent: int) -> Conflict:
+    return Conflict(
+        f"this server was started in process {parent}, from which this one was forked; make one in this process"
+    )
 
 
 def _nothing(value: Any) -> None:

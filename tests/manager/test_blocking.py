@@ -1,5 +1,6 @@
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import os
 import signal
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from tests.manager.kit import Square, squares
 
 from weir import BlockingService, DeadlineExceeded, ModelError, ModelNotReady, Service
-from weir.errors import Conflict, Overloaded
+from weir.errors import Conflict, Draining, Overloaded
 from weir.testing import FakeExecutor
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -178,8 +179,6 @@ def test_before_the_start_and_after_the_end_calls_are_refused() -> None:
     service.stop()
     for _ in range(2):
         service.start()
-        with pytest.raises(Conflict):
-            service.start()
         assert service.infer(3) == 9
         service.stop()
         service.stop()
@@ -339,3 +338,145 @@ def test_ctrl_c_reaches_the_caller_and_ends_the_program() -> None:
         signal_after="waiting",
     )
     assert (ended.stdout.split(), ended.stderr, ended.returncode) == (["waiting", "interrupted", "0"], "", 0)
+
+
+class Gated(FakeExecutor):
+    """Is ready when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(squares)
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        self.starts = 0
+
+    async def start(self, listener: Any) -> None:
+        self.starts += 1
+        self.entered.set()
+        await asyncio.to_thread(self.gate.wait, 20)
+        await super().start(listener)
+
+
+def together(count: int, work: Callable[[], Any]) -> list[Any]:
+    """Return what `work` returned, or raised, in so many threads that begin at once."""
+    begin = threading.Barrier(count)
+
+    def run() -> Any:
+        begin.wait()
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(count) as threads:
+        calls = [threads.submit(run) for _ in range(count)]
+        return [call.result(30) for call in calls]
+
+
+def test_threads_that_race_to_start_it_all_get_a_service_that_runs() -> None:
+    for _ in range(3):
+        service = blocking()
+
+        def use(service: BlockingService = service) -> Any:
+            if not service.ready:
+                service.start()
+            return service.infer(3, timeout=20)
+
+        assert together(40, use) == [9] * 40
+        service.stop()
+
+
+def test_threads_that_race_to_start_what_does_not_load_all_hear_why() -> None:
+    executor = FakeExecutor(start_error=ModelError("no weights"))
+    service = blocking(executor)
+    errors = together(8, service.start)
+    assert {str(error) for error in errors} == {"no weights"}
+    with pytest.raises(ModelNotReady, match="no weights"):
+        service.infer(3)
+
+
+def test_a_stop_ends_a_start_that_is_under_way() -> None:
+    executor = Gated()
+    service = blocking(executor)
+    with ThreadPoolExecutor(2) as threads:
+        starting = threads.submit(service.start)
+        assert executor.entered.wait(20)
+        stopping = threads.submit(service.stop)
+        executor.gate.set()
+        stopping.result(20)
+        starting.exception(20)
+    assert not service.ready
+    with pytest.raises(ModelNotReady):
+        service.infer(3)
+    service.start()
+    assert service.infer(3) == 9
+    service.stop()
+
+
+def test_starts_and_stops_may_race() -> None:
+    service = blocking()
+
+    def restart() -> None:
+        for _ in range(5):
+            service.start()
+            with contextlib.suppress(ModelNotReady, Draining):
+                assert service.infer_many([3], timeout=20) == [9]
+            service.stop(0.0)
+
+    assert not [error for error in together(8, restart) if error is not None and not isinstance(error, ModelNotReady)]
+    service.stop()
+
+
+def test_one_that_runs_already_cannot_be_entered() -> None:
+    with blocking() as service:
+        service.start()  # nothing to do
+        with pytest.raises(Conflict, match="already running"), service:
+            pass
+        assert service.infer(3) == 9
+
+
+FORKED = """
+    import os, sys, weir
+    class Square(weir.Model):
+        def predict(self, batch):
+            return [x * x for x in batch]
+    service = weir.BlockingService(Square)
+    service.start()
+    print(service.infer(3), flush=True)
+    if os.fork() == 0:
+        print(service.ready, service.not_ready_reason, flush=True)
+        for call in (lambda: service.infer(3, timeout=1), lambda: service.infer_many([3]), service.state):
+            try:
+                call()
+            except weir.ModelNotReady as error:
+                print(error, flush=True)
+        service.start()
+        print(service.infer(4), flush=True)
+        service.stop()
+        sys.exit()
+    assert os.wait()[1] == 0
+    print(service.infer(5))
+    service.stop()
+"""
+
+
+def test_after_a_fork_it_is_not_ready_until_it_is_started_there() -> None:
+    ended = run_script(FORKED)
+    first, state, *refusals, fourth, fifth = ended.stdout.splitlines()
+    assert (first, fourth, fifth, ended.stderr, ended.returncode) == ("9", "16", "25", "", 0)
+    ready, reason = state.split(" ", 1)
+    assert ready == "False"
+    assert "forked" in reason
+    assert refusals == [f"model 'square' is not ready: {reason}"] * 3
+
+
+def test_a_service_of_ones_own_is_refused_after_a_fork() -> None:
+    ended = run_script(
+        FORKED.replace("BlockingService(Square)", "BlockingService(weir.Service(Square))").replace(
+            "        service.start()\n        print(service.infer(4), flush=True)\n",
+            "        try:\n            service.start()\n        except weir.errors.Conflict as error:\n            print(error)\n",
+        )
+    )
+    refusal = ended.stdout.splitlines()[-2]
+    assert "forked" in refusal
+    assert "make a Service" in refusal
+    assert (ended.stderr, ended.returncode) == ("", 0)

@@ -1,15 +1,22 @@
 """An event loop in a thread of its own, for programs that have none."""
 
 import asyncio
+import os
 import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from weir.errors import ModelNotReady
 
 T = TypeVar("T")
+Step = Callable[[], Coroutine[Any, Any, Any]]
 
 # A loop that has not ended by then is left to die with the process: it is a daemon's.
 LONGEST_CLOSE = 10.0
@@ -40,13 +47,21 @@ class Background:
         self._posted: deque[Any] = deque()
         self._waking = False
         self._closed = False
-        self._running: Future[asyncio.AbstractEventLoop] = Future()
+        self._awaited: set[Future[Any]] = set()  # what `run` waits for
+        self._over = False  # the loop has ended
+        self._running: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Start the thread; return when the loop runs."""
         self._thread.start()
-        self._loop = self._running.result()
+        self._running.result()
+
+    @property
+    def started(self) -> bool:
+        """Whether the loop runs, or did."""
+        return self._running.done()
 
     def post(self, value: Any) -> None:
         """Hand `value` to `take` on the loop, soon."""
@@ -61,15 +76,31 @@ class Background:
                 self._empty(self._refuse)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run `coroutine` on the loop and return its result; interrupting the wait (Ctrl-C) cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
+        """Run `coroutine` on the loop and return its result; interrupting the wait (Ctrl-C) cancels it.
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, Any]] | None = None) -> None:
+        Raises ModelNotReady if the loop ends before the coroutine does.
+        """
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            raise _stopped() from None
+        self._awaited.add(future)
+        try:
+            if self._over:  # nothing that comes this late is run any more
+                future.cancel()
+            return future.result()
+        except BaseException as error:
+            future.cancel()
+            if self._over and isinstance(error, CancelledError):
+                if getcoroutinestate(coroutine) == CORO_CREATED:  # the loop never came to it
+                    coroutine.close()
+                raise _stopped() from None
+            raise
+        finally:
+            self._awaited.discard(future)
+
+    def close(self, last: Step | None = None) -> None:
         """Run `last` on the loop, then end the loop and the thread. Idempotent.
 
         Waits until it has ended, but not longer than LONGEST_CLOSE, and not at all when called on the loop itself (by the
@@ -85,13 +116,18 @@ class Background:
         self._empty(self._refuse)
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(self._live())
+        try:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                runner.run(self._live())
+        finally:
+            self._over = True
+            for future in list(self._awaited):
+                future.cancel()
 
     async def _live(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._end = loop.create_future()
-        self._running.set_result(loop)
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.create_future()
+        self._running.set_result(None)
         last = await self._end
         if last is not None:
             await last()
@@ -110,3 +146,126 @@ class Background:
             except IndexError:
                 return
             use(value)
+
+
+class Runs(Protocol):
+    """What a Lifecycle starts and stops: a Service, a Manager."""
+
+    async def start(self) -> None:
+        """Return when it runs; after an exception nothing is left running."""
+
+    async def stop(self, drain_timeout: float | None = None) -> None:
+        """Return when nothing of it runs any more."""
+
+
+class Lifecycle:
+    """Starts and stops what runs on the loop of a Background, for any number of threads.
+
+    One start or stop is under way at a time. A forked process has nothing of it: the thread that ran the loop is not there.
+    """
+
+    def __init__(self, name: str, take: Callable[[Any], None], refuse: Callable[[Any], None]) -> None:
+        self.running: Background | None = None
+        self.forked_from: int | None = None  # the process that started it, if this one was forked from that
+        self._make = partial(Background, name, take, refuse)
+        self._lock = threading.Lock()
+        self._last: _Change | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        _LIFECYCLES.add(self)
+
+    def start(self, find: Callable[[], Runs]) -> bool:
+        """Start what `find` returns, on a loop in a new thread; return True when that is done. It is stopped at the latest when
+        nothing refers to this object any more, or the interpreter exits.
+
+        Of several threads the first one starts it. The others wait for that, and return False, or raise what it raised; those
+        that come later return False at once. After an exception nothing is left running.
+        """
+        while True:
+            with self._lock:
+                if self.running is not None:
+                    return False
+                last = self._last
+                if last is None or last.done.done():
+                    self._last = mine = _Change(self._make(), find(), Future(), starts=True)
+                    self.forked_from = None
+                    break
+            if last.starts:
+                last.done.result()
+                return False
+            last.done.exception()
+        try:
+            mine.background.start()
+            try:
+                mine.background.run(mine.what.start())
+            except BaseException:
+                mine.background.close(partial(mine.what.stop, 0.0))
+                raise
+        except BaseException as error:
+            mine.done.set_exception(error)
+            raise
+        self._finalizer = weakref.finalize(self, mine.background.close, partial(mine.what.stop, 0.0))
+        self.running = mine.background
+        mine.done.set_result(None)
+        return True
+
+    def stop(self, drain_timeout: float | None = None) -> None:
+        """Stop it, then end the loop and its thread. A start that is under way in another thread is ended; of several
+        threads the first one stops it, and the others wait for that."""
+        while True:
+            with self._lock:
+                last = self._last
+                if last is None:
+                    return
+                if last.done.done():
+                    if self.running is None:
+                        return
+                    self._last = mine = _Change(self.running, last.what, Future(), starts=False)
+                    self.running = None
+                    break
+            if last.starts and last.background.started:
+                with suppress(Exception):
+                    last.background.run(last.what.stop(drain_timeout))
+            last.done.exception()
+        try:
+            mine.background.run(mine.what.stop(drain_timeout))
+        finally:
+            mine.background.close()
+            mine.done.set_result(None)
+
+    def forget(self) -> None:
+        """Begin anew in a process that was forked while it ran, or was being started or stopped."""
+        self._lock = threading.Lock()
+        last, self._last = self._last, None
+        if last is None or (last.done.done() and self.running is None):
+            return
+        self.running = None
+        self.forked_from = os.getppid()
+        # Kept for ever: to free a loop, or what it watches, would take it from the process whose it is.
+        _INHERITED.append(last)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+
+class _Change(NamedTuple):
+    """A start or a stop. It is over when `done` is."""
+
+    background: Background
+    what: Runs
+    done: Future[None]
+    starts: bool
+
+
+_LIFECYCLES: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+_INHERITED: list[_Change] = []
+
+
+def _forget_all() -> None:
+    for lifecycle in list(_LIFECYCLES):
+        lifecycle.forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _stopped() -> ModelNotReady:
+    return ModelNotReady("the service was stopped")

@@ -1,14 +1,13 @@
 """The blocking twin of Service, for programs without an event loop, and for notebooks."""
 
-import weakref
 from collections.abc import Callable, Generator, Hashable, Iterable
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any, NamedTuple, Self
 
 from weir.errors import Conflict, ModelNotReady
-from weir.manager.background import Background
+from weir.manager.background import Background, Lifecycle
 from weir.manager.call import ThreadCall
 from weir.manager.service import Service
 from weir.manager.stream import Window, stream_blocking
@@ -24,38 +23,50 @@ class BlockingService:
 
     `model` and the other arguments are those of Service; or `model` is a Service that has not been started. All methods may
     be called from any thread, also while another event loop runs in it. A service that is never stopped ends with the
-    program, or when nothing refers to it any more.
+    program, or when nothing refers to it any more. A process that was forked while it ran has none of its workers: it is not
+    ready there, and says so, until it is started there too.
     """
 
     def __init__(self, model: type[Model] | Service | None = None, **options: Any) -> None:
-        self.service = model if isinstance(model, Service) else Service(model, **options)
-        self._background: Background | None = None
-        self._finalizer: Callable[[], Any] | None = None
+        self._again: Callable[[], Service] | None = None  # makes another one, where it can, for a forked process
+        if isinstance(model, Service):
+            self.service = model
+        else:
+            self.service = Service(model, **options)
+            if isinstance(options.get("executor"), (str, NoneType)):
+                self._again = partial(Service, model, **options)
+        self._lifecycle = Lifecycle(f"weir-{self.service.name}", _take, _refuse)
 
     def start(self) -> None:
-        """Start the workers; return when all are ready. See Service.start."""
-        if self._background is not None:
-            raise Conflict(f"service {self.service.name!r} is already running")
-        background = Background(f"weir-{self.service.name}", _take, _refuse)
-        background.start()
-        try:
-            background.run(self.service.start())
-        except BaseException:
-            background.close(partial(self.service.stop, 0.0))
-            raise
-        self._background = background
-        # Runs when nothing refers to this object any more, and at the latest when the interpreter exits.
-        self._finalizer = weakref.finalize(self, background.close, partial(self.service.stop, 0.0))
+        """Start the workers; return when all are ready. Nothing happens if they are, and threads that call it at the same
+        time wait for one start. See Service.start.
+
+        Raises Conflict in a process that was forked while it ran, if the Service, or its executor, was made before.
+        """
+        self._start()
 
     def stop(self, drain_timeout: float | None = None) -> None:
-        """Take no more, finish what was accepted, end the workers. Idempotent. See Service.stop."""
-        background, self._background = self._background, None
-        if background is not None:
-            background.run(self.service.stop(drain_timeout))
-            background.close()
+        """Take no more, finish what was accepted, end the workers. Idempotent. Ends a start that is under way in another
+        thread. See Service.stop."""
+        self._lifecycle.stop(drain_timeout)
+
+    def _start(self) -> bool:
+        parent = self._lifecycle.forked_from
+        if parent is not None and self._again is None:
+            raise Conflict(
+                f"service {self.service.name!r} was started in process {parent}, from which this one was forked; make a "
+                "Service of its own in this process"
+            )
+        return self._lifecycle.start(self._found)
+
+    def _found(self) -> Service:
+        if self._lifecycle.forked_from is not None and self._again is not None:
+            self.service = self._again()
+        return self.service
 
     def __enter__(self) -> Self:
-        self.start()
+        if not self._start():  # whoever leaves first would stop it for the others
+            raise Conflict(f"service {self.service.name!r} is already running")
         return self
 
     def __exit__(
@@ -131,12 +142,19 @@ class BlockingService:
     @property
     def ready(self) -> bool:
         """Whether requests are taken."""
-        return self.service.ready
+        return not self.not_ready_reason
 
     @property
     def not_ready_reason(self) -> str:
         """Why no requests are taken; "" if they are."""
-        return self.service.not_ready_reason
+        parent = self._lifecycle.forked_from
+        if parent is not None:
+            return f"it was started in process {parent}, from which this one was forked; start it in this process too"
+        if self._lifecycle.running is not None:
+            return self.service.not_ready_reason
+        return (
+            self.service.not_ready_reason or "loading"
+        )  # the workers are ready, and whoever starts it is about to hear of it
 
     def state(self) -> dict[str, Any]:
         """Return what there is to see, as a JSON-able dict. See Service.state."""
@@ -179,9 +197,10 @@ class BlockingService:
         return call
 
     def _running(self) -> Background:
-        if self._background is None:
-            raise ModelNotReady(f"model {self.service.name!r} is not ready: {self.service.not_ready_reason}")
-        return self._background
+        background = self._lifecycle.running
+        if background is None:
+            raise ModelNotReady(f"model {self.service.name!r} is not ready: {self.not_ready_reason}")
+        return background
 
 
 class Posted(NamedTuple):
