@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import re
@@ -14,7 +15,9 @@ import psutil
 import pytest
 from tests.served import MODELS, Served, serving, weir, weir_here
 
+from weir.client import AsyncHttpClient, HttpClient
 from weir.commands import COMMANDS
+from weir.errors import SettingsError
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -134,8 +137,18 @@ def test_a_unix_socket(tmp_path: Path) -> None:
         assert f"curl --unix-socket {path} -d 3 http://localhost/infer/square" in served.table
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
             assert client.post("http://localhost/infer/square", content="3").text == "9"
+        with HttpClient(f"unix:{path}") as ours:
+            assert ours.infer("square", 3) == 9
+        assert asyncio.run(_ask_async(f"unix://{path}")) == 16
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
+    with pytest.raises(SettingsError, match="url='unix:': must be http://HOST:PORT, https://HOST:PORT or unix:PATH"):
+        HttpClient("unix:")
+
+
+async def _ask_async(url: str) -> object:
+    async with AsyncHttpClient(url) as client:
+        return await client.infer("square", 4)
 
 
 # Settings.

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import pytest
 
 from weir.errors import SettingsError
 from weir.manager.settings import compose
-from weir.model import PAD, RAGGED, Model, Tensor, check_model
+from weir.model import PAD, RAGGED, Model, Tensor, check_model, function_of
 
 X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
 
@@ -83,3 +84,69 @@ def test_a_batch_must_fit_into_an_allowed_size() -> None:
         SettingsError, match="max_batch_size=17: must be at most 16, the largest of the model's allowed_batch_sizes"
     ):
         compose(model, {"max_batch_size": 17})
+
+
+def test_a_slip_of_the_pen_is_refused() -> None:
+    slips: list[tuple[dict[str, Any], str]] = [
+        ({"max_batchsize": 8}, "max_batch_size"), ({"example": [1]}, "examples"), ({"preproces": len}, "preprocess"),
+        ({"worker": 2}, "workers"), ({"MaxBatchSize": 8}, "max_batch_size"), ({"content_type": ["a/b"]}, "content_types"),
+    ]  # fmt: skip
+    for attributes, meant in slips:
+        (name,) = attributes
+        with pytest.raises(SettingsError, match=f"Slip.{name}: there is no such attribute; did you mean {meant}\\?"):
+            check_model(type("Slip", (Model,), {"predict": lambda self, batch: batch, **attributes}))
+
+
+def test_words_of_their_own_are_no_slips() -> None:
+    words = ("decoder", "encoder", "preprocessor", "predictor", "loaded", "tokenizer", "weights", "scale", "_example")
+    own = dict.fromkeys(words, 1)
+    model = type("Own", (Model,), {"predict": lambda self, batch: batch, **own})
+    assert check_model(model) is model
+
+
+def test_a_setting_almost_said_is_refused() -> None:
+    class Slow(Model):
+        drain_timeouts = 3.0
+
+        def predict(self, batch: Any) -> Any:
+            return batch
+
+    with pytest.raises(
+        SettingsError, match=r"Slow\.drain_timeouts: there is no such attribute; did you mean drain_timeout"
+    ):
+        compose(check_model(Slow), {})
+
+
+def test_hooks_that_are_awaited_are_refused() -> None:
+    async def predict(self: Model, batch: Any) -> Any:
+        return batch
+
+    async def stream(self: Model, batch: Any) -> Any:
+        yield {}
+
+    async def fetch(batch: Any) -> Any:
+        return batch
+
+    for attributes in ({"predict": predict}, {"predict": stream}, {"predict": len, "load": predict}):
+        with pytest.raises(SettingsError, match="is an async function, but workers have no event loop"):
+            check_model(type("Awaited", (Model,), attributes))
+    with pytest.raises(SettingsError, match=r"fetch.predict: is an async function"):
+        check_model(fetch)
+
+
+def test_a_function_is_a_model() -> None:
+    def square(batch: list[int]) -> list[int]:
+        """Square them."""
+        return [x * x for x in batch]
+
+    model = check_model(square)
+    assert (model.__name__, model.__doc__, model().predict([2, 3])) == ("square", "Square them.", [4, 9])
+    assert function_of(model) is square
+    assert function_of(Model) is None
+    sized = Model.from_function(square, max_batch_size=8, examples=[2])
+    assert (sized.max_batch_size, sized.examples) == (8, [2])
+    assert check_model(lambda batch: batch).__name__ == "Function"
+    assert list(check_model(numpy.square)().predict([3])) == [9]
+    for wrong in (int, 3, None):
+        with pytest.raises(SettingsError, match="must be a function: a list of items in, a list of answers out"):
+            Model.from_function(wrong)  # type: ignore[arg-type]

@@ -191,3 +191,15 @@ def test_what_kubernetes_says_of_a_service_called_weir_is_not_for_us() -> None:
         "WEIR_PORT": "tcp://10.0.0.1:80", "WEIR_PORT_80_TCP": "tcp://10.0.0.1:80", "WEIR_PORT_80_TCP_ADDR": "10.0.0.1",
     }  # fmt: skip
     assert read("m:A", env=env).http.port == 8000
+
+
+def test_a_target_that_names_nothing_is_refused() -> None:
+    assert refused("") == "TARGET '': must be module:Class or path/file.py:Class"
+    assert refused(" ") == "TARGET ' ': must be module:Class or path/file.py:Class"
+
+
+@pytest.mark.parametrize(
+    "table", ["[model.square]\nworkers = 2", '[Models.square]\ntarget = "m:A"', "[model]\nworkers = 2"]
+)
+def test_a_misspelt_table_of_models_is_told_its_name(toml: Any, table: str) -> None:
+    assert "there is no such table; did you mean [models.NAME]?" in refused("m:A", config=toml(table))

@@ -208,7 +208,9 @@ def _added(
             exposition.registry.register(collector)
     shown = make_dashboard(context.registry, metrics, collectors, product.clients)
     routes = [*shown.routes, *product.routes(context)]
-    return Added(routes, {**shown.paths, **product.paths()}, product.refusals())
+    refusals = product.refusals()
+    context.registry.reserve(prefix.split("/")[1] for prefix in refusals)
+    return Added(routes, {**shown.paths, **product.paths()}, refusals)
 
 
 def _folder(settings: Settings) -> Folder | None:

@@ -26,7 +26,7 @@ from weir.manager.repository.spoken import Spoken
 from weir.manager.service import Service
 from weir.manager.spec import Known, ModelToServe, Parameters
 from weir.messages import Observer
-from weir.model import Model
+from weir.model import Model, check_model
 from weir.protocols.describing import EXTENSIONS, device_count, metadata, server_metadata
 from weir.protocols.inferring import Part, find, infer, stream
 from weir.settings import default_name, read_model_table
@@ -35,14 +35,14 @@ from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 DOOR = "python"  # as that of Service.infer is called
 NAME = "weir"
 
-Target = str | type[Model]
+Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
 # A step of a call: what is awaited for its answer, or gone through for its answers.
 Step = Callable[[], Coroutine[Any, Any, Any]]
 Steps = Callable[[], AsyncGenerator[Part, None]]
 
 
 class InProcess(Client):
-    """Serves `models` (classes, or texts like "module:Class") in this program. May be used by many threads at a time.
+    """Serves `models` (classes of models, services or chains, functions, or texts like "module:Class") in this program. May be used by many threads at a time.
 
     `model_repository` is a folder of models, of which `load` names those that run from the start (without it all); `settings`
     are those of Service and hold for every model. Its event loop runs in a thread of its own, from `start`, or the beginning of
@@ -240,7 +240,7 @@ class LocalTransport:
 class Given:
     """Makes services of the classes that the program has given, by target; of all others as a server does."""
 
-    def __init__(self, kinds: Mapping[str, type[Model]], observers: Sequence[Observer]) -> None:
+    def __init__(self, kinds: Mapping[str, Any], observers: Sequence[Observer]) -> None:
         self._kinds = kinds
         self._observers = observers
         self._make = Maker(observers)
@@ -250,8 +250,10 @@ class Given:
         kind = self._kinds.get(model.target)
         if kind is None:
             return self._make(model, parameters, fresh=fresh)
+        if isinstance(kind, type) and issubclass(kind, Service):
+            return kind(name=model.name, params=model.params, observers=self._observers, **model.settings)
         if parameters:
-            model = apply(parameters, model, kind)
+            model = apply(parameters, model, check_model(kind))
         return Service(kind, name=model.name, params=model.params, observers=self._observers, **model.settings)
 
 
@@ -275,7 +277,10 @@ def make_manager(
 
 
 def _target(model: Target) -> str:
-    return model if isinstance(model, str) else f"{model.__module__}:{model.__qualname__}"
+    if isinstance(model, str):
+        return model
+    name = getattr(model, "__qualname__", type(model).__qualname__)
+    return f"{getattr(model, '__module__', None)}:{name}"
 
 
 def _value(look: Callable[[], Any]) -> Step:

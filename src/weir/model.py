@@ -3,7 +3,9 @@
 The class object is read in the server process (its attributes, `measure`, `examples`); instances live only in workers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import SequenceMatcher
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from weir.errors import SettingsError
@@ -217,8 +219,42 @@ class Model:
         item, so it must be fast and import no model framework. Override it only if items differ."""
         return None
 
+    @classmethod
+    def from_function(cls, function: Callable[[list[Any]], Any], /, **attributes: Any) -> "type[Model]":
+        """Return a model class whose `predict` is `function`: a list of items in, a list of as many answers out.
+
+        `function` is anything that can be called (a function, a bound method, a numpy function), but no class; its name becomes
+        the model's. `attributes` are class attributes of the model: `Input`, `examples`, `max_batch_size` and so on.
+        Raises SettingsError if `function` cannot be called, or is a coroutine function.
+        """
+        if isinstance(function, type) or not callable(function):
+            raise SettingsError(f"{function!r:.100}: must be a function: a list of items in, a list of answers out")
+
+        def predict(self: Model, batch: Any) -> Any:
+            return function(batch)
+
+        name = getattr(function, "__name__", type(function).__name__)
+        named = {
+            "__module__": getattr(function, "__module__", None) or "__main__",
+            "__qualname__": getattr(function, "__qualname__", name), "__doc__": function.__doc__,
+        }  # fmt: skip
+        made = type(
+            name if name.isidentifier() else "Function",
+            (cls,),
+            {**attributes, **named, "predict": predict, FUNCTION: staticmethod(function)},
+        )
+        _check_synchronous(made.__name__, "predict", function)
+        return made
+
 
 M = TypeVar("M", bound=Model)
+
+# The attribute of a class that `Model.from_function` has made: the function.
+FUNCTION = "__weir_function__"
+
+# A name this like one of Model's own is taken for a slip of the pen. "encoder" and "preprocessing" are words of their own.
+_LIKENESS = 0.85
+_DERIVED = ("r", "d", "er", "ed", "or", "ing", "ion")
 
 
 def overrides(model: type[Model], method: str) -> bool:
@@ -237,9 +273,16 @@ def is_tensor_model(model: type[Model]) -> bool:
 
 
 def check_model(model: Any) -> type[Model]:
-    """Return `model` if it is a usable Model class; SettingsError says what is wrong otherwise."""
+    """Return `model` if it is a usable Model class, or the class that is made of it if it is a function.
+
+    SettingsError says what is wrong otherwise.
+    """
+    if callable(model) and not isinstance(model, type):
+        model = Model.from_function(model)
     if not (isinstance(model, type) and issubclass(model, Model)):
-        raise SettingsError(f"{model!r}: must be a subclass of weir.Model")
+        raise SettingsError(f"{model!r}: must be a subclass of weir.Model, or a function")
+    _check_hooks(model)
+    check_attributes(model, [name for name in vars(Model) if not name.startswith("_")])
     if not overrides(model, "predict"):
         raise SettingsError(f"{model.__name__}: must implement predict(batch)")
     if bool(model.inputs) != bool(model.outputs):
@@ -250,6 +293,60 @@ def check_model(model: Any) -> type[Model]:
     if model.streaming:
         _check_streaming(model)
     return model
+
+
+def function_of(model: type[Model]) -> Callable[..., Any] | None:
+    """Return the function that `model` was made of by `Model.from_function`; None for any other class."""
+    made = vars(model).get(FUNCTION)
+    return None if made is None else made.__func__
+
+
+def check_attributes(model: type[Model], known: Iterable[str]) -> None:
+    """Raise SettingsError if a class attribute of `model` is almost, but not quite, one of the names in `known`.
+
+    `max_batchsize` or `preproces` would say nothing to anybody. A name that begins with an underscore is the model's own business.
+    """
+    wanted = {_plain(name): name for name in known}
+    own = [name for kind in model.__mro__ if issubclass(kind, Model) and kind is not Model for name in vars(kind)]
+    for name in own:
+        if name.startswith("_") or hasattr(Model, name) or name in wanted.values():
+            continue
+        nearest = _nearest(_plain(name), wanted)
+        if nearest is not None:
+            raise SettingsError(
+                f"{model.__name__}.{name}: there is no such attribute; did you mean {nearest}? "
+                f"(An attribute of your own may be called _{name}.)"
+            )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+def _nearest(name: str, wanted: Mapping[str, str]) -> str | None:
+    if name in wanted:
+        return wanted[name]
+    for other, original in wanted.items():
+        if any(name == other + ending or name == other.removesuffix("e") + ending for ending in _DERIVED):
+            return None
+        if len(other) >= 5 and name[0] == other[0] and SequenceMatcher(None, name, other).ratio() >= _LIKENESS:
+            return original
+    return None
+
+
+def _check_hooks(model: type[Model]) -> None:
+    """Refuse hooks that would return a coroutine: in a worker nobody awaits it."""
+    for name in vars(Model):
+        hook = getattr(model, name)
+        if not name.startswith("_") and callable(hook) and not isinstance(hook, type):
+            _check_synchronous(model.__name__, name, hook)
+
+
+def _check_synchronous(model: str, name: str, hook: Any) -> None:
+    if inspect.iscoroutinefunction(hook) or inspect.isasyncgenfunction(hook):
+        raise SettingsError(
+            f"{model}.{name}: is an async function, but workers have no event loop; it must be a plain function (def)"
+        )
 
 
 def _check_streaming(model: type[Model]) -> None:

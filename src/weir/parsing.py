@@ -7,15 +7,14 @@ the elements are separated by spaces, or the text is JSON.
 import math
 import re
 from collections.abc import Sequence
-from types import NoneType
 from typing import Any, get_args, get_origin
 
 import msgspec
 
 from weir.errors import SettingsError
+from weir.fields import name_of
 
 _NUMBERS = re.compile(r"(-?[0-9]{1,9})(?:-([0-9]{1,9}))?")
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
 def from_texts(hint: Any, texts: Sequence[str], source: str) -> Any:
@@ -56,7 +55,7 @@ def from_toml(hint: Any, value: Any, source: str) -> Any:
     try:
         return _finite(msgspec.convert(value, hint), source)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}={value!r}: must be {_name_of(hint)}") from error
+        raise SettingsError(f"{source}={value!r}: must be {name_of(hint)}") from error
 
 
 def _is_inner(hint: Any, value: list[Any]) -> bool:
@@ -69,20 +68,13 @@ def _scalar(hint: Any, text: str, source: str) -> Any:
     try:
         return _finite(msgspec.convert(text, hint, strict=False), source)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{source}={text!r}: must be {_name_of(hint)}") from error
+        raise SettingsError(f"{source}={text!r}: must be {name_of(hint)}") from error
 
 
 def _finite(value: Any, source: str) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise SettingsError(f"{source}={value!r}: must be finite")
     return value
-
-
-def _name_of(hint: Any) -> str:
-    kinds = [kind for kind in get_args(hint) or (hint,) if kind is not NoneType]
-    if get_origin(hint) is list:
-        return f"a list, each element {_name_of(kinds[0])}"
-    return "a table" if get_origin(hint) is dict else _KINDS.get(kinds[0], str(kinds[0]))
 
 
 def _numbers(text: str, source: str) -> list[int]:

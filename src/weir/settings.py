@@ -35,6 +35,7 @@ from weir.telemetry.settings import TelemetrySettings
 from weir.workers.settings import WorkerSettings
 
 PREFIX = "WEIR_"
+TARGET_RULE = "must be module:Class or path/file.py:Class"
 CONFIG = "WEIR_CONFIG"  # the same as --config
 
 # Kubernetes sets these in every pod beside a Service called "weir": they are not meant for us.
@@ -142,7 +143,9 @@ class Settings(NamedTuple):
 
 
 def default_name(target: str) -> str:
-    """Return the name of a model that was given none: its class name in lower case."""
+    """Return the name of a model that was given none: its class name in lower case. SettingsError if `target` names nothing."""
+    if not target.strip():
+        raise SettingsError(f"TARGET {target!r}: {TARGET_RULE}")
     return target.rpartition(":")[2].rpartition(".")[2].lower()
 
 
@@ -354,6 +357,8 @@ def _misplaced(name: str, where: str, allowed: list[str], catalog: dict[str, Dec
         return f"{where}: belongs to one model: say it in [models.NAME]" + (", as NAME" if name == "name" else "")
     if name in catalog:
         return f"{where}: is a setting of the whole server, not of one model"
+    if ": models." not in where and name.lower().rstrip("s") == "model":
+        return f"{where}: there is no such table; did you mean [models.NAME]?"
     return _unknown(where, allowed, name)
 
 

@@ -173,3 +173,24 @@ def test_workers_are_loaded_under_endpoints(client: Any) -> None:
     assert endpoint not in client.models()
     with pytest.raises(errors.InvalidRequest, match="colour"):
         client.load_worker("scale", {"colour": "red"})
+
+
+def test_plain_items_get_plain_answers(client: Any) -> None:
+    for plain in ({"text": "good"}, "good", 3.5, [1, 2], None, {"values": [1, 2]}):
+        assert client.infer("moody", plain) == plain
+    assert client.infer_ordered("moody", ["a", {"b": 1}], at_once=2) == ["a", {"b": 1}]
+    with pytest.raises(errors.ModelError, match="not today"):
+        client.infer("moody", "fail")
+    with pytest.raises(errors.InvalidRequest, match="cannot be written as JSON"):
+        client.infer("moody", {"text": object()})
+
+
+def test_a_plain_item_is_no_tensor(client: Any) -> None:
+    with pytest.raises(errors.InvalidRequest, match="model 'scale' takes tensors, must be arrays by name"):
+        client.infer("scale", 3)
+    rows = [np.array([1.0, 2.0], np.float32)]
+    assert client.infer("scale", {"x": rows})["y"].tolist() == [[2.0, 4.0]]
+
+
+def test_a_stream_of_plain_answers(client: Any) -> None:
+    assert list(client.stream("moody", "good")) == ["good"]

@@ -188,3 +188,18 @@ def test_a_lifespan_stops_its_models_also_after_an_error() -> None:
         assert executor.stopped
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/inference", "/inference/mine"])
+def test_what_no_page_is_served_at_may_be_a_route(path: str) -> None:
+    registry = Registry([named("one")], {"one": path})
+    assert list(registry.routes) == [path]
+
+
+def test_a_server_may_keep_more_paths_for_itself() -> None:
+    registry = Registry([named("one")], {"one": "/v2x"})
+    registry.reserve(["v1"])
+    with pytest.raises(SettingsError, match="/v1 is reserved"):
+        registry.claim("one", "/v1/mine")
+    with pytest.raises(SettingsError, match="route='/v2x': /v2x is reserved"):
+        registry.reserve(["v2x"])

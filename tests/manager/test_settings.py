@@ -1,3 +1,4 @@
+import numpy
 import pytest
 
 from weir import Model, SettingsError
@@ -52,3 +53,31 @@ def test_a_value_against_its_rule_is_refused() -> None:
 def test_no_setting_is_declared_twice() -> None:
     names = known_settings()
     assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_batch_size": "3"}, "max_batch_size='3': must be a whole number"),
+        ({"max_batch_size": True}, "max_batch_size=True: must be a whole number"),
+        ({"timeout": "1"}, "timeout='1': must be a number"),
+        ({"backpressure": 1}, "backpressure=1: must be true or false"),
+        ({"executor": 3}, "executor=3: must be text"),
+        (
+            {"cpu_affinity": ["a"]},
+            "cpu_affinity=\\['a'\\]: must be a list, each element a list, each element a whole number",
+        ),
+        ({"env": [3]}, "env=\\[3\\]: must be a list, each element a table"),
+        ({"env": {"A": 3}}, "env=.*: must be a list, each element a table"),
+    ],
+)
+def test_a_value_of_another_type_is_told_the_type(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        compose(Plain, settings)
+
+
+def test_one_value_for_all_workers_needs_no_list() -> None:
+    workers = compose(Plain, {"env": {"A": "b"}, "cpu_affinity": [0, 1]}).workers
+    assert (workers.env, workers.cpu_affinity) == ([{"A": "b"}], [[0, 1]])
+    assert compose(Plain, {"env": {}, "cpu_affinity": []}).workers.env == []
+    assert compose(Plain, {"max_batch_size": numpy.int64(3), "timeout": 2}).service.timeout == 2

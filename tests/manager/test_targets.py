@@ -17,7 +17,9 @@ class Square(weir.Model):
 class Outer:
     class Inner(Square):
         pass
-def function(): ...
+def function(batch):
+    return [x + 1 for x in batch]
+number = 3
 """
 
 
@@ -89,7 +91,7 @@ def test_a_missing_class_lists_the_candidates(folder: Path) -> None:
     (folder / "target_square.py").write_text(SQUARE)
     text = refused("target_square:Sqare")
     assert "has no 'Sqare'" in text and "its models: Square" in text and str(folder) in text
-    assert "must be a subclass of weir.Model or weir.Service" in refused("target_square:function")
+    assert "must be a subclass of weir.Model or weir.Service, or a function" in refused("target_square:number")
     assert "must be a subclass of weir.Model or weir.Service" in refused("target_square:Outer")
     (folder / "target_empty.py").touch()
     assert "it defines no model" in refused("target_empty:Square")
@@ -182,3 +184,10 @@ def test_a_module_of_a_package_is_read_anew_with_its_neighbours_as_they_are(fold
 def test_what_has_no_file_of_python_is_not_read_anew(folder: Path) -> None:
     (folder / "target_new.py").write_text(SQUARE)
     assert load_target("target_new:Square", fresh=True) is load_target("target_new:Square")
+
+
+def test_a_function_is_served_as_a_model(folder: Path) -> None:
+    (folder / "target_function.py").write_text(SQUARE)
+    found = load_target("target_function:function")
+    assert issubclass(found, weir.Model)
+    assert (found.__name__, found().predict([1, 2])) == ("function", [2, 3])

@@ -207,3 +207,21 @@ def test_a_runner_is_made_without_doing_anything() -> None:
             raise AssertionError("made too early")
 
     Runner(Never, {}, worker_index=0, max_batch_size=1, retry_in_halves=True)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_model_sees_the_batch_size_that_holds(shared: bool) -> None:
+    class Sees(Model):
+        max_batch_size = 64
+
+        def load(self) -> None:
+            self.seen = self.max_batch_size
+
+        def predict(self, batch: list[Any]) -> list[Any]:
+            return [self.seen for _ in batch]
+
+    given = Sees() if shared else None
+    runner = Runner(Sees, {}, worker_index=0, max_batch_size=4, retry_in_halves=True, shared=given)
+    runner.start()
+    assert run(runner, [0]) == [4]
+    assert Sees.max_batch_size == 64

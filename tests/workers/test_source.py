@@ -1,3 +1,4 @@
+import importlib
 import pickle
 import subprocess
 import sys
@@ -115,3 +116,17 @@ def test_a_text_may_import_its_neighbours(tmp_path: Path) -> None:
     file.write_text("from times_neighbour import Times as Base\nclass Times(Base): pass\n")
     source = Named("times_alone", "Times", str(file), Text(file.read_bytes(), str(tmp_path)))
     assert unpacked_elsewhere(pickle.dumps((source, {})), sys.path) == "[21]"
+
+
+def test_a_function_travels_by_name_where_it_can_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "functions_of_test.py").write_text("def cube(batch): return [x ** 3 for x in batch]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    cube = importlib.import_module("functions_of_test").cube
+    packed = pack_source(Model.from_function(cube, max_batch_size=4), {})
+    assert b"functions_of_test" in packed and len(packed) < 500
+    assert unpacked_elsewhere(packed, [str(tmp_path), *sys.path]) == "[27]"
+
+
+def test_a_function_of_this_program_alone_travels_by_value() -> None:
+    packed = pack_source(Model.from_function(lambda batch: [x + 1 for x in batch]), {})
+    assert unpacked_elsewhere(packed, sys.path) == "[4]"

@@ -4,15 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Metadata, Tensors, ensemble
+from weir.client.calls import Calls, Inference, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run_async
 from weir.client.retrying import Retry, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
 from weir.client.timeouts import of_call, of_client
-from weir.client.values import Asking, Inputs, Result, request_of
+from weir.client.values import Asking, Inputs, Result
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter
 
@@ -39,6 +39,7 @@ class AsyncClient:
 
     def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
+        self._inference = Inference(calls)
         self._transport = transport
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()
@@ -136,21 +137,25 @@ class AsyncClient:
 
     # Inference.
 
-    async def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result:
-        """Return what `model` answers to `inputs`, arrays by name; see Asking for the rest."""
-        request = request_of(model, inputs, asking)
-        return Result(await self._retried(lambda: self._calls.infer(request), asking.get("timeout")))
+    @overload
+    async def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result: ...
+    @overload
+    async def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any: ...
+    async def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any:
+        """Return what `model` answers: a Result to arrays by name, or the plain answer to a plain item, such as
+        `infer("sentiment", {"text": "good"})`, of a model that takes items. See Asking for the rest."""
+        return await self._retried(lambda: self._inference.infer(model, inputs, asking), asking.get("timeout"))
 
     async def infer_ordered(
-        self, model: str, many: Iterable[Inputs], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
-    ) -> list[Result]:
+        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
+    ) -> list[Any]:
         """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
 
         Raises the first error; the others are withdrawn then.
         """
         room = asyncio.Semaphore(at_once)
 
-        async def ask(inputs: Inputs) -> Result:
+        async def ask(inputs: Any) -> Any:
             async with room:
                 return await self.infer(model, inputs, **asking)
 
@@ -162,21 +167,21 @@ class AsyncClient:
                 task.cancel()
 
     async def infer_ordered_batched(
-        self, model: str, many: Iterable[Inputs], batch_size: int, **asking: Unpack[Asking]
-    ) -> list[Result]:
+        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[Asking]
+    ) -> list[Any]:
         """Do the same, `batch_size` together, and the next only when all of these are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
-        answers: list[Result] = []
+        answers: list[Any] = []
         for group in groups:
             answers += await self.infer_ordered(model, group, at_once=batch_size, **asking)
         return answers
 
-    async def stream(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> AsyncGenerator[Result, None]:
+    async def stream(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> AsyncGenerator[Any, None]:
         """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
         them at the model too."""
-        request = request_of(model, inputs, asking)
-        streaming = self._calls.stream(request)
+        prepared = await self._retried(lambda: self._inference.prepare(model, inputs, asking), asking.get("timeout"))
+        streaming = self._calls.stream(prepared.request)
         timeout = of_call(asking.get("timeout"), self._timeout)
         begun, tried = False, 0
         while True:
@@ -186,7 +191,7 @@ class AsyncClient:
                     async for chunk in chunks:
                         for response in decode(chunk):
                             begun = True
-                            yield Result(response)
+                            yield prepared.answer(response)
                 return
             except CapacityError as error:
                 wait = None if begun else self._retry.wait(error, tried)

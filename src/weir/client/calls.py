@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weir.client.programs import Program, Sleep
-from weir.errors import CapacityError, DeadlineExceeded
+from weir.client.values import Asking, Result, is_tensors, item_answer, item_request, request_of, takes_items
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, ModelNotFound
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 
 Metadata = dict[str, Any]
@@ -64,6 +65,46 @@ class Calls(Protocol):
 
     def stream(self, request: InferenceRequest) -> Streaming:
         """Ask a model for several answers."""
+
+
+class Prepared(NamedTuple):
+    """A request, and what makes of an answer to it what the caller gets."""
+
+    request: InferenceRequest
+    answer: Callable[[InferenceResponse], Any]
+
+
+class Inference:
+    """Asks models for answers through `calls`: to arrays by name a Result, to a plain item of a model of items the plain answer.
+
+    Which of the two a model takes is asked once, and only where the value could be either.
+    """
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._takes_items: dict[tuple[str, str], bool] = {}
+
+    def prepare(self, model: str, value: Any, asking: Asking) -> Program[Prepared]:
+        """Return the request for `value`. Raises InvalidRequest for what can be no request."""
+        if not is_tensors(value) and (yield from self._is_of_items(model, asking.get("version", ""))):
+            return Prepared(item_request(model, value, asking), item_answer)
+        return Prepared(request_of(model, value, asking), Result)
+
+    def infer(self, model: str, value: Any, asking: Asking) -> Program[Any]:
+        """Ask for the answer to `value`."""
+        prepared = yield from self.prepare(model, value, asking)
+        try:
+            return prepared.answer((yield from self._calls.infer(prepared.request)))
+        except (InvalidRequest, ModelNotFound):
+            self._takes_items.pop((model, asking.get("version", "")), None)  # it may have been replaced by another
+            raise
+
+    def _is_of_items(self, model: str, version: str) -> Program[bool]:
+        known = self._takes_items.get((model, version))
+        if known is None:
+            known = takes_items((yield from self._calls.model_metadata(model, version)))
+            self._takes_items[model, version] = known
+        return known
 
 
 def ensemble(models: Sequence[str | Mapping[str, Any]], inputs: Tensors, outputs: Tensors) -> Metadata:

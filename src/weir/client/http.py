@@ -13,13 +13,14 @@ from weir.client.failures import ConnectionLost, Unreachable
 from weir.client.http_calls import HttpCalls, HttpReply, HttpRequest, error_of
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
-from weir.errors import DeadlineExceeded
+from weir.errors import DeadlineExceeded, SettingsError
 
 CONNECTIONS = 64
 
 
 class HttpClient(Client):
-    """Asks a server over HTTP, such as `HttpClient("http://localhost:8000")`. May be used by many threads at a time.
+    """Asks a server over HTTP, such as `HttpClient("http://localhost:8000")`, or `HttpClient("unix:weir.sock")` for one that
+    listens on a Unix socket. May be used by many threads at a time.
 
     `timeout` is in seconds, for each call that names none; `token` is the control token, for the calls that need it; `binary`
     False sends tensors as JSON. At most `connections` are open, and kept for later calls. `tls` is an ssl.SSLContext, or
@@ -50,9 +51,9 @@ class HttpTransport:
 
     def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
         self._url = url
-        self._client = httpx.Client(
-            base_url=url, headers=_headers(token), limits=_limits(connections), verify=tls, trust_env=False
-        )
+        base, path = address_of(url)
+        transport = httpx.HTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
+        self._client = httpx.Client(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
 
     def send(self, step: HttpRequest, timeout: float) -> HttpReply:
         """Return the answer to one request. Silence for `timeout` seconds ends it, and so does a body that comes too slowly."""
@@ -84,9 +85,9 @@ class AsyncHttpTransport:
 
     def __init__(self, url: str, token: str | None, connections: int, tls: Any) -> None:
         self._url = url
-        self._client = httpx.AsyncClient(
-            base_url=url, headers=_headers(token), limits=_limits(connections), verify=tls, trust_env=False
-        )
+        base, path = address_of(url)
+        transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
+        self._client = httpx.AsyncClient(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
 
     async def send(self, step: HttpRequest, timeout: float) -> HttpReply:
         """Return the answer to one request."""
@@ -123,6 +124,16 @@ def _failing(url: str) -> Generator[None, None, None]:
         raise error if isinstance(error, DeadlineExceeded) else DeadlineExceeded(f"{url}: no answer in time") from error
     except httpx.TransportError as error:
         raise ConnectionLost(f"{url}: the connection ended before the answer ({error})") from error
+
+
+def address_of(url: str) -> tuple[str, str | None]:
+    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. Raises SettingsError if it names none."""
+    if not url.startswith("unix:"):
+        return url, None
+    path = url.removeprefix("unix:").removeprefix("//")
+    if not path:
+        raise SettingsError(f"url={url!r}: must be http://HOST:PORT, https://HOST:PORT or unix:PATH")
+    return "http://localhost", path
 
 
 def _headers(token: str | None) -> Mapping[str, str]:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Metadata, Tensors, ensemble
+from weir.client.calls import Calls, Inference, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run
 from weir.client.retrying import Retry, retried
 from weir.client.timeouts import of_call, of_client
-from weir.client.values import Asking, Inputs, Result, request_of
+from weir.client.values import Asking, Inputs, Result
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter
 
@@ -42,6 +42,7 @@ class Client:
 
     def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
+        self._inference = Inference(calls)
         self._transport = transport
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()
@@ -137,34 +138,42 @@ class Client:
 
     # Inference.
 
-    def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result:
-        """Return what `model` answers to `inputs`, arrays by name; see Asking for the rest."""
-        request = request_of(model, inputs, asking)
-        return Result(self._retried(lambda: self._calls.infer(request), asking.get("timeout")))
+    @overload
+    def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result: ...
+    @overload
+    def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any: ...
+    def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any:
+        """Return what `model` answers: a Result to arrays by name, or the plain answer to a plain item, such as
+        `infer("sentiment", {"text": "good"})`, of a model that takes items. See Asking for the rest."""
+        return self._retried(lambda: self._inference.infer(model, inputs, asking), asking.get("timeout"))
 
     def infer_ordered(
-        self, model: str, many: Iterable[Inputs], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
-    ) -> list[Result]:
+        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
+    ) -> list[Any]:
         """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
 
         Raises the first error, in that order; the others have run to their ends then.
         """
+
+        def ask(inputs: Any) -> Any:
+            return self.infer(model, inputs, **asking)
+
         with ThreadPoolExecutor(at_once, "weir-client") as threads:
-            return [call.result() for call in [threads.submit(self.infer, model, inputs, **asking) for inputs in many]]
+            return [call.result() for call in [threads.submit(ask, inputs) for inputs in many]]
 
     def infer_ordered_batched(
-        self, model: str, many: Iterable[Inputs], batch_size: int, **asking: Unpack[Asking]
-    ) -> list[Result]:
+        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[Asking]
+    ) -> list[Any]:
         """Do the same, `batch_size` together, and the next only when all of these are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
         return [result for group in groups for result in self.infer_ordered(model, group, at_once=batch_size, **asking)]
 
-    def stream(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Generator[Result, None, None]:
+    def stream(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Generator[Any, None, None]:
         """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
         them at the model too."""
-        request = request_of(model, inputs, asking)
-        streaming = self._calls.stream(request)
+        prepared = self._retried(lambda: self._inference.prepare(model, inputs, asking), asking.get("timeout"))
+        streaming = self._calls.stream(prepared.request)
         timeout = of_call(asking.get("timeout"), self._timeout)
         begun, tried = False, 0
         while True:
@@ -174,7 +183,7 @@ class Client:
                     for chunk in chunks:
                         for response in decode(chunk):
                             begun = True
-                            yield Result(response)
+                            yield prepared.answer(response)
                 return
             except CapacityError as error:
                 wait = None if begun else self._retry.wait(error, tried)

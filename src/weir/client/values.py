@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
+import msgspec
 import numpy
 from numpy.typing import NDArray
 
@@ -13,6 +14,9 @@ from weir.wire.tensors import DTYPES
 Array = NDArray[Any]
 # Arrays by the names of the tensors; a TensorValue where the datatype cannot be told from the array (BF16).
 Inputs = Mapping[str, Array | TensorValue]
+
+# A model of items has one tensor each way, BYTES of JSON documents; these are what its metadata calls them.
+ITEM_INPUT, ITEM_OUTPUT = "input", "output"
 
 # In the parameters of each part of a stream: whether it is the last.
 FINAL = "triton_final_response"
@@ -65,6 +69,8 @@ class Result(Mapping[str, Array]):
 
 def request_of(model: str, inputs: Inputs, asking: Asking) -> InferenceRequest:
     """Return the request for `inputs`. Raises InvalidRequest for an array of no datatype of the protocol."""
+    if not isinstance(inputs, Mapping):
+        raise InvalidRequest(f"inputs {inputs!r:.80}: model {model!r} takes tensors, must be arrays by name")
     parameters: Parameters = dict(asking.get("parameters") or {})
     if asking.get("priority"):
         parameters["priority"] = asking["priority"]
@@ -79,6 +85,42 @@ def request_of(model: str, inputs: Inputs, asking: Asking) -> InferenceRequest:
         outputs=None if outputs is None else [AskedOutput(name, {}) for name in outputs],
         parameters=parameters,
     )
+
+
+def is_tensors(value: Any) -> bool:
+    """Tell whether `value` can only be arrays by name, and no item of a model of items."""
+    return (
+        isinstance(value, Mapping)
+        and bool(value)
+        and all(isinstance(each, (TensorValue, numpy.ndarray)) for each in value.values())
+    )
+
+
+def takes_items(metadata: Mapping[str, Any]) -> bool:
+    """Tell from a model's metadata whether it takes items, each a JSON document."""
+    inputs, outputs = metadata.get("inputs") or [], metadata.get("outputs") or []
+    named = [(tensor["name"], tensor["datatype"]) for tensor in (*inputs, *outputs)]
+    return named == [(ITEM_INPUT, "BYTES"), (ITEM_OUTPUT, "BYTES")]
+
+
+def item_request(model: str, item: Any, asking: Asking) -> InferenceRequest:
+    """Return the request for one plain `item`. Raises InvalidRequest for what JSON cannot write."""
+    try:
+        document = msgspec.json.encode(item)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"item {item!r:.80}: cannot be written as JSON ({error})") from error
+    element = numpy.empty(1, object)
+    element[0] = document
+    return request_of(model, {ITEM_INPUT: TensorValue(ITEM_INPUT, "BYTES", element)}, asking)
+
+
+def item_answer(response: InferenceResponse) -> Any:
+    """Return the plain answer to one item: what its JSON document says, or the bytes of a model that answers in another form."""
+    document = bytes(response.outputs[0].array[0])
+    try:
+        return msgspec.json.decode(document)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return document
 
 
 def tensor_of(name: str, value: Array | TensorValue) -> TensorValue:

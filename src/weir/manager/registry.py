@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from weir.errors import ModelNotFound, ModelNotReady, SettingsError
@@ -10,8 +10,8 @@ from weir.manager.chains.chain import Chain
 from weir.manager.chains.order import waves
 from weir.manager.service import Service
 
-# Paths that belong to Weir's own doors. A model's route must not begin with one of these segments.
-RESERVED = ("dashboard", "docs", "health", "infer", "inference", "metrics", "models", "openapi.json", "v1", "v2")
+# What the paths of Weir's own pages begin with on every server. A model's route must begin with none of these segments.
+RESERVED = ("dashboard", "docs", "health", "infer", "metrics", "models", "openapi.json", "v2")
 
 
 PLAIN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
@@ -41,6 +41,7 @@ class Registry:
         self.ending = False  # the server takes no more, though models may still finish what it has accepted
         self._versions: dict[str, dict[str, Service]] = {}
         self._default: dict[str, str] = dict(defaults or {})  # versions that were named as such
+        self._reserved = set(RESERVED)
         self._paths: dict[str, str] = {}  # to the names of models, which need not be there all the time
         for service in services:
             versions = self._versions.setdefault(service.name, {})
@@ -160,7 +161,7 @@ class Registry:
     def claim(self, name: str, paths: str | Sequence[str]) -> None:
         """Let these paths lead to the model `name`, whenever it is there. Raises SettingsError; see the class."""
         for path in [paths] if isinstance(paths, str) else paths:
-            check_route(path)
+            check_route(path, self._reserved)
             claimed = self._paths.setdefault(path, name)
             if claimed != name:
                 raise SettingsError(
@@ -169,6 +170,13 @@ class Registry:
         for path in self._paths:
             if path.removesuffix("/batch") in self._paths.keys() - {path}:
                 raise SettingsError(f"route={path!r}: is where the route {path.removesuffix('/batch')!r} takes lists")
+
+    def reserve(self, segments: Iterable[str]) -> None:
+        """Keep paths that begin with one of these segments for pages of the server. Raises SettingsError for a route that
+        begins so already."""
+        self._reserved.update(segments)
+        for path in self._paths:
+            check_route(path, self._reserved)
 
     def _changed(self) -> None:
         self._renew()
@@ -188,12 +196,12 @@ def version_order(version: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in _DIGITS.split(version) if part]
 
 
-def check_route(path: str) -> None:
-    """Raise SettingsError unless `path` can be a model's own."""
+def check_route(path: str, reserved: Collection[str] = RESERVED) -> None:
+    """Raise SettingsError unless `path` can be a model's own: it begins with none of the segments in `reserved`."""
     if not path.startswith("/") or len(path) < 2 or path.endswith("/") or not PLAIN.fullmatch(path) or "/." in path:
         raise SettingsError(
             f"route={path!r}: must be like /name or /some/name, of letters, digits and . _ ~ - (no segment begins with a dot)"
         )
     first = path.split("/")[1]
-    if first in RESERVED:
+    if first in reserved:
         raise SettingsError(f"route={path!r}: /{first} is reserved for Weir's own pages; choose another")

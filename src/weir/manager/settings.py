@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
-from weir.model import Model
+from weir.model import Model, check_attributes
 from weir.workers.settings import WorkerSettings
 
 
@@ -60,6 +60,7 @@ def compose(model: type[Model], given: dict[str, Any]) -> Composed:
     for key in given:
         if key not in known:
             raise SettingsError(unknown_setting(key, known))
+    check_attributes(model, [name for name in known if "_" in name])
     batching = BatchingSettings(**_chosen(BatchingSettings, model, given))
     sizes = model.allowed_batch_sizes
     if sizes is not None and batching.max_batch_size > max(sizes):

@@ -1,4 +1,4 @@
-"""Finds the class that a TARGET names: `module:Class` or `path/file.py:Class`."""
+"""Finds the class or function that a TARGET names: `module:Name` or `path/file.py:Name`."""
 
 import importlib
 import importlib.util
@@ -21,7 +21,7 @@ _FORM = "must be module:Class or path/file.py:Class"
 
 
 def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Service]:
-    """Import and return the Model or Service class that `target` names. With `fresh` its module is read anew if it is loaded
+    """Import and return the Model or Service class that `target` names; of a function, the model made of it. With `fresh` its module is read anew if it is loaded
     already; not so those that it imports.
 
     Modules are looked for as `python -m` does, the working directory first; of a file, the folder that it is in (or
@@ -158,10 +158,10 @@ def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[S
     if isinstance(found, type) and issubclass(found, Service):
         check_model(found.model)
         return found
-    if not (isinstance(found, type) and issubclass(found, Model)):
+    if not (callable(found) if not isinstance(found, type) else issubclass(found, Model)):
         what = f"a {type(found).__name__}" if not isinstance(found, type) else "a class"
         raise SettingsError(
-            f"TARGET {target!r}: {name} is {what}, but must be a subclass of weir.Model or weir.Service"
+            f"TARGET {target!r}: {name} is {what}, but must be a subclass of weir.Model or weir.Service, or a function"
             f"{_candidates_text(module, name)}"
         )
     return check_model(found)

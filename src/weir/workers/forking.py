@@ -94,6 +94,7 @@ def _load(start: Start) -> Model:
     assert isinstance(start.target, bytes)
     model_class, params = unpack_source(start.target)
     model = model_class(**params)
+    model.max_batch_size = start.options["max_batch_size"]  # type: ignore[misc]  # what holds here, not the class's default
     model.load_shared()
     for handler in mine:
         logging.getLogger().removeHandler(handler)  # a worker's has its number

@@ -66,6 +66,7 @@ class Runner:
         that an example got for an answer."""
         model = self._class(**self._params) if self._shared is None else self._shared
         model.worker_index = self._worker_index
+        model.max_batch_size = self._max_batch_size  # type: ignore[misc]  # what holds here, not the class's default
         if self._open_place is not None and is_tensor_model(self._class):
             from weir.workers.buffers import allocator
 

@@ -1,5 +1,6 @@
 """The settings of workers."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +65,22 @@ class WorkerSettings:
     )
 
     def __post_init__(self) -> None:
+        _wrap(self, "env", isinstance(self.env, Mapping))
+        affinity: Any = self.cpu_affinity
+        _wrap(self, "cpu_affinity", isinstance(affinity, list) and all(isinstance(each, int) for each in affinity))
         check(self)
         if (self.worker_socket is None) == (self.executor == "external"):
             raise SettingsError(
                 f"worker_socket={self.worker_socket!r}, executor={self.executor!r}: external workers need a worker_socket to "
                 "attach to, others have none"
             )
+
+
+def _wrap(settings: WorkerSettings, name: str, is_for_all: bool) -> None:
+    """Make a list of the one value that `name` has for all workers."""
+    value = getattr(settings, name)
+    if is_for_all:
+        object.__setattr__(settings, name, [value] if value else [])
 
 
 def for_worker(values: list[Any], index: int) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.errors import SettingsError
-from weir.model import Model, check_model
+from weir.model import Model, check_model, function_of
 
 # The attribute of a module, loaded from a file, that holds what was read: a `Text`.
 READ = "__weir_read__"
@@ -71,7 +71,10 @@ def _named(model: type) -> Named | None:
         named = _named(base)
         return None if named is None else named._replace(attributes=attributes)
     module = sys.modules.get(model.__module__)
-    if module is None or model.__module__ == "__main__" or _attribute(module, model.__qualname__) is not model:
+    if module is None or model.__module__ == "__main__":
+        return None
+    found = _attribute(module, model.__qualname__)
+    if found is None or (found is not model and found is not function_of(model)):
         return None
     return Named(model.__module__, model.__qualname__, getattr(module, "__file__", None), getattr(module, READ, None))
 
@@ -88,7 +91,8 @@ def unpack_source(packed: bytes) -> tuple[type[Model], dict[str, Any]]:
     found = _attribute(module, source.qualname)
     if found is None:
         raise SettingsError(f"{source.module}:{source.qualname}: {module!r} has no such class")
-    return check_model(found if source.attributes is None else declared(found, source.attributes)), params
+    model = check_model(found)
+    return check_model(model if source.attributes is None else declared(model, source.attributes)), params
 
 
 def _imported(source: Named) -> types.ModuleType:

@@ -21,6 +21,7 @@ from weir import (
     Switch,
     WeirError,
 )  # fmt: skip
+from weir.inprocess import InProcess
 from weir.messages import JSON, Dispatch, RequestBase
 from weir.testing import FakeExecutor
 
@@ -184,3 +185,17 @@ def test_a_chain_is_as_ready_as_its_steps() -> None:
         await models.stop()
 
     run(main())
+
+
+class Both(Chain):
+    steps = ("double", "negate")
+
+
+def test_a_program_may_be_given_a_chain_and_a_function() -> None:
+    with InProcess(Double, Negate, Both, _increment, executor="thread") as client:
+        assert client.infer("both", 4) == -8
+        assert client.infer("_increment", 4) == 5
+
+
+def _increment(batch: list[int]) -> list[int]:
+    return [item + 1 for item in batch]
