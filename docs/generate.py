@@ -81,7 +81,8 @@ ERRORS = f"""# Errors and codes
 {WRITTEN}
 
 Every error is a `weir.WeirError`. Over HTTP it is a JSON document, `{{"error": {{"type", "message", "model", "details"}}}}`,
-with the code below. `retry_after`, in seconds, travels in `details`, and rounded up in the header `Retry-After`.
+with the code below. `retry_after`, in seconds, travels in `details`, and rounded up in the header `Retry-After`. A message
+has at most 4096 characters, over gRPC at most 4096 bytes as the trailers carry it; the rest is cut off.
 """
 
 METRICS = f"""# Metrics

@@ -26,7 +26,53 @@
 Codes of HTTP and gRPC are not here: protocols/status.py has the one table.
 """
 
+from collections.abc import Iterator
 from typing import Any
+
+MAX_MESSAGE = (
+    4096  # characters of a message that leaves the server: 600 models are named in more than gRPC's clients take
+)
+
+
+def brief(value: Any, limit: int = 80) -> str:
+    """Return the first `limit` characters of `repr(value)`.
+
+    For texts and bytes, lists, tuples and dicts no more of the value is looked at than is shown: a stranger's may be as large as
+    a body, and its whole `repr` ten times as large.
+    """
+    shown = ""
+    for piece in _pieces(value, limit):
+        shown += piece
+        if len(shown) >= limit:
+            break
+    return shown[:limit]
+
+
+def _pieces(value: Any, limit: int) -> Iterator[str]:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        yield repr(value[:limit])
+    elif kind is list or kind is tuple:
+        yield "[" if kind is list else "("
+        for place, each in enumerate(value):
+            yield ", " if place else ""
+            yield from _pieces(each, limit)
+        yield "]" if kind is list else ",)" if len(value) == 1 else ")"
+    elif kind is dict:
+        yield "{"
+        for place, (key, each) in enumerate(value.items()):
+            yield ", " if place else ""
+            yield from _pieces(key, limit)
+            yield ": "
+            yield from _pieces(each, limit)
+        yield "}"
+    else:
+        yield repr(value)
+
+
+def bounded(message: str, limit: int = MAX_MESSAGE) -> str:
+    """Return `message`, or its beginning and how long it was, in at most `limit` characters and a few."""
+    return message if len(message) <= limit else f"{message[:limit]}... ({len(message)} characters)"
 
 
 class WeirError(Exception):

@@ -367,3 +367,14 @@ def test_any_asgi_server_can_host_them() -> None:
             await registry.stop()
 
     asyncio.run(main())
+
+
+def test_messages_of_errors_are_bounded() -> None:
+    async def main() -> None:
+        async with serving(Service(Sum, executor="thread")) as server, server.connect() as client:
+            await client.send(item("x" * 100_000, 1, "long"))
+            failed = read_answer(await client.recv())
+            assert isinstance(failed, Failure) and failed.status == 404
+            assert len(failed.error) < 5000 and failed.error.endswith(" characters)")
+
+    asyncio.run(main())

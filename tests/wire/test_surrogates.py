@@ -1,11 +1,14 @@
 """Texts in JSON that are no Unicode: named with their place."""
 
+import tracemalloc
+
 import pytest
 
 from weir.errors import InvalidRequest
 from weir.messages import JSON
+from weir.wire import surrogates
 from weir.wire.kserve_json import read_request
-from weir.wire.surrogates import Half, find_half
+from weir.wire.surrogates import MAX_TOKENS, Half, find_half
 from weir.wire.values import decode, split
 
 RULE = "is not valid Unicode: character 2 is half of a surrogate pair"
@@ -41,3 +44,51 @@ def test_the_open_inference_protocols_too() -> None:
     tensor = b'{"inputs": [{"name": "x", "shape": [1], "datatype": "BYTES", "data": [' + CUT + b"]}]}"
     with pytest.raises(InvalidRequest, match=rf"inputs\[0\].data\[0\]: {RULE}$"):
         read_request(tensor, "m")
+
+
+def test_a_long_key_beside_many_values_costs_no_memory() -> None:
+    # The path of each value was made: 10^5 paths of 10^5 characters.
+    body = b'{"' + b"k" * 100_000 + b'": [' + b"1, " * 49_000 + CUT + b"]}"
+    tracemalloc.start()
+    try:
+        found = find_half(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found == Half("k" * 80 + "[49000]", RULE)
+    assert peak < 3 * len(body)
+
+
+def test_a_long_path_is_cut() -> None:
+    found = find_half(b'{"' + b"k" * 79 + b'":[' + b"[" * 500 + CUT + b"]" * 501 + b"}")
+    assert found is not None
+    assert found.where == ("k" * 79 + "[0]" * 41)[:200] + "..."
+
+
+def test_so_many_tokens_are_read_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[bytes] = []
+    real = surrogates._read
+
+    def counted(token: bytes, levels: list[list[int | str]], is_key: bool) -> bool:
+        read.append(token)
+        return real(token, levels, is_key)
+
+    monkeypatch.setattr(surrogates, "_read", counted)
+    body = b"[" + b"1," * (MAX_TOKENS + 10) + CUT + b"]"
+    assert find_half(body) == Half(
+        "", f"is not valid Unicode: byte {body.index(CUT) + 3} begins half of a surrogate pair"
+    )
+    assert len(read) == MAX_TOKENS
+
+
+def test_nothing_is_found_in_long_texts_of_escapes() -> None:
+    assert find_half(b'"' + rb"\\ud83d" * 200_000 + b'"') is None
+    assert find_half(b'"' + rb"\ud83d\ude00" * 100_000 + b'"') is None
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [(rb'["\\", {"\u0061": "ab\ud83d"}]', "[1].a"), (rb'{"a": [{}, [], "ab\uDE00"]}', "a[2]")],
+)
+def test_escapes_are_read(body: bytes, where: str) -> None:
+    assert find_half(body) == Half(where, RULE)

@@ -1,4 +1,5 @@
 import math
+import tracemalloc
 from typing import Any
 
 import numpy
@@ -81,6 +82,17 @@ def test_nesting_deeper_than_any_array() -> None:
         ("INT8", [-128, 127], True),
         ("INT8", [-129], False),
         ("UINT64", [2**64 - 1], True),
+        ("UINT64", [1, 2**64 - 1], True),
+        ("UINT64", [-1, 2**64 - 1], False),
+        ("UINT64", [1, 2**64], False),
+        ("INT64", [-(2**63), 2**63 - 1], True),
+        ("INT64", [-(2**63) - 1], False),
+        ("FP64", [1, 2**64 - 1], True),
+        ("FP64", [10**30, 0.5], True),
+        ("FP64", [10**400], False),
+        ("BF16", [10**400], False),
+        ("FP32", [10**39], False),
+        ("INT32", [1, True], False),
         ("BOOL", [True, False], True),
         ("BOOL", [0, 1], False),
         ("FP16", [65504, -0.5], True),
@@ -163,3 +175,28 @@ def test_bf16_is_its_bits() -> None:
             to_arrays({"x": wrong}, tensors)
     assert to_plain({"x": bits}, tensors)["x"].tolist() == [1, -2]
     assert decode(encode(to_text({"x": bits}, tensors), JSON), JSON) == {"x": [1, -2]}
+
+
+def test_the_elements_of_integers_are_exact() -> None:
+    assert one("UINT64", [[1], [2**64 - 1]], (-1, 1)).tolist() == [[1], [2**64 - 1]]
+    assert one("INT64", [1, 2**53 + 1]).tolist() == [1, 2**53 + 1]
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "UINT64", "BOOL", "BF16"])
+def test_texts_are_refused_before_an_array_of_them_is_made(datatype: str) -> None:
+    # numpy makes each as long as the longest: 4 GB here.
+    value = ["x" * 100_000, *["y"] * 10_000]
+    tracemalloc.start()
+    try:
+        for nested in (value, [value], [1, *value], "x" * 1_000_000):
+            with pytest.raises(InvalidRequest, match=f"has strings, must be {datatype}"):
+                one(datatype, nested)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_arrays_and_numbers_of_numpy_in_lists() -> None:
+    assert one("FP32", [numpy.float32(1.5), 2]).tolist() == [1.5, 2]
+    assert one("FP32", [numpy.ones(2), (3, 4)], (-1, 2)).tolist() == [[1, 1], [3, 4]]
+    assert one("BYTES", (b"a", "b")).tolist() == [b"a", b"b"]

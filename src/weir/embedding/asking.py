@@ -8,7 +8,7 @@ import msgspec
 from weir.embedding.calling import Site, check_text
 from weir.embedding.jsons import read_json
 from weir.embedding.texts import Text
-from weir.errors import InvalidRequest, UnsupportedMediaType
+from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
@@ -78,7 +78,7 @@ def read_field(said: dict[str, Any], name: str, kind: type[Any], default: Any) -
     if value is None:
         return default
     if type(value) is not kind:
-        raise InvalidRequest(f"{name}={value!r:.80}: must be {_WORDS[kind]}")
+        raise InvalidRequest(f"{name}={brief(value)}: must be {_WORDS[kind]}")
     return value
 
 
@@ -97,20 +97,20 @@ def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
     """Read one: a list is of words or of token ids, whether `tokenized` is said or not, but then all must be."""
     if not isinstance(text, list):
         if tokenized:
-            raise InvalidRequest(f"{where}: must be a list of words (is_tokenized), is {text!r:.80}")
+            raise InvalidRequest(f"{where}: must be a list of words (is_tokenized), is {brief(text)}")
         return check_text(text, where)
     if not text:
         raise InvalidRequest(f"{where}: must not be empty")
     kind = type(text[0])
     if kind not in (str, int) or (kind is int and tokenized) or any(type(each) is not kind for each in text):
-        raise InvalidRequest(f"{where}: must be a text, a list of words, or a list of token ids, is {text!r:.80}")
+        raise InvalidRequest(f"{where}: must be a text, a list of words, or a list of token ids, is {brief(text)}")
     return text
 
 
 def _pair(text: Any, where: str) -> Text:
     if isinstance(text, list) and len(text) == 2:
         return check_text(text[0], f"{where}[0]"), check_text(text[1], f"{where}[1]")
-    raise InvalidRequest(f"{where}: must be two texts (pairs), is {text!r:.80}")
+    raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
 
 
 def _read_form(body: bytes, site: Site) -> dict[str, Any]:

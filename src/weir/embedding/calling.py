@@ -11,7 +11,7 @@ from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
 from weir.embedding.listing import Listing, send_listing
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError
+from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
 from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
@@ -222,7 +222,7 @@ class Site:
 def check_text(text: Any, where: str) -> str:
     """Return `text` if it can be encoded. Raises InvalidRequest naming `where` it stands and the rule."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"{where}: must be a text, is {text!r:.80}")
+        raise InvalidRequest(f"{where}: must be a text, is {brief(text)}")
     if not text:
         raise InvalidRequest(f"{where}: must not be empty")
     return text

@@ -20,7 +20,7 @@ from weir.embedding.reading import CHUNK, Read, Readers, Reading, Tokenizes
 from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.embedding.tracing import CallTrace
-from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Encoder:
     ) -> Encoded:  # fmt: skip
         """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
         if isinstance(texts, str) or not texts:
-            raise InvalidRequest(f"texts: must be a list of one text or more, is {texts!r:.80}")
+            raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
         if dimensions is not None and not 0 < dimensions <= self._dimensions:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self._dimensions}")
         timeout = self._service.settings.timeout if timeout is None else timeout
@@ -279,7 +279,7 @@ class Encoder:
         try:
             whole = asking.put(request.place, request.piece, output)
         except Exception as error:  # no vector, or no memory for all: whoever waits is to hear of it
-            failure = ModelError(f"the vectors could not be put together: {error!r:.200}")
+            failure = ModelError(f"the vectors could not be put together: {brief(error, 200)}")
             self._fail(asking, named(failure, asking.first_place(request.place)))
             return
         if whole:

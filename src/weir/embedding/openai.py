@@ -18,7 +18,7 @@ from weir.embedding.jsons import as_json, read_json
 from weir.embedding.listing import Listing
 from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported
+from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, brief
 from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.endpoint import Call, Endpoint
 
@@ -169,7 +169,7 @@ def _read_input(value: Any, site: Site) -> list[Text]:
         if isinstance(value, str):
             return [check_text(value, "input")]
         if not isinstance(value, list):
-            raise InvalidRequest(f"input={value!r:.80}: must be a text or a list")
+            raise InvalidRequest(f"input={brief(value)}: must be a text or a list")
         if value and type(value[0]) is int:
             return [_token_ids(value, "input")]
         site.check_count(len(value), "input")
@@ -186,14 +186,14 @@ def _token_ids(value: list[Any], where: str) -> list[int]:
         raise InvalidRequest(f"{where}: must not be empty")
     for place, token in enumerate(value):
         if type(token) is not int or not 0 <= token < _MOST_TOKENS:
-            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {token!r:.40}")
+            raise InvalidRequest(f"{where}[{place}]: must be a token id, is {brief(token, 40)}")
     return value
 
 
 def _read_format(said: dict[str, Any]) -> str:
     value = _read(said, "encoding_format", str, FORMATS[0]) or FORMATS[0]
     if value not in FORMATS:
-        raise wrong(f"encoding_format={value!r:.80}: must be one of {', '.join(FORMATS)}", "encoding_format")
+        raise wrong(f"encoding_format={brief(value)}: must be one of {', '.join(FORMATS)}", "encoding_format")
     return str(value)
 
 
@@ -217,5 +217,5 @@ _WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
     value = said.get(name, default)
     if value is not None and type(value) is not kind:
-        raise wrong(f"{name}={value!r:.80}: must be {_WORDS[kind]}", name)
+        raise wrong(f"{name}={brief(value)}: must be {_WORDS[kind]}", name)
     return value

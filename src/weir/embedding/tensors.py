@@ -6,7 +6,7 @@ import numpy
 
 from weir.embedding.calling import Site, check_client
 from weir.embedding.texts import Encoded, Text
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.model import Tensor
 from weir.protocols.contents import integer_of
 from weir.wire.inference import InferenceRequest, Parameters, TensorValue
@@ -116,11 +116,11 @@ def _flag(said: Parameters, name: str) -> bool | None:
         value = _TRUTH.get(value.lower(), value)
     if value is None or isinstance(value, bool):
         return value
-    raise InvalidRequest(f"parameter {name!r}={value!r:.40}: must be true or false")
+    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be true or false")
 
 
 def _text(said: Parameters, name: str) -> str | None:
     value = said.get(name)
     if value is None or isinstance(value, str):
         return value
-    raise InvalidRequest(f"parameter {name!r}={value!r:.40}: must be a text")
+    raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be a text")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from weir.errors import InvalidRequest, SettingsError
+from weir.errors import InvalidRequest, SettingsError, brief
 
 if TYPE_CHECKING:
     from weir.policy.objective import Objective
@@ -23,7 +23,7 @@ def changed_prices(prices: "Prices", objective: "Objective | None", said: Any) -
     from weir.policy.prices import Prices
 
     if not isinstance(said, Mapping):
-        raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {said!r:.100}")
+        raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {brief(said, 100)}")
     for name, value in said.items():
         _check(name, value)
     numbers = {name: said.get(name, getattr(prices, name)) for name in (*WEIGHTS, "reference_rate")}
@@ -38,11 +38,11 @@ def _check(name: Any, value: Any) -> None:
         raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(FIELDS)}")
     if name == "latency_objective":
         if not isinstance(value, str | None):
-            raise InvalidRequest(f"{name}={value!r:.100}: must be a text such as p99=20ms, or null")
+            raise InvalidRequest(f"{name}={brief(value, 100)}: must be a text such as p99=20ms, or null")
         return
     if value is None and name not in WEIGHTS:
         return
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name}={value!r:.100}: must be a number{'' if name in WEIGHTS else ', or null'}")
+        raise InvalidRequest(f"{name}={brief(value, 100)}: must be a number{'' if name in WEIGHTS else ', or null'}")
     if isinstance(value, int) and value.bit_length() > 1000:
         raise SettingsError(f"{name}: must be less than 1e300")

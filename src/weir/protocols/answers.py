@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
-from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError
+from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError, bounded
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Request
 from weir.protocols.codings import compress
 from weir.protocols.native import Ask
@@ -63,7 +63,7 @@ def error_body(error: BaseException, model: str | None = None, *, development: b
 
 
 def error_value(error: BaseException, model: str | None = None, *, development: bool = False) -> dict[str, Any]:
-    """Return the inner part of an error's document as a dict."""
+    """Return the inner part of an error's document as a dict. Its message is bounded."""
     if not isinstance(error, WeirError):
         return _internal(error, model, development)
     details = error.details
@@ -71,13 +71,13 @@ def error_value(error: BaseException, model: str | None = None, *, development: 
         details = {"retry_after": round(error.retry_after, 6)}
     if isinstance(error, ModelError):
         details = _model_error_details(error, development)
-    return {"type": type(error).__name__, "message": error.message, "model": model, "details": details}
+    return {"type": type(error).__name__, "message": bounded(error.message), "model": model, "details": details}
 
 
 def _internal(error: BaseException, model: str | None, development: bool) -> dict[str, Any]:
     """An exception that is none of ours says nothing of itself to strangers; the log has it."""
     details = {"traceback": "".join(traceback.format_exception(error))} if development else None
-    message = f"{type(error).__name__}: {error}" if development else "internal error"
+    message = bounded(f"{type(error).__name__}: {error}") if development else "internal error"
     return {"type": "InternalError", "message": message, "model": model, "details": details}
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from weir.errors import InvalidRequest, ModelError, Unsupported, WeirError
+from weir.errors import InvalidRequest, ModelError, Unsupported, WeirError, brief
 from weir.manager.delivery import is_block
 from weir.manager.service import LONGEST_TIMEOUT
 from weir.messages import JSON, Kind
@@ -55,7 +55,7 @@ def _refuse_others(parameters: Parameters) -> None:
     for name, extension in _REFUSED.items():
         if parameters.get(name):
             raise Unsupported(
-                f"parameter {name!r}={parameters[name]!r:.40}: this server has no extension {extension!r}"
+                f"parameter {name!r}={brief(parameters[name], 40)}: this server has no extension {extension!r}"
             )
 
 
@@ -64,7 +64,7 @@ def integer_of(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # some clients write every parameter as text
         value = int(value)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise InvalidRequest(f"parameter {name!r}={value!r:.40}: must be an integer from {least} to {most}")
+        raise InvalidRequest(f"parameter {name!r}={brief(value, 40)}: must be an integer from {least} to {most}")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from weir.errors import InvalidRequest, TooLarge, WeirError
+from weir.errors import InvalidRequest, TooLarge, WeirError, brief
 from weir.protocols.answers import Answer, Headers
 from weir.protocols.bodies import Body, has_large_body
 from weir.protocols.codings import coding_of, decompress
@@ -37,7 +37,7 @@ class Call(NamedTuple):
         """Return the JSON object that the body is; {} if it is empty. Raises InvalidRequest."""
         said = parse(msgspec.json.decode, self.body, "an object") if self.body.strip() else {}
         if not isinstance(said, dict):
-            raise InvalidRequest(f"body: must be an object as JSON, is {said!r:.40}")
+            raise InvalidRequest(f"body: must be an object as JSON, is {brief(said, 40)}")
         return said
 
 

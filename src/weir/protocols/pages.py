@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weir._version import __version__
-from weir.errors import InvalidRequest, SettingsError, ValidationFailed
+from weir.errors import InvalidRequest, SettingsError, ValidationFailed, brief
 from weir.messages import JSON
 from weir.protocols.answers import Answer, Headers, compressed, encode_safely
 from weir.protocols.bodies import Body
@@ -119,7 +119,7 @@ class Pages:
         body = await Body(request.receive).read(min(_LARGEST_CHANGE, settings.max_body_size), settings.body_timeout)
         said = decode(body or b"", JSON)
         if not isinstance(said, dict):
-            raise InvalidRequest(f"body: must be a JSON object, is {said!r:.100}")
+            raise InvalidRequest(f"body: must be a JSON object, is {brief(said, 100)}")
         try:
             return await service.set_prices(**said)
         except SettingsError as error:  # well said, but there is no such policy

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge
+from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, brief
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_binary import raw_bytes
 from weir.wire.kserve_json import REGION, nowhere
@@ -141,7 +141,7 @@ class Regions:
     def _open(self, name: str, key: str) -> int:
         if not _KEY.fullmatch(key):
             raise InvalidRequest(
-                f"shared memory region {name!r}: key={key!r:.80}: must be of letters, digits and . _ -, in {self._folder}"
+                f"shared memory region {name!r}: key={brief(key)}: must be of letters, digits and . _ -, in {self._folder}"
             )
         path = self._folder / key.removeprefix("/")
         try:
@@ -197,7 +197,7 @@ def place_of(what: str, parameters: Parameters) -> tuple[str, int, int]:
     """Return region, offset and size in bytes that `parameters` name. Raises InvalidRequest naming `what`."""
     region = parameters[REGION]
     if not isinstance(region, str):
-        raise InvalidRequest(f"{what}: {REGION}={region!r:.40}: must be the name of a region")
+        raise InvalidRequest(f"{what}: {REGION}={brief(region, 40)}: must be the name of a region")
     return (
         region,
         _size(what, "shared_memory_offset", parameters, 0),
@@ -208,5 +208,5 @@ def place_of(what: str, parameters: Parameters) -> tuple[str, int, int]:
 def _size(what: str, name: str, parameters: Parameters, default: Any = None) -> int:
     value = parameters.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
-        raise InvalidRequest(f"{what}: {name}={value!r:.40}: must be a number of bytes")
+        raise InvalidRequest(f"{what}: {name}={brief(value, 40)}: must be a number of bytes")
     return value

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.errors import Forbidden, InvalidRequest
+from weir.errors import Forbidden, InvalidRequest, brief
 from weir.protocols.control import Control
 from weir.wire.kserve_json import parse
 
@@ -33,20 +33,20 @@ def load_arguments(parameters: Mapping[str, Any], control: Control) -> LoadArgum
         elif name.startswith(_FILE):
             files[name.removeprefix(_FILE)] = _content(name, value)
         else:
-            raise InvalidRequest(f"parameter {name!r:.80}: must be config or file:<version>/<name>")
+            raise InvalidRequest(f"parameter {brief(name)}: must be config or file:<version>/<name>")
     if files and not control.settings.allow_model_files:
         raise Forbidden("files in a call that loads a model: not allowed on this server (allow_model_files)")
     if files and config is None:
-        raise InvalidRequest(f"parameter {_FILE + next(iter(files))!r:.80}: needs the parameter config too")
+        raise InvalidRequest(f"parameter {brief(_FILE + next(iter(files)))}: needs the parameter config too")
     return LoadArguments(config, files or None)
 
 
 def _config(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
-        raise InvalidRequest(f"parameter 'config'={value!r:.80}: must be a JSON object as text")
+        raise InvalidRequest(f"parameter 'config'={brief(value)}: must be a JSON object as text")
     config = parse(msgspec.json.decode, value.encode(), "a configuration")
     if not isinstance(config, dict):
-        raise InvalidRequest(f"parameter 'config'={value!r:.80}: must be a JSON object as text")
+        raise InvalidRequest(f"parameter 'config'={brief(value)}: must be a JSON object as text")
     return config
 
 
@@ -56,4 +56,4 @@ def _content(name: str, value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error) as error:
-        raise InvalidRequest(f"parameter {name!r:.80}: must be base64 ({error})") from None
+        raise InvalidRequest(f"parameter {brief(name)}: must be base64 ({error})") from None

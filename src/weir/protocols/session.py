@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from weir.errors import Cancelled, CapacityError, Conflict, WeirError
+from weir.errors import Cancelled, CapacityError, Conflict, WeirError, bounded, brief
 from weir.protocols import inferring
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
@@ -116,7 +116,7 @@ class Session:
                 self._withdraw(asked.id)
                 return
             if asked.id in self._under_way and not self._under_way[asked.id].done():
-                raise Conflict(f"id {asked.id!r:.100}: is that of a request under way on this connection")
+                raise Conflict(f"id {brief(asked.id, 100)}: is that of a request under way on this connection")
         except WeirError as error:
             await self._send_failure(id_of(message), error)
             return
@@ -192,7 +192,7 @@ class Session:
     async def _send_failure(self, id: str, error: WeirError) -> None:
         wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
         kind = "InternalError" if type(error) is WeirError else type(error).__name__
-        await self._send(write_failure(Failure(error.message, id, kind, kserve_code(error), wait)))
+        await self._send(write_failure(Failure(bounded(error.message), id, kind, kserve_code(error), wait)))
 
     async def _send(self, message: Message) -> int:
         try:

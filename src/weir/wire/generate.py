@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.model import Tensor
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_json import Body, encode, parse, written
@@ -26,7 +26,7 @@ def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: s
     name = "" if "id" in names else said.pop("id", "")
     parameters = {} if "parameters" in names else said.pop("parameters", {})
     if not isinstance(name, str):
-        raise InvalidRequest(f"id={name!r:.80}: must be a text")
+        raise InvalidRequest(f"id={brief(name)}: must be a text")
     try:
         checked: Parameters = msgspec.convert(parameters, Parameters)
     except msgspec.ValidationError as error:

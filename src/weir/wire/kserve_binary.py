@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.model import Tensor
 from weir.wire import kserve_json as plain
 from weir.wire.bytes_tensors import pack_elements
@@ -134,7 +134,7 @@ class _Rest:
             raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} and {REGION}, only one may be")
         if type(size) is not int or not 0 <= size <= len(self._rest):
             left = f"a number of bytes from 0 to those left in the body, {len(self._rest)}"
-            raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} {size!r:.40}, must be {left}")
+            raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} {brief(size, 40)}, must be {left}")
         taken, self._rest = self._rest[:size], self._rest[size:]
         return taken
 

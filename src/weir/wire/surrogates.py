@@ -1,8 +1,27 @@
-"""Finds the text for which a body is no JSON: half of a surrogate pair, which some clients write where a text was cut."""
+"""Finds the text for which a body is no JSON: half of a surrogate pair, which some clients write where a text was cut.
+
+One pass of a regular expression finds the half. Then only what stands before it is read, token by token, to say where it is; nothing
+is decoded and nothing is kept but the place, so that a hostile body costs no memory.
+"""
 
 import json
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import re
+from typing import NamedTuple
+
+# Tokens that are read to say where the half is; where there are more, its byte is named instead.
+MAX_TOKENS = 50_000
+_MAX_DEPTH = 1024  # JSON nested more deeply is refused for that
+_LONGEST_NAME = 80  # characters of a key in the place
+_LONGEST_PLACE = 200  # characters
+
+# Everything up to the first escape that is half of a pair. Backslashes stand in texts only, and each takes what follows it along.
+_UP_TO_HALF = re.compile(
+    rb"(?:[^\\]++|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\(?!u[dD][89a-fA-F]).)*+"
+    rb"(?=\\u[dD][89a-fA-F][0-9a-fA-F]{2})",
+    re.DOTALL,
+)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},:]', re.DOTALL)
+_Level = list[int | str]  # one open list or object: the index or the key that is being read
 
 
 class Half(NamedTuple):
@@ -16,33 +35,64 @@ class Half(NamedTuple):
 
 
 def find_half(body: bytes | bytearray | memoryview) -> Half | None:
-    """Return the first; None if it is something else that is wrong. Python's own reader takes such texts, and is slower."""
+    """Return the first; None if there is none, or if something else is wrong before it or with its text.
+
+    Takes no memory but a copy of `body` and, where the text is long, of that text; the time is linear.
+    """
     text = bytes(body)
-    if rb"\u" not in text:
+    found = _UP_TO_HALF.match(text)
+    if found is None:
         return None
-    try:
-        said = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    for where, each in _texts(said):
-        try:
-            each.encode()
-        except UnicodeEncodeError as error:
-            return Half(where, f"is not valid Unicode: character {error.start} is half of a surrogate pair")
+    half = found.end()
+    levels: list[_Level] = []
+    is_key = False
+    for count, token in enumerate(_TOKEN.finditer(text)):
+        if token.start() > half or len(levels) > _MAX_DEPTH:
+            return None
+        if token.end() > half:
+            return _named(text[token.start() + 1 : half], levels[:-1] if is_key else levels)
+        if count == MAX_TOKENS:
+            return Half("", f"is not valid Unicode: byte {half} begins half of a surrogate pair")
+        is_key = _read(token[0], levels, is_key)
     return None
 
 
-def _texts(said: Any) -> Iterator[tuple[str, str]]:
-    """Return every text with the place where it stands, in order."""
-    left = [("", said)]
-    while left:
-        where, value = left.pop()
-        if isinstance(value, str):
-            yield where, value
-        elif isinstance(value, list):
-            left += [(f"{where}[{place}]", value[place]) for place in range(len(value) - 1, -1, -1)]
-        elif isinstance(value, dict):
-            for name in value:
-                yield where, name
-            inside = [(f"{where}.{name}" if where else name, each) for name, each in value.items()]
-            left += reversed(inside)
+def _read(token: bytes, levels: list[_Level], is_key: bool) -> bool:
+    """Take one token into account; tell whether the next text is a key."""
+    if token == b"[":
+        levels.append([0])
+    elif token == b"{":
+        levels.append([""])
+        return True
+    elif token in (b"]", b"}"):
+        if levels:
+            levels.pop()
+    elif token == b"," and levels:
+        place = levels[-1][0]
+        if isinstance(place, str):
+            return True
+        levels[-1][0] = place + 1
+    elif is_key and levels:
+        levels[-1][0] = _readable(token[1:-1][: 6 * _LONGEST_NAME])[:_LONGEST_NAME]  # \\u0041 is six bytes
+    return False
+
+
+def _named(before: bytes, levels: list[_Level]) -> Half:
+    """Return the half in a text that begins with `before`."""
+    where = ""
+    for (place,) in levels:
+        where += f"[{place}]" if isinstance(place, int) else f".{place}" if where else place
+        if len(where) > _LONGEST_PLACE:
+            where = where[:_LONGEST_PLACE] + "..."
+            break
+    return Half(where, f"is not valid Unicode: character {len(_readable(before))} is half of a surrogate pair")
+
+
+def _readable(content: bytes) -> str:
+    """Return what the content of a text in JSON says, as far as it can be read."""
+    raw = content.decode(errors="replace")
+    try:
+        said: str = json.loads(f'"{raw}"', strict=False)
+    except ValueError:
+        return raw
+    return said

@@ -7,13 +7,15 @@ out of range, no string to a number.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy
 
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest, WeirError, brief
 from weir.model import DATATYPES, GROUP, RAGGED, Tensor
 from weir.wire.bfloat16 import to_bits, to_numbers
+from weir.wire.shapes import MAX_DIMENSIONS
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
@@ -24,6 +26,11 @@ DTYPES: dict[str, numpy.dtype[Any]] = {datatype: numpy.dtype(name) for datatype,
 FREELY_PADDED = 1024
 # The kinds of array (numpy's letters) that may become a datatype's.
 _SOURCES = {"b": "b", "u": "ui", "i": "ui", "f": "fui"}
+# The types of elements in lists that may become those of a datatype, and what elements of another type are called.
+_ELEMENTS: dict[str, set[type]] = {"b": {bool}, "u": {int}, "i": {int}, "f": {int, float}, "O": {str, bytes}}
+_WORDS: dict[type, str] = {
+    str: "strings", bytes: "strings", bool: "elements of bool", float: "elements of float64", int: "elements of int64",
+}  # fmt: skip
 
 
 def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = InvalidRequest) -> Arrays:
@@ -41,9 +48,9 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
     """Do the same, but leave the first dimension as it is."""
     if not isinstance(value, dict):
         raise complain(f"tensors: a {type(value).__name__}, must be an object with {_names(declared)}")
-    unknown = [name for name in value if all(name != tensor.name for tensor in declared)]
-    if unknown:
-        raise complain(f"tensor {unknown[0]!r}: not one of {_names(declared)}")
+    unknown = next((name for name in value if all(name != tensor.name for tensor in declared)), None)
+    if unknown is not None:
+        raise complain(f"tensor {brief(unknown)}: not one of {_names(declared)}")
     arrays: Arrays = {}
     for tensor in declared:
         if tensor.name not in value:
@@ -59,9 +66,9 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
 
     Raises InvalidRequest naming tensor, value and rule: names, datatypes, shapes, and an equal first dimension of at least 1.
     """
-    unknown = [name for name in found if all(name != tensor.name for tensor in declared)]
-    if unknown:
-        raise InvalidRequest(f"tensor {unknown[0]!r}: not one of {_names(declared)}")
+    unknown = next((name for name in found if all(name != tensor.name for tensor in declared)), None)
+    if unknown is not None:
+        raise InvalidRequest(f"tensor {brief(unknown)}: not one of {_names(declared)}")
     rows = 0
     for tensor in declared:
         if tensor.name not in found:
@@ -139,6 +146,73 @@ def _names(declared: Sequence[Tensor]) -> str:
 
 
 def _array(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
+    listed = _listed(value, tensor, complain) if isinstance(value, (list, str, bytes)) else None
+    return _converted(value, tensor, complain) if listed is None else listed
+
+
+def _listed(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any] | None:
+    """Return the array in nested lists of plain elements; None if there is something else in them, which numpy may know.
+
+    Types are looked at before any array is made: numpy's would make each text as long as the longest, and of integers of which one
+    needs 64 bits without a sign, floats.
+    """
+    shape: list[int] = []
+    level: list[Any] = [value]
+    while (types := set(map(type, level))) == {list}:
+        lengths = set(map(len, level))
+        if len(lengths) > 1 or len(shape) == MAX_DIMENSIONS:
+            raise _uneven(tensor, complain)
+        shape.append(lengths.pop())
+        level = list(chain.from_iterable(level))
+    wanted = _ELEMENTS["f" if tensor.datatype == "BF16" else DTYPES[tensor.datatype].kind]
+    wrong = next((kind for kind in _WORDS if kind in types and kind not in wanted), None)
+    if list in types and types <= {list, dict, type(None), *_WORDS}:
+        raise _uneven(tensor, complain)
+    if wrong in (str, bytes) or (wrong is not None and types <= _WORDS.keys()):
+        raise complain(f"tensor {tensor.name!r}: has {_WORDS[wrong]}, must be {tensor.datatype}")
+    return _of_elements(level, types, tensor, complain).reshape(shape) if types <= wanted else None
+
+
+def _uneven(tensor: Tensor, complain: Complain) -> WeirError:
+    rule = f"must be nested lists of equal lengths ({tensor.datatype}, at most {MAX_DIMENSIONS} deep)"
+    return complain(f"tensor {tensor.name!r}: {rule}")
+
+
+def _of_elements(elements: list[Any], types: set[type], tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
+    """Return `elements`, which are of `types` that the tensor's datatype takes, as an array of one dimension."""
+    dtype = DTYPES[tensor.datatype]
+    if dtype.kind == "O":
+        array = numpy.empty(len(elements), object)
+        array[:] = elements if str not in types else [_as_bytes(each) for each in elements]
+        return array
+    floats = dtype.kind == "f" or tensor.datatype == "BF16"
+    if elements and not floats and dtype.kind in "ui":
+        for extreme in (min(elements), max(elements)):
+            _check_range(extreme, dtype, tensor, complain)
+    if not floats:
+        return numpy.array(elements, dtype)
+    try:
+        numbers = numpy.array(elements, numpy.float64)
+        return _cast(numbers, dtype, tensor, complain) if dtype.kind == "f" else _bf16_array(numbers, tensor, complain)
+    except OverflowError:
+        raise complain(
+            f"tensor {tensor.name!r}: has an integer that is out of the range of {tensor.datatype}"
+        ) from None
+
+
+def _as_bytes(element: str | bytes) -> bytes:
+    return element.encode() if isinstance(element, str) else element
+
+
+def _check_range(value: int, dtype: numpy.dtype[Any], tensor: Tensor, complain: Complain) -> None:
+    bounds = numpy.iinfo(dtype)
+    if not -(1 << 63) <= value < 1 << 64:
+        raise complain(f"tensor {tensor.name!r}: has integers of more than 64 bits, must be {tensor.datatype}")
+    if not bounds.min <= value <= bounds.max:
+        raise complain(f"tensor {tensor.name!r}: has {value}, out of the range of {tensor.datatype}")
+
+
+def _converted(value: Any, tensor: Tensor, complain: Complain) -> numpy.ndarray[Any, Any]:
     dtype = DTYPES[tensor.datatype]
     try:
         array = numpy.asarray(value, dtype=object if dtype.kind == "O" else None)
@@ -184,10 +258,8 @@ def _cast(
     if numpy.can_cast(array.dtype, dtype, "safe"):
         return array.astype(dtype)
     if dtype.kind in "ui" and array.size:
-        bounds = numpy.iinfo(dtype)
         for extreme in (int(array.min()), int(array.max())):
-            if not bounds.min <= extreme <= bounds.max:
-                raise complain(f"tensor {tensor.name!r}: has {extreme}, out of the range of {tensor.datatype}")
+            _check_range(extreme, dtype, tensor, complain)
     with numpy.errstate(over="ignore"):
         cast = array.astype(dtype)
     if dtype.kind == "f":

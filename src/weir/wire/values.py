@@ -5,7 +5,9 @@ cannot hold; msgpack carries them. Bytes in JSON are base64. Numpy's scalars and
 written as numbers and lists; pydantic models as objects.
 """
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -45,10 +47,29 @@ _DECODE_LIST: dict[str, Callable[[Any], list[msgspec.Raw]]] = {
 }
 
 
+# Bytes of a body from which it is worth while.
+_LARGE = 64 << 10
+
+
+@contextmanager
+def uncollected(size: int) -> Iterator[None]:
+    """Keep the garbage collector out while a body of `size` bytes is decoded: it would walk through all that has been decoded again
+    and again, which takes four times as long as decoding lists of lists. Nothing of what is decoded is garbage."""
+    switched = size > _LARGE and gc.isenabled()
+    if switched:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if switched:
+            gc.enable()
+
+
 def decode(body: bytes | memoryview, content_type: str) -> Any:
     """Return the value in `body`, which is JSON or msgpack. Raises InvalidRequest, whatever is wrong with it."""
     try:
-        return DECODE[content_type](body)
+        with uncollected(len(body)):
+            return DECODE[content_type](body)
     except UNREADABLE as error:
         raise unreadable(error, content_type, body) from None
 

@@ -12,7 +12,7 @@ import msgspec
 import numpy
 from numpy.typing import NDArray
 
-from weir.errors import InvalidRequest, WeirError
+from weir.errors import InvalidRequest, WeirError, bounded
 from weir.wire.values import UNREADABLE, UNWRITABLE, writable
 
 SHOW_CONFIG, SHOW_STATUS, TERMINATION = b"SHOW_CONFIG", b"SHOW_STATUS", b"TERMINATION"
@@ -218,7 +218,7 @@ def write_said(ask: Ask, said: Said) -> list[bytes | memoryview]:
 
 def failed(error: WeirError, status: int) -> Failed:
     """Return `error`, for which HTTP has `status`, ready to travel."""
-    return Failed(type(error).__name__, error.message, status, getattr(error, "retry_after", None))
+    return Failed(type(error).__name__, bounded(error.message), status, getattr(error, "retry_after", None))
 
 
 def read_answer(frames: Sequence[bytes]) -> Answer:

@@ -233,3 +233,14 @@ def test_only_the_outputs_asked_for() -> None:
         assert [output.name for output in answer.outputs] == ["y"]
 
     run(test)
+
+
+@pytest.mark.parametrize("name", ["x" * 20_000, "\u00e9%\n" * 7_000])
+def test_a_long_message_keeps_its_code(name: str) -> None:
+    # Trailers of more than 16 KB are refused by the client: RESOURCE_EXHAUSTED, "Stream removed".
+    async def test(rig: Rig) -> None:
+        code, text = await refused(rig.infer(asking(model=name)))
+        assert code is Code.NOT_FOUND
+        assert text.startswith(f"Request for unknown model: '{name[0]}") and text.endswith("...")
+
+    run(test)

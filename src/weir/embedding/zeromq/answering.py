@@ -23,6 +23,7 @@ from weir.errors import (
     TooLarge,
     Unauthorized,
     WeirError,
+    bounded,
 )
 from weir.protocols.control import Control
 from weir.protocols.status import http_code
@@ -151,7 +152,7 @@ class Answering:
 
     def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
         if ask.wishes is None:  # there is no word for it in the stock dialect
-            self._means.drops("request", f"{type(error).__name__}: {error.message}", peer)
+            self._means.drops("request", bounded(f"{type(error).__name__}: {error.message}"), peer)
         else:
             failed = zeromq.failed(error, http_code(error))
             self._means.publisher.publish(zeromq.write_said(ask, Said(error=failed)))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, WeirError
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, WeirError, brief
 from weir.manager.call import Call
 from weir.manager.chains.steps import Branch, Step, Steps, Switch, as_step, name_of
 from weir.messages import Request
@@ -76,7 +76,7 @@ class Walk:
         except TypeError:  # not hashable: no case either
             path = switch.default
         if path is None:
-            raise InvalidRequest(f"switch: {said!r:.100}: must be one of {', '.join(map(repr, switch.cases))}")
+            raise InvalidRequest(f"switch: {brief(said, 100)}: must be one of {', '.join(map(repr, switch.cases))}")
         return path
 
     def _said(self, on: str | Callable[[Any], Any] | None, value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from pathlib import Path, PurePosixPath
 
-from weir.errors import InvalidRequest, ModelNotFound, SettingsError
+from weir.errors import InvalidRequest, ModelNotFound, SettingsError, brief
 from weir.manager.naming import NAME
 
 
@@ -29,5 +29,5 @@ def upload_path(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     inside = len(path.parts) >= 2 and all(NAME.fullmatch(part) for part in path.parts) and str(path) == name
     if not inside:
-        raise InvalidRequest(f"file {name!r:.200}: must be VERSION/NAME, of letters, digits and . _ ~ -")
+        raise InvalidRequest(f"file {brief(name, 200)}: must be VERSION/NAME, of letters, digits and . _ ~ -")
     return path

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from weir.errors import InvalidRequest, ModelNotFound
+from weir.errors import InvalidRequest, ModelNotFound, brief
 from weir.manager.naming import NAME
 from weir.manager.repository.document import ReadSettings, make_document
 from weir.manager.repository.ensemble import ENSEMBLE
@@ -34,9 +34,9 @@ class Spoken:
     ) -> Reading:
         """Return the chain that `config` describes, or that it was told of before. Raises SettingsError as for a file."""
         if files:
-            raise InvalidRequest(f"model {name!r:.80}: a chain has no files")
+            raise InvalidRequest(f"model {brief(name)}: a chain has no files")
         if not NAME.fullmatch(name):
-            raise ModelNotFound(f"model {name!r:.80}: must be of letters, digits and . _ ~ -")
+            raise ModelNotFound(f"model {brief(name)}: must be of letters, digits and . _ ~ -")
         if name not in self._said and len(self._said) >= MOST:
             raise InvalidRequest(f"model {name!r}: {MOST} chains are described already, which is the most there may be")
         said = {**self._said.get(name, {}), **(config or {})}

@@ -23,6 +23,9 @@ from weir.wire.protobuf import Method
 DOOR = "grpc"
 Answer = Callable[[Any, Call], Awaitable[Any]]
 
+# A status travels in the trailers, of which clients take 8 KiB together; in them a byte that is not printable ASCII takes three.
+_MAX_STATUS = 4096  # bytes
+
 _log = logging.getLogger("weir.grpc")
 
 
@@ -90,11 +93,21 @@ def code_of(error: BaseException) -> grpc.StatusCode:
 
 
 def text_of(error: BaseException, *, development: bool) -> str:
-    """Return what a caller reads of `error`; with `development`, its traceback too."""
+    """Return what a caller reads of `error`, as much as trailers can carry; with `development`, its traceback too."""
     value = error_value(error, None, development=development)
     details = value["details"]
     traceback = details.get("traceback") if isinstance(details, dict) else None
-    return f"{value['message']}\n{traceback}" if traceback else str(value["message"])
+    return _cut(f"{value['message']}\n{traceback}" if traceback else str(value["message"]))
+
+
+def _cut(text: str) -> str:
+    """Return as much of `text` as takes `_MAX_STATUS` bytes where gRPC writes it."""
+    room = _MAX_STATUS
+    for place, character in enumerate(text):
+        room -= 1 if " " <= character <= "~" and character != "%" else 3 * len(character.encode("utf-8", "replace"))
+        if room < 0:
+            return f"{text[:place]}..."
+    return text
 
 
 def name_of(error: BaseException) -> str:

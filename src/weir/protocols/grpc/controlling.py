@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import headers_of
 from weir.protocols.grpc.showing import filled
@@ -39,7 +39,7 @@ class Controlling:
         name = named(asked)
         dependents = repository_parameters(asked).get("unload_dependents", False)
         if not isinstance(dependents, bool):
-            raise InvalidRequest(f"parameter 'unload_dependents'={dependents!r:.40}: must be true or false")
+            raise InvalidRequest(f"parameter 'unload_dependents'={brief(dependents, 40)}: must be true or false")
         await self._site.manager.unload_model(name, unload_dependents=dependents)
         return filled("RepositoryModelUnloadResponse", {"model_name": name, "isUnloaded": True})
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.protocols.answers import Answer
 from weir.protocols.endpoint import Call
 from weir.protocols.kserve.documents import count_of, document, flag_of, text_of
@@ -83,5 +83,5 @@ def parameters_of(call: Call) -> dict[str, Any]:
     """Return the object `parameters` of the body's document; {} if there is none. Raises InvalidRequest."""
     parameters = call.document().get("parameters", {})
     if not isinstance(parameters, dict):
-        raise InvalidRequest(f"parameters={parameters!r:.80}: must be an object")
+        raise InvalidRequest(f"parameters={brief(parameters)}: must be an object")
     return parameters

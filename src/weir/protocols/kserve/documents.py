@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.kserve.replies import JSON_TYPE
 
@@ -35,5 +35,5 @@ def _of_type(said: dict[str, Any], name: str, kind: type[T], rule: str) -> T:
         raise InvalidRequest(f"{name}: is missing, must be {rule}")
     value = said[name]
     if type(value) is not kind:
-        raise InvalidRequest(f"{name}={value!r:.80}: must be {rule}")
+        raise InvalidRequest(f"{name}={brief(value)}: must be {rule}")
     return value
