@@ -1,7 +1,9 @@
+import json
+
 import numpy
 import pytest
 
-from weir.errors import InvalidRequest, Overloaded
+from weir.errors import InvalidRequest, Overloaded, TooLarge
 from weir.wire import zeromq
 from weir.wire.zeromq import Ask, Failed, Said, Wishes
 
@@ -73,13 +75,81 @@ def test_texts_are_read_in_each_dialect() -> None:
         (b'"a"', 1, "must be a JSON list"),
         (b"[1]", 1, "must be a JSON list"),
         (b'[["a", 1]]', 1, r"texts\[0\]: must be all words"),
-        (b'["\\ud800"]', 1, "must be a JSON list"),
         (b"[" * 5000, 1, "must be a JSON list"),
+        (b'{"\\ud800": 1}', 1, "must be a JSON list"),
+        (b'["\\ud800"', 1, "must be a JSON list"),
+        (b'["\\ud800", 1]', 2, "must be a JSON list"),
     ],
 )
 def test_what_are_no_texts_is_refused(payload: bytes, size: int, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         zeromq.read_texts(Ask(b"me", payload, b"1", size))
+
+
+def stock(payload: bytes, size: int) -> list[zeromq.Text]:
+    return zeromq.read_texts(Ask(b"me", payload, b"1", size))
+
+
+def test_what_is_no_character_is_left_out_of_a_stock_text() -> None:
+    payload = rb'["a\u0000b", "\u0000", "c\ud800d", "\udc00", "e\ud83d\ude00", "f \u0000||| g", ""]'
+    assert stock(payload, 7) == ["ab", " ", "cd", " ", "e\U0001f600", ("f", "g"), ""]
+    words = rb'[["a\u0000", "b"], ["\ud800", "b"], ["c"]]'
+    assert stock(words, 3) == [["�", "b"], ["�", "b"], ["c"]]
+    assert stock(rb'["a", "\u0000"]', 2) == ["a", " "]
+
+
+def test_what_is_no_character_is_named_in_other_dialects() -> None:
+    many = b'"%b", ' % (b"x" * 1000) * 3000
+    for payload, size, text in (
+        (rb'["a", "b\ud800"]', 2, r"texts\[1\]: is not valid Unicode: character 1 is half"),
+        (rb'["a", ["b", "\ud800"]]', 2, r"texts\[1\]\[1\]: is not valid Unicode"),
+        (b"[" + many + rb'"\ud800"]', 3001, r"texts\[3000\]: is not valid Unicode"),
+    ):
+        with pytest.raises(InvalidRequest, match=text):
+            zeromq.read_texts(Ask(b"me", payload, b"1", size, b"{}"))
+    assert zeromq.read_texts(Ask(b"me", rb'["a\u0000"]', b"1", 1, b"{}")) == ["a\0"]  # the tokenizer refuses it
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["first", ",", '","', '", "', "\\", '\\"', "], [", '"],["', "{", "}", "\\\\", 'a\\\\"', "ü☃\U0001f600", " "],
+        [["first", ","], ["]", '","'], ["\\", "["], ["{", '\\"']],
+        ["x" * 3_000_000, "y", ["z"] * 10, "]" * 70_000, "[" * 70_000, "," * 70_000, '"' * 70_000],
+        ["one", ["two", "three"], "four", ["five"]],
+    ],
+)
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_many_texts_are_read_in_pieces(texts: list[zeromq.Text], ascii_only: bool) -> None:
+    texts = texts * max(1, 40_000 // len(texts)) if len(texts) != 7 else texts
+    payload = json.dumps(texts, ensure_ascii=ascii_only).encode()
+    pieces = list(zeromq._pieces(payload))
+    assert zeromq.read_texts(Ask(b"me", payload, b"1", len(texts), b"{}")) == texts
+    assert max(map(len, pieces)) < 1_100_000 or max(map(len, texts)) > 1_000_000
+    assert len(pieces) >= len(payload) // 4_500_000
+
+
+def test_a_large_list_that_is_broken_is_refused() -> None:
+    item = b'"%b", ' % (b"x" * 100)
+    for payload in (
+        b"[" + item * 30_000, b"[" + item * 30_000 + b'"x"', item * 30_000, b"{" + item * 30_000 + b"}",
+        b"[" + item * 20_000 + b", " + item * 20_000 + b'"x"]', b"[" * 3_000_000, b"[" + b"[1," * 1_000_000,
+        b"[" + item * 30_000 + b'{"x": 1}]', b'["' + b"x" * 3_000_000, b"[" + b"]" * 3_000_000, b'x["a"]' * 500_000,
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match="must be a JSON list of texts"):
+            stock(payload, 1)
+
+
+def test_a_refusal_is_no_array_for_a_stock_client() -> None:
+    ask = Ask(b"me", b"", b"7", 1)
+    error = TooLarge("texts: 9, at most 8 (max_texts)" + "x" * 600)
+    topic, said, body, number = zeromq.write_refusal(ask, zeromq.failed(error, 413))
+    assert (topic, body, number) == (b"me", b"", b"7")
+    with pytest.raises(TypeError, match="refused by the server: TooLarge: texts: 9; at most 8"):
+        numpy.frombuffer(body, dtype=str(json.loads(bytes(said))["dtype"]))
+    assert json.loads(bytes(said))["error"] | {"message": ""} == {"type": "TooLarge", "message": "", "status": 413}
+    with pytest.raises(InvalidRequest, match="refused by the"):
+        zeromq.read_stock_answer([b"me", bytes(said), b"", b"7"])
 
 
 def test_texts_are_read_as_they_were_written() -> None:

@@ -84,13 +84,48 @@ def test_a_wrong_handshake_is_refused(said: bytes, text: str) -> None:
         events(pull(), GREETING + said)
 
 
-def test_a_large_message_is_refused_by_its_head() -> None:
+def test_a_first_frame_that_is_too_large_is_refused_by_its_head() -> None:
     assert len(events(pull(), BEGIN + frame(b"x" * 1000))) == 1
-    for said in (bytes((LONG,)) + struct.pack(">Q", 1001), frame(b"x" * 900, MORE) + bytes((0, 101))):
-        with pytest.raises(TooLarge, match="more than 1000 bytes"):
-            events(pull(), BEGIN + said)
+    with pytest.raises(TooLarge, match="more than 1000 bytes"):
+        events(pull(), BEGIN + bytes((LONG,)) + struct.pack(">Q", 1001))
     with pytest.raises(TooLarge, match="more than 3 frames"):
         events(pull(), BEGIN + frame(b"", MORE) * 4)
+
+
+@pytest.mark.parametrize("step", [1, 7, 4096, 1 << 20])
+def test_of_a_message_that_is_too_large_the_small_frames_are_kept(step: int) -> None:
+    stream = BEGIN + b"".join(pack([b"me", b"x" * 300_000, b"7"])) + b"".join(pack([b"me", b"y" * 900, b"8"]))
+    parser, found, held = pull(), list[Event](), 0
+    for start in range(0, len(stream), step):
+        found += parser.feed(stream[start : start + step])
+        held = max(held, parser.held)
+    assert found == [Received([b"me", b"", b"7"], 300_003), Received([b"me", b"y" * 900, b"8"])]
+    assert held < 1000 + 32 and not parser.unfinished
+
+
+def test_the_numbers_of_a_message_that_is_just_full_are_kept() -> None:
+    assert events(pull(), BEGIN + b"".join(pack([b"me", b"x" * 998, b"7"]))) == [Received([b"me", b"x" * 998, b"7"])]
+
+
+@pytest.mark.parametrize("step", [4096, 70_000, 1 << 20])
+def test_a_large_frame_is_not_copied(step: int) -> None:
+    bodies = [b"x" * 200_000, b"y" * 65_536, b"z" * 65_535]
+    stream = BEGIN + b"".join(pack([b"me", *bodies, b"7"])) + frame(b"next")
+    parser, found = pull(max_message=1 << 20, max_frames=5), list[Event]()
+    for start in range(0, len(stream), step):
+        found += parser.feed(stream[start : start + step])
+    assert found == [Received([b"me", *bodies, b"7"]), Received([b"next"])]
+    first = found[0]
+    assert isinstance(first, Received)
+    assert [type(each) for each in first.frames[1:3]] == ([bytes] * 2 if step == 1 << 20 else [bytearray] * 2)
+
+
+def test_a_part_of_a_message_is_unfinished_whatever_is_kept_of_it() -> None:
+    parser, found = pull(), []
+    for said in (BEGIN, frame(b"me", MORE) + bytes((LONG | MORE,)) + struct.pack(">Q", 1 << 40) + b"x" * 5000):
+        assert events(parser, said) == []
+        found.append((parser.unfinished, parser.held))
+    assert found == [(False, 0), (True, 2)]
 
 
 def test_a_wrong_subscription_is_refused() -> None:

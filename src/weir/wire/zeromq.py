@@ -5,7 +5,9 @@ JSON object (`Wishes`), it is Weir's: its answers go to a topic of their own, so
 errors too. docs/reference/zeromq.md has the tables.
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -13,6 +15,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, WeirError, bounded
+from weir.wire.surrogates import find_half
 from weir.wire.values import UNREADABLE, UNWRITABLE, writable
 
 SHOW_CONFIG, SHOW_STATUS, TERMINATION = b"SHOW_CONFIG", b"SHOW_STATUS", b"TERMINATION"
@@ -23,7 +26,11 @@ MAX_FRAMES = 5
 MAX_IDENTITY = 255  # bytes
 MOST_PRIORITY = 10**9 - 1
 _MAX_DIGITS = 20
+_MAX_COMMAND = max(map(len, COMMANDS))  # bytes
 _MAX_WISHES = 64 << 10  # bytes: the numbers of thousands of requests
+_PIECE = 1 << 20  # bytes of a list of texts that are read at once: a few milliseconds
+_LOOKED_AT = 1 << 16  # bytes outside of texts in which the end of an element is looked for
+_MOST_SHOWN = 500  # characters of an error in a refusal
 _OWN = b"\0weir\0"  # before the identity in the topic of Weir's own answers
 
 # One text; two that belong together; words already cut; token ids.
@@ -49,10 +56,15 @@ class Ask(NamedTuple):
     """A request. `wishes` is the fifth frame as it came; None in the dialect of bert-as-service."""
 
     identity: bytes
-    payload: bytes
+    payload: bytes | bytearray
     id: bytes
     size: int  # how many texts
     wishes: bytes | None = None
+
+    @property
+    def command(self) -> bytes:
+        """The command that it is; empty for texts."""
+        return bytes(self.payload) if len(self.payload) <= _MAX_COMMAND and bytes(self.payload) in COMMANDS else b""
 
     @property
     def topic(self) -> bytes:
@@ -96,6 +108,9 @@ class _Pair(msgspec.Struct):
     second: str
 
 
+_COMMA = ord(",")
+_HALVES = re.compile("[\ud800-\udfff]")
+_NO_TOKEN = "\ufffd"
 _TEXTS = msgspec.json.Decoder(list[str | list[str | int] | _Pair])
 _WISHES = msgspec.json.Decoder(Wishes)
 _SAID = msgspec.json.Decoder(Said)
@@ -110,11 +125,11 @@ def own_topic(identity: bytes) -> bytes:
 # Requests.
 
 
-def read_ask(frames: Sequence[bytes]) -> Ask:
+def read_ask(frames: Sequence[bytes | bytearray]) -> Ask:
     """Return the request in `frames`; texts and wishes are not looked into. Raises InvalidRequest if it is none."""
     if len(frames) not in (4, 5):
         raise InvalidRequest(f"frames: {len(frames)}; a request has 4, or 5")
-    identity, payload, number, count = frames[:4]
+    identity, payload, number, count = bytes(frames[0]), frames[1], bytes(frames[2]), bytes(frames[3])
     if not 0 < len(identity) <= MAX_IDENTITY:
         raise InvalidRequest(f"identity: {len(identity)} bytes; 1 to {MAX_IDENTITY} are allowed")
     if identity.startswith(_OWN[:1]):
@@ -122,7 +137,7 @@ def read_ask(frames: Sequence[bytes]) -> Ask:
     for name, digits in (("id", number), ("count", count)):
         if not (digits.isdigit() and len(digits) <= _MAX_DIGITS):
             raise InvalidRequest(f"{name}: {digits[:_MAX_DIGITS]!r}; must be a number of at most {_MAX_DIGITS} digits")
-    return Ask(identity, payload, number, int(count), frames[4] if len(frames) == 5 else None)
+    return Ask(identity, payload, number, int(count), bytes(frames[4]) if len(frames) == 5 else None)
 
 
 def read_wishes(data: bytes) -> Wishes:
@@ -136,29 +151,104 @@ def read_wishes(data: bytes) -> Wishes:
 
 
 def read_texts(ask: Ask) -> list[Text]:
-    """Return the texts of a request. In the dialect of bert-as-service ` ||| ` parts the two of a pair.
+    """Return the texts of a request. It takes milliseconds at a time, however many there are, so that other threads are let in between.
 
-    Raises InvalidRequest if they are not as many as was said, or one of them is no text.
+    In the dialect of bert-as-service ` ||| ` parts the two of a pair, and characters that are no text are left out as there: NUL, and halves of
+    surrogate pairs. Raises InvalidRequest if they are not as many as was said, or one of them is no text.
     """
-    try:
-        found = _TEXTS.decode(ask.payload)
-    except UNREADABLE as error:
-        raise InvalidRequest(f"texts: must be a JSON list of texts ({error})") from None
+    stock = ask.wishes is None
+    found: list[Any] = []
+    for piece in _pieces(ask.payload):
+        found += _read_piece(piece, stock, len(found))
     if len(found) != ask.size:
         raise InvalidRequest(f"count: {ask.size}, but there are {len(found)} texts")
     if not found:
         raise InvalidRequest("texts: must not be empty")
-    return [_text(place, each, ask.wishes is None) for place, each in enumerate(found)]
+    return [_text(place, each, stock) for place, each in enumerate(found)]
+
+
+def _read_piece(piece: bytes | bytearray, stock: bool, before: int) -> list[Any]:
+    """Return the texts in a piece of the list, which has so many `before` it."""
+    try:
+        return _TEXTS.decode(piece)
+    except UNREADABLE as error:
+        half = find_half(piece)
+        if half is None:
+            raise InvalidRequest(f"texts: must be a JSON list of texts ({error})") from None
+        if not stock:
+            where = re.sub(r"^\[(\d+)\]", lambda found: f"texts[{before + int(found[1])}]", half.where)
+            raise InvalidRequest(f"{where or 'texts'}: {half.rule}") from None
+    try:  # Python's own reader takes such texts
+        said = json.loads(piece)
+        return msgspec.convert(
+            list(map(_without_halves, said)) if isinstance(said, list) else said,
+            type=list[str | list[str | int] | _Pair],
+        )
+    except (ValueError, RecursionError, TypeError) as error:
+        raise InvalidRequest(f"texts: must be a JSON list of texts ({error})") from None
+
+
+def _without_halves(text: Any) -> Any:
+    if isinstance(text, list):
+        return [_NO_TOKEN if isinstance(word, str) and _HALVES.search(word) else word for word in text]
+    return (_HALVES.sub("", text) or " ") if isinstance(text, str) and text else text
+
+
+def _pieces(payload: bytes | bytearray) -> Iterator[bytes | bytearray]:
+    """Cut a JSON list between its elements into lists of about a megabyte. What is no list comes as it is."""
+    start, size = payload.find(b"[") + 1, _PIECE
+    if len(payload) <= _PIECE or payload[:start].strip() != b"[":
+        yield payload
+        return
+    while len(payload) - start > size:
+        cut = _last_comma(bytes(payload[start : start + size]))
+        if cut is None:
+            size *= 2  # one element is as large
+            continue
+        yield b"[" + payload[start : start + cut] + b"]"
+        start, size = start + cut + 1, _PIECE
+    yield b"[" + payload[start:]
+
+
+def _last_comma(part: bytes) -> int | None:
+    """Return where the last comma between two elements is in a `part` of a list that begins with an element; None if there is none."""
+    # Escapes are made to be of no meaning, so that every quote is the begin or the end of a text.
+    outside = part.replace(rb"\\", b"__").replace(rb"\"", b"__").split(b'"')
+    end = len(part)
+    if not len(outside) % 2:  # it ends within a text
+        end -= len(outside.pop()) + 1
+    structure = b"".join(outside[::2])
+    depth = sum(map(structure.count, b"[{")) - sum(map(structure.count, b"]}"))
+    looked_at = 0
+    for place in range(len(outside) - 1, -1, -1):
+        end -= len(outside[place])
+        if not place % 2:
+            for at in range(len(outside[place]) - 1, -1, -1):
+                sign = outside[place][at]
+                if sign == _COMMA and not depth:
+                    return end + at
+                depth += (sign in b"]}") - (sign in b"[{")
+            looked_at += len(outside[place])
+        end -= 1  # the quote before it
+        if looked_at > _LOOKED_AT:
+            return None
+    return None
 
 
 def _text(place: int, found: Any, stock: bool) -> Text:
     if isinstance(found, str):
-        return _parted(found) if stock else found
+        return _parted(_without_nul(found)) if stock else found
     if isinstance(found, _Pair):
         return found.text, found.second
     if found and len({type(each) for each in found}) != 1:
         raise InvalidRequest(f"texts[{place}]: must be all words, or all token ids")
-    return list(found)
+    # In a list each word is a token as it is: one with a NUL is none of the vocabulary.
+    return [_NO_TOKEN if isinstance(each, str) and "\0" in each else each for each in found] if stock else list(found)
+
+
+def _without_nul(text: str) -> str:
+    """Return `text` as bert-as-service reads it; of one that has nothing else, no token is left, as there."""
+    return (text.replace("\0", "") or " ") if "\0" in text else text
 
 
 def _parted(text: str) -> Text:
@@ -213,6 +303,18 @@ def write_facts(ask: Ask, facts: dict[str, Any]) -> list[bytes | memoryview]:
 
 def write_said(ask: Ask, said: Said) -> list[bytes | memoryview]:
     """Return an answer without vectors in Weir's dialect."""
+    return [ask.topic, _ENCODE(said), b"", ask.id]
+
+
+def write_refusal(ask: Ask, error: Failed) -> list[bytes | memoryview]:
+    """Return the answer that refuses a request in the dialect of bert-as-service, which has no form for an error.
+
+    It is an array of a type that there is not: whoever makes an array of it, as its clients do, raises TypeError, which quotes the name
+    of the type: what is wrong. Other clients find `error` beside it.
+    """
+    # With a comma it would be several types.
+    name = bounded(f"{error.type}: {error.message}", _MOST_SHOWN).replace(",", ";")
+    said = {"dtype": f"refused by the server: {name}", "shape": [], "tokens": "", "error": error}
     return [ask.topic, _ENCODE(said), b"", ask.id]
 
 

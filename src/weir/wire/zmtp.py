@@ -17,14 +17,17 @@ GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0")
 
 MORE, LONG, COMMAND = 1, 2, 4
 _MAX_COMMAND = 512  # bytes
+_SMALL = 256  # bytes of a frame that is kept whatever its message has: there are few in one
+_LARGE = 1 << 16  # bytes of a frame whose body is not copied
 _MAX_TOPIC = 300  # bytes of a subscription
 _MAX_CONTEXT = 16  # bytes of a PING that come back with its PONG
 
 
 class Received(NamedTuple):
-    """A whole message."""
+    """A whole message. Of one that was too large, `size` is what its frames had, and the largest of them are empty here."""
 
-    frames: list[bytes]
+    frames: Sequence[bytes | bytearray]
+    size: int = 0
 
 
 class Subscribed(NamedTuple):
@@ -52,8 +55,10 @@ class _Stage(Enum):
 class Parser:
     """Reads what one peer sends to a socket of type `own` ("PULL": takes messages; "PUB": takes subscriptions).
 
-    Raises InvalidRequest for whatever is not ZMTP, or not from a socket of the other type, and TooLarge for messages of more than
-    `max_message` bytes or `max_frames` frames; the connection is then of no more use.
+    Of a message of more than `max_message` bytes, the frames that do not fit are thrown away as they come, so that whoever sent it can be
+    answered: the first frame says who that is, and the others which request it was. Raises InvalidRequest for whatever is not ZMTP, or not
+    from a socket of the other type, and TooLarge for a message whose first frame does not fit or of more than `max_frames` frames;
+    the connection is then of no more use.
     """
 
     def __init__(self, own: str, max_message: int, max_frames: int) -> None:
@@ -64,8 +69,16 @@ class Parser:
         self._stage = _Stage.GREETING
         self._buffer = bytearray()
         self._needed = len(GREETING)  # bytes in the buffer before there is anything to do
-        self._frames: list[bytes] = []
+        self._frames: list[bytes | bytearray] = []
         self._held = 0  # bytes of the frames of an unfinished message
+        self._large_size, self._large_flags = 0, 0  # of the large frame that the buffer is for
+        self._to_skip = 0  # bytes that are to come of a frame that does not fit
+        self._skipped = 0  # bytes of such frames of the unfinished message
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a part of a message or command has come, and not all of it."""
+        return bool(self._buffer or self._frames or self._to_skip)
 
     @property
     def ready(self) -> bool:
@@ -79,7 +92,29 @@ class Parser:
 
     def feed(self, data: bytes) -> Iterator[Event]:
         """Take what came, and yield what it made whole."""
-        self._buffer += data
+        left = memoryview(data)
+        while len(left):
+            if self._to_skip:
+                part, left = left[: self._to_skip], left[self._to_skip :]
+                self._to_skip -= len(part)
+            elif self._large_size:
+                room = self._large_size - len(self._buffer)
+                self._buffer += left[:room]
+                left = left[room:]
+                yield from self._large()
+            else:
+                self._buffer += left
+                left = left[:0]
+                yield from self._small()
+
+    def _large(self) -> Iterator[Event]:
+        """Take the large frame that the buffer is for, if it is whole: as it is, for a copy would be as large again."""
+        if len(self._buffer) == self._large_size:
+            body, self._buffer, self._large_size = self._buffer, bytearray(), 0
+            yield from self._took(self._large_flags, body)
+
+    def _small(self) -> Iterator[Event]:
+        """Take the frames that are whole in the buffer."""
         if self._stage is _Stage.GREETING:
             _check_greeting(self._buffer)
         while len(self._buffer) >= self._needed:
@@ -101,13 +136,27 @@ class Parser:
             return None
         size = struct.unpack_from(">Q" if flags & LONG else ">B", self._buffer, 1)[0]
         self._check_frame(flags, size)
+        if not flags & COMMAND and size > _SMALL and self._held + size > self._max_message:
+            self._skip(head, size)
+            return flags, b""
         if len(self._buffer) < head + size:
             self._needed = head + size
+            if size >= _LARGE:
+                del self._buffer[:head]
+                self._large_flags, self._large_size, self._needed = flags, size, 2
             return None
         body = bytes(memoryview(self._buffer)[head : head + size])
         del self._buffer[: head + size]
         self._needed = 2
         return flags, body
+
+    def _skip(self, head: int, size: int) -> None:
+        """Throw away a frame that does not fit: what has come of it, and what is to come."""
+        came = min(size, len(self._buffer) - head)
+        del self._buffer[: head + came]
+        self._to_skip = size - came
+        self._skipped += size
+        self._needed = 2
 
     def _check_frame(self, flags: int, size: int) -> None:
         if flags & ~(MORE | LONG | COMMAND) or (flags & COMMAND and flags & MORE):
@@ -116,24 +165,25 @@ class Parser:
             raise TooLarge(f"frame: a command of {size} bytes; {_MAX_COMMAND} are allowed")
         if not flags & COMMAND and self._stage is not _Stage.TRAFFIC:
             raise InvalidRequest("frame: a message before the handshake")
-        if not flags & COMMAND and self._held + size > self._max_message:
+        if not flags & COMMAND and not self._frames and size > self._max_message:
             raise TooLarge(f"frame: a message of more than {self._max_message} bytes")
         if not flags & COMMAND and len(self._frames) >= self._max_frames:
             raise TooLarge(f"frame: a message of more than {self._max_frames} frames")
 
-    def _took(self, flags: int, body: bytes) -> Iterator[Event]:
+    def _took(self, flags: int, body: bytes | bytearray) -> Iterator[Event]:
         if flags & COMMAND:
-            yield from self._commanded(body)
+            yield from self._commanded(bytes(body))
             return
         self._frames.append(body)
         self._held += len(body)
         if flags & MORE:
             return
-        frames, self._frames, self._held = self._frames, [], 0
+        size = self._skipped and self._skipped + self._held
+        frames, self._frames, self._held, self._skipped = self._frames, [], 0, 0
         if self._takes_messages:
-            yield Received(frames)
+            yield Received(frames, size)
         else:
-            yield _subscription_in(frames)
+            yield _subscription_in(list(map(bytes, frames)))
 
     def _commanded(self, body: bytes) -> Iterator[Event]:
         length = body[0] if body else 0

@@ -101,13 +101,59 @@ def test_the_server_tells_about_itself(connect: Connect) -> None:
     assert client.status["num_request"] == 5
 
 
-def test_silence_ends_with_the_timeout(connect: Connect, opened: Opened) -> None:
+def test_silence_ends_with_the_timeout(connect: Connect) -> None:
     client = connect(timeout=200)
-    for bad in (["!wait"], ["!fail"]):
-        with pytest.raises(TimeoutError):
-            client.encode(bad)
+    with pytest.raises(TimeoutError):
+        client.encode(["!wait"])
     client = connect()
     assert (client.encode(TEXTS) == expected(TEXTS)).all()
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["fine", "!fail"], r"InvalidRequest: texts\[1\]: '!fail' cannot be encoded"),
+        (["!raise"], "ModelError: RuntimeError in the server"),
+    ],
+)
+def test_what_is_refused_raises_and_is_logged_with_the_client(
+    connect: Connect, caplog: pytest.LogCaptureFixture, texts: list[str], said: str
+) -> None:
+    with Opened() as opened, caplog.at_level("WARNING", "weir"):
+        client = connect(opened, identity=b"the one", timeout=-1)  # it would wait for ever
+        with pytest.raises(TypeError, match=f"refused by the server: {said}"):
+            client.encode(texts)
+        assert (client.encode(TEXTS) == expected(TEXTS)).all()
+    assert "'client': 'the one'" in caplog.text and said.split(":")[0] in caplog.text
+
+
+def test_what_is_refused_raises_where_it_is_fetched(connect: Connect) -> None:
+    client = connect(timeout=-1)
+    for texts in (["a"], ["!fail"], ["b"]):
+        client.encode(texts, blocking=False)
+    with pytest.raises(TypeError, match="cannot be encoded"):
+        client.fetch_all()
+
+
+def test_a_request_that_is_too_large_raises(connect: Connect) -> None:
+    with Opened(zmq_max_message_size=100_000, zmq_max_answer_size=32 * 1000) as opened:
+        client = connect(opened, timeout=-1)
+        with pytest.raises(TypeError, match=r"TooLarge: a request of 30\d{4} bytes \(zmq_max_message_size\)"):
+            client.encode(["x" * 300_000])
+        with pytest.raises(
+            TypeError, match=r"TooLarge: texts: 1001; their vectors have 32032 bytes; an answer may have 32000"
+        ):
+            client.encode(["a"] * 1001)
+        assert client.encode(["a"] * 1000).shape == (1000, 8)
+        opened.call(opened.door.refuse)
+        with pytest.raises(TypeError, match="Draining: the server is about to stop"):
+            client.encode(["a"])
+
+
+def test_what_is_no_character_is_left_out(connect: Connect, opened: Opened) -> None:
+    vectors = connect(timeout=-1).encode(["First\0 do it", "then \ud83ddo it right", "then do it better"])
+    assert (vectors == expected(TEXTS)).all()
+    assert opened.encoder.asked[-1]["texts"] == TEXTS
 
 
 def test_an_identity_may_be_anything(connect: Connect) -> None:

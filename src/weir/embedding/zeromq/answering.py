@@ -1,7 +1,7 @@
 """What comes of each request that is read: vectors, facts or an error, in the dialect it was asked in."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
@@ -10,7 +10,7 @@ from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
 from weir.embedding.encoder import LONGEST_TIMEOUT
 from weir.embedding.status import Status
-from weir.embedding.texts import Encoded, Encodes
+from weir.embedding.texts import Encoded, Encodes, Text
 from weir.embedding.zeromq.drops import Drops
 from weir.embedding.zeromq.publisher import OVERHEAD, Publisher
 from weir.errors import (
@@ -23,20 +23,23 @@ from weir.errors import (
     TooLarge,
     Unauthorized,
     WeirError,
-    bounded,
 )
 from weir.protocols.control import Control
 from weir.protocols.status import http_code
 from weir.wire import zeromq
 from weir.wire.zeromq import Ask, Said, Wishes
+from weir.wire.zmtp import Received
 
 DOOR = "zeromq"
 CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
+_NUMBER = 4  # bytes
+_LONG_PAYLOAD = 262_144  # bytes whose reading would keep the event loop for more than about a millisecond
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full line again
 
 
 class Means(NamedTuple):
-    """What answering needs. `terminate` has the server drain and end; `max_texts` are what one request may have."""
+    """What answering needs. `terminate` has the server drain and end; `max_texts` are what one request in Weir's dialect may have, `max_answer`
+    the bytes of the vectors of any."""
 
     served: Mapping[str, Encodes]
     publisher: Publisher
@@ -48,6 +51,7 @@ class Means(NamedTuple):
     drops: Drops
     logger: BoundLogger
     max_texts: int
+    max_answer: int
     show_tokens: bool
 
 
@@ -62,16 +66,18 @@ class Answering:
         self.in_flight = 0
         self.draining = False
 
-    def received(self, frames: list[bytes], peer: str) -> None:
+    def received(self, message: Received, peer: str) -> None:
         """Take what came from the address `peer`."""
         try:
-            ask = zeromq.read_ask(frames)
+            ask = zeromq.read_ask(message.frames)
         except InvalidRequest as error:
             self._means.drops("message", error, peer)
             return
         try:
+            if message.size:
+                raise TooLarge(f"a request of {message.size} bytes (zmq_max_message_size)")
             wishes = Wishes() if ask.wishes is None else zeromq.read_wishes(ask.wishes)
-            if ask.payload in zeromq.COMMANDS:
+            if ask.command:
                 self._command(ask, wishes, peer)
             elif self.draining:
                 raise Draining("the server is about to stop")
@@ -87,13 +93,14 @@ class Answering:
         size = len(ask.payload) + OVERHEAD
         task = asyncio.get_running_loop().create_task(self._answer(ask, wishes))
         self.in_flight += size
+        ended = ask._replace(payload=b"")  # what is to be known at the end does not keep the texts
         self._tasks.setdefault(ask.topic, set()).add(task)
         if ask.wishes is not None:
             self._own[ask.topic, ask.id] = task
-        task.add_done_callback(lambda ended: self._ended(ask, ended))
+        task.add_done_callback(lambda task: self._ended(ended, size, task))
 
-    def _ended(self, ask: Ask, task: asyncio.Task[None]) -> None:
-        self.in_flight -= len(ask.payload) + OVERHEAD
+    def _ended(self, ask: Ask, size: int, task: asyncio.Task[None]) -> None:
+        self.in_flight -= size
         self._own.pop((ask.topic, ask.id), None)
         tasks = self._tasks[ask.topic]
         tasks.discard(task)
@@ -102,13 +109,17 @@ class Answering:
         self._changed()
 
     async def _answer(self, ask: Ask, wishes: Wishes) -> None:
+        received = len(ask.payload)
         try:
-            encoded = await self._encode(ask, wishes)
+            texts = await self._read(ask, wishes)
+            ask = ask._replace(payload=b"")  # the texts are all that is kept of it
+            encoded = await self._encode(ask, wishes, texts)
+            self._check_answer(ask.size, encoded.vectors.nbytes)
             cut = [place for place, truncated in enumerate(encoded.truncated) if truncated]
             model = _model(self._means.served, wishes)
             answer = zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens)
             self._means.counts.answered(model, DOOR, ask.size, len(cut))
-            self._means.counts.transferred(model, DOOR, len(ask.payload), sum(map(len, answer)))
+            self._means.counts.transferred(model, DOOR, received, sum(map(len, answer)))
             self._means.publisher.publish(answer)
         except WeirError as error:
             self._refuse(ask, wishes, error)
@@ -116,22 +127,29 @@ class Answering:
             self._means.logger.exception("request failed", door=DOOR, client=_name(ask))
             self._refuse(ask, wishes, ModelError(f"{type(error).__name__} in the server"))
 
-    async def _encode(self, ask: Ask, wishes: Wishes) -> Encoded:
+    async def _read(self, ask: Ask, wishes: Wishes) -> list[zeromq.Text]:
+        """Return the texts of a request that may be answered."""
         means = self._means
-        if ask.size > means.max_texts:
+        # bert-as-service takes any number of texts, and its programs send a quarter of a million at once.
+        if ask.wishes is not None and ask.size > means.max_texts:
             raise TooLarge(f"texts: {ask.size}; one request may have {means.max_texts}")
-        texts = zeromq.read_texts(ask)
         name = _model(means.served, wishes)
         if not name:
             raise ModelNotFound(
                 f"model {wishes.model!r}: there is none of that name; there are {', '.join(means.served)}"
             )
-        # Nor has the stock dialect a timeout: with one of ours what takes longer would be begun anew, and never end.
+        self._check_answer(ask.size, _NUMBER * ask.size * means.served[name].dimensions)
+        long = len(ask.payload) > _LONG_PAYLOAD
+        return await asyncio.to_thread(zeromq.read_texts, ask) if long else zeromq.read_texts(ask)
+
+    async def _encode(self, ask: Ask, wishes: Wishes, texts: Sequence[Text]) -> Encoded:
+        means, model = self._means, self._means.served[_model(self._means.served, wishes)]
         stock = ask.wishes is None
         wait = _FIRST_WAIT
         while True:
             try:
-                return await means.served[name].encode(
+                # Nor has the stock dialect a timeout: with one of ours what takes longer would be begun anew, and never end.
+                return await model.encode(
                     texts, door=DOOR, client=_name(ask), priority=wishes.priority or 0,
                     timeout=LONGEST_TIMEOUT if stock else wishes.timeout,
                     dimensions=wishes.dimensions, truncate=wishes.truncate,
@@ -139,32 +157,39 @@ class Answering:
                     prompt=wishes.prompt, whole_words=stock,
                 )  # fmt: skip
             except CapacityError as error:
-                # There is no word for "later" in the stock dialect: the client would wait for ever.
+                # There is no word for "later" in the stock dialect: the client would have to ask again by itself.
                 if not stock or isinstance(error, Draining) or self.draining:
                     raise
                 again = error.retry_after or 0.0
             await asyncio.sleep(max(wait, again))
             wait = min(2.0 * wait, _LONGEST_WAIT)
 
+    def _check_answer(self, texts: int, size: int) -> None:
+        if size > self._means.max_answer:
+            raise TooLarge(
+                f"texts: {texts}; their vectors have {size} bytes, an answer may have {self._means.max_answer} (zmq_max_answer_size)"
+            )
+
     def _refuse(self, ask: Ask, wishes: Wishes, error: WeirError) -> None:
         self._means.counts.refused(_model(self._means.served, wishes), DOOR, http_code(error))
         self._fail(ask, error)
 
     def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
-        if ask.wishes is None:  # there is no word for it in the stock dialect
-            self._means.drops("request", bounded(f"{type(error).__name__}: {error.message}"), peer)
+        failed = zeromq.failed(error, http_code(error))
+        if ask.wishes is None:
+            self._means.drops("request", f"{failed.type}: {failed.message}", peer, _name(ask))
+            self._means.publisher.publish(zeromq.write_refusal(ask, failed))
         else:
-            failed = zeromq.failed(error, http_code(error))
             self._means.publisher.publish(zeromq.write_said(ask, Said(error=failed)))
 
     # Commands.
 
     def _command(self, ask: Ask, wishes: Wishes, peer: str) -> None:
-        if ask.payload == zeromq.CANCEL:
+        if ask.command == zeromq.CANCEL:
             for number in wishes.ids:
                 if task := self._own.get((ask.topic, b"%d" % number)):
                     task.cancel()
-        elif ask.payload == zeromq.PENDING:
+        elif ask.command == zeromq.PENDING:
             kept = self._means.publisher.kept(ask.topic)
             unknown = [
                 number for number in wishes.ids
@@ -173,17 +198,17 @@ class Answering:
             self._means.publisher.publish(zeromq.write_said(ask, Said(unknown=unknown)))
         else:
             self._means.clients.asked_about(_name(ask), door=DOOR)
-            if ask.payload == zeromq.TERMINATION:
+            if ask.command == zeromq.TERMINATION:
                 self._terminate(ask, wishes, peer)
             else:
                 self._tell(ask)
 
     def _tell(self, ask: Ask) -> None:
         status = self._means.status
-        ask_for = status.config if ask.payload == zeromq.SHOW_CONFIG else status.server_status
+        ask_for = status.config if ask.command == zeromq.SHOW_CONFIG else status.server_status
         facts = {**ask_for(_name(ask)), "show_tokens_to_client": self._means.show_tokens}
         answer = zeromq.write_facts(ask, facts)
-        if ask.wishes is None and ask.payload == zeromq.SHOW_CONFIG:
+        if ask.wishes is None and ask.command == zeromq.SHOW_CONFIG:
             asyncio.get_running_loop().call_later(CONFIG_DELAY, self._means.publisher.publish, answer)
         else:
             self._means.publisher.publish(answer)

@@ -41,7 +41,7 @@ def end_process() -> None:
 class ZeroMqDoor:
     """Serves `served`, models by name of which the first is the default, over ZeroMQ.
 
-    One request may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors.
+    One request in Weir's dialect may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ZeroMqDoor:
         self._answering = Answering(
             Means(
                 served, self._publisher, self.clients, counts, status or Status(served, self.clients), control or Control(), terminate,
-                self.drops, logger, max_texts, settings.zmq_show_tokens,
+                self.drops, logger, max_texts, settings.zmq_max_answer_size, settings.zmq_show_tokens,
             ),
             self._changed,
         )  # fmt: skip
@@ -105,7 +105,7 @@ class ZeroMqDoor:
 
     def _heard(self, peer: Peer, event: Event) -> None:
         if isinstance(event, Received):
-            self._answering.received(event.frames, peer.address)
+            self._answering.received(event, peer.address)
             if not self._in.paused and self._answering.in_flight > self._settings.zmq_max_in_flight:
                 self._in.pause()
 

@@ -22,8 +22,8 @@ class Drops:
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # when, and how many there were
 
-    def __call__(self, kind: str, reason: object, peer: str = "") -> None:
-        """Something of this `kind`, one of a few, was dropped."""
+    def __call__(self, kind: str, reason: object, peer: str = "", client: str = "") -> None:
+        """Something of this `kind`, one of a few, was dropped: it came from the address `peer`, or was asked for by `client`."""
         self.counts[kind] += 1
         self._counted(kind)
         now = self._clock()
@@ -32,5 +32,6 @@ class Drops:
             return
         self._logged[kind] = (now, self.counts[kind])
         self._logger.warning(
-            "dropped", kind=kind, door="zeromq", peer=peer, reason=str(reason), since_last=self.counts[kind] - before
-        )
+            "dropped", kind=kind, door="zeromq", peer=peer, client=client, reason=str(reason),
+            since_last=self.counts[kind] - before,
+        )  # fmt: skip

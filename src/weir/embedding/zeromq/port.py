@@ -5,26 +5,29 @@ import contextlib
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 from weir.embedding.zeromq.drops import Drops
-from weir.errors import SettingsError, TooLarge, WeirError
+from weir.errors import SettingsError, WeirError
 from weir.wire.zmtp import GREETING, Event, Parser, Reply, ready
 
 _BACKLOG = 1024
+SLOWEST = 256 << 10  # bytes of a message that must come in a second
 _CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
 
 
 class Limits(NamedTuple):
-    """What peers may take. Sizes are in bytes, durations in seconds; `held` is of all messages that have not come whole."""
+    """What peers may take. Sizes are in bytes, durations in seconds; `held` is of all messages that have not come whole: when it is
+    reached, one of them is read on, and the others wait."""
 
     max_message: int
     max_frames: int
     connections: int
     held: int
     handshake: float
-    message: float  # for a message to come whole
+    message: float  # for a message to come whole; a large one has as much more as it takes at SLOWEST
 
 
 class Port:
@@ -45,6 +48,7 @@ class Port:
         self.peers: set[Peer] = set()
         self.held = 0
         self.paused = False
+        self._crowded: deque[Peer] = deque()  # peers whose messages wait until others have come whole
         self._server: asyncio.Server | None = None
         self._emptied = asyncio.Event()
 
@@ -75,16 +79,39 @@ class Port:
         """Read again. A message that began to come before has its time from now on."""
         self.paused = False
         for peer in self.peers:
-            if peer.since is not None:
-                peer.since = time.monotonic()
-            if not peer.transport.is_closing():
-                peer.transport.resume_reading()
+            if not peer.waits:
+                self._resume(peer)
+
+    def _resume(self, peer: "Peer") -> None:
+        if peer.since is not None:
+            peer.since = time.monotonic()
+        if not (self.paused or peer.transport.is_closing()):
+            peer.transport.resume_reading()
+
+    def crowd(self, peer: "Peer") -> None:
+        """A part of a message has come from `peer`: have it wait if there are too many such parts, unless all others wait."""
+        if self.held <= self.limits.held or peer.waits:
+            return
+        if any(other.since is not None and other is not peer and not other.waits for other in self.peers):
+            peer.waits = True
+            self._crowded.append(peer)
+            peer.transport.pause_reading()
+
+    def uncrowd(self) -> None:
+        """A message has come whole, or will never: let those go on that waited for that, one at least."""
+        while self._crowded and (
+            self.held <= self.limits.held or all(peer.since is None or peer.waits for peer in self.peers)
+        ):
+            peer = self._crowded.popleft()
+            peer.waits = False
+            self._resume(peer)
 
     def sweep(self, now: float) -> None:
         """End the connections whose message has been under way for too long."""
-        for peer in [peer for peer in self.peers if peer.since is not None]:
-            if not self.paused and peer.since is not None and now > peer.since + self.limits.message:
-                peer.end(f"a message that has not come whole within {self.limits.message:g} s")
+        for peer in [peer for peer in self.peers if peer.since is not None and not peer.waits]:
+            within = self.limits.message + peer.held / SLOWEST
+            if not self.paused and peer.since is not None and now > peer.since + within:
+                peer.end(f"a message that has not come whole within {within:g} s")
 
     def close(self) -> None:
         """Accept nothing more."""
@@ -107,6 +134,9 @@ class Port:
     def gone(self, peer: "Peer") -> None:
         """A connection has ended."""
         self.peers.discard(peer)
+        if peer.waits:
+            self._crowded.remove(peer)
+        self.uncrowd()
         self._emptied.set()
 
 
@@ -118,11 +148,12 @@ class Peer(asyncio.Protocol):
     def __init__(self, port: Port) -> None:
         self._port = port
         self._parser = Parser(port.own, port.limits.max_message, port.limits.max_frames)
-        self._held = 0
+        self.held = 0  # bytes of a message that has not come whole
         self._handshake: asyncio.TimerHandle | None = None
         self.address = ""
         self.since: float | None = None  # when the message under way began to come
         self.topics: set[bytes] = set()  # what it listens to, at the port that publishes
+        self.waits = False  # it is not read from until the messages of others have come whole
         self.clogged = False  # it reads more slowly than it is written to
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,14 +199,16 @@ class Peer(asyncio.Protocol):
             self.transport.write(data)
 
     def _count_held(self) -> None:
-        self._port.held += self._parser.held - self._held
-        self._held = self._parser.held
-        if not self._held:
+        before, self.held = self.held, self._parser.held
+        self._port.held += self.held - before
+        if not self._parser.unfinished:
             self.since = None
         elif self.since is None:
             self.since = time.monotonic()
-        if self._port.held > self._port.limits.held:
-            raise TooLarge(f"{self._port.held} bytes of unfinished messages; {self._port.limits.held} are allowed")
+        if self.held > before:
+            self._port.crowd(self)
+        elif self.held < before:
+            self._port.uncrowd()
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send `buffers`, one after the other."""
@@ -203,8 +236,8 @@ class Peer(asyncio.Protocol):
         """Forget it."""
         if self._handshake is not None:
             self._handshake.cancel()
-        self._port.held -= self._held
-        self._held = 0
+        self._port.held -= self.held
+        self.held, self.since = 0, None
         if self in self._port.peers:
             self._port.gone(self)
             self._port.lost(self)

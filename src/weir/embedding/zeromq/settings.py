@@ -18,7 +18,8 @@ class ZeroMqSettings:
     zmq_port_out: int | None = setting(
         None, "port that the answers leave by; without it the one after zmq_port", rule=PORT
     )
-    zmq_max_message_size: int = setting(16 << 20, "largest request, with all its frames", rule=AT_LEAST_ONE)
+    zmq_max_message_size: int = setting(256 << 20, "largest request, with all its frames", rule=AT_LEAST_ONE)
+    zmq_max_answer_size: int = setting(2 << 30, "largest answer: the vectors of one request", rule=AT_LEAST_ONE)
     zmq_max_in_flight: int = setting(
         256 << 20,
         "requests under way; while they are more than this, nothing is read from any client",
