@@ -51,7 +51,15 @@ class HttpServer:
         self._hand_over = HandOver(self._asgi, settings)
         site = site or Site(registry, settings)
         own = (Native(registry, settings), HotKserve(site))
-        self._lane = Lane((*own, *manners), settings, observers, self._hand_over, clock=clock, access=site.access)
+        self._lane = Lane(
+            (*own, *manners),
+            settings,
+            observers,
+            self._hand_over,
+            clock=clock,
+            access=site.access,
+            account=site.account,
+        )
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._sweeping: asyncio.TimerHandle | None = None
@@ -85,8 +93,7 @@ class HttpServer:
         return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
 
     def _connect(self) -> asyncio.BufferedProtocol:
-        full = len(self._lane.connections) >= self._settings.max_connections
-        return _Full(self._lane) if full else Connection(self._lane)
+        return _Full(self._lane) if self._lane.account.full else Connection(self._lane)
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
         self._lane.tell_observers()  # so that /metrics shows everything up to now
@@ -162,7 +169,6 @@ class HttpServer:
         self._server.close()
         self._server = None
         self._lane.draining = True
-        self._hand_over.stop()
         await self._all_closed()
         if self._sweeping is not None:
             self._sweeping.cancel()

@@ -20,7 +20,15 @@ class HttpSettings:
     idle_timeout: float = setting(75.0, "a connection without a request is closed after this long", rule=POSITIVE)
     header_timeout: float = setting(10.0, "longest time for the head of a request to arrive", rule=POSITIVE)
     body_timeout: float = setting(60.0, "longest time for the body of a request to arrive", rule=POSITIVE)
-    max_connections: int = setting(10_000, "connections that may be open; more are refused", rule=AT_LEAST_ONE)
+    max_connections: int = setting(
+        10_000, "connections of every kind that may be open; more are refused", rule=AT_LEAST_ONE
+    )
+    max_waiting_bytes: int | None = setting(
+        None,
+        "bytes that requests and answers of all clients may hold at once; without it a quarter of the memory that the "
+        "process may have",
+        rule=AT_LEAST_ONE,
+    )
     stream_keep_alive: float = setting(
         3.0, "a stream of events that is silent for this long gets a comment, so that nobody takes it for dead",
         rule=POSITIVE,

@@ -208,14 +208,14 @@ class Site(NamedTuple):
 
 @asynccontextmanager
 async def site(
-    executor: FakeExecutor | None = None, model: type[Model] = Square, **settings: Any
+    executor: FakeExecutor | None = None, model: type[Model] = Square, app: Any = None, **settings: Any
 ) -> AsyncIterator[Site]:
-    """Run a Site; `settings` are those of HttpSettings, without an executor numbers are squared."""
+    """Run a Site; `settings` are those of HttpSettings, without an executor numbers are squared, without an `app` it is `hello`."""
     executor = executor or FakeExecutor(squared)
     observer, clock = RecordingObserver(), FakeClock()
     service = Service(model, name="square", executor=executor, observers=[observer], clock=clock)
     http = HttpSettings(**settings)
-    hand_over = HandOver(hello, http)
+    hand_over = HandOver(app or hello, http)
     hand_over.config.load()
     registry = Registry([service])
     manners = (Native(registry, http), HotKserve(KserveSite(registry, http)))

@@ -6,15 +6,19 @@ in a head or a body, and the drain.
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
+from weir.protocols.fastlane.head import END_OF_HEAD
+from weir.protocols.fastlane.upgraded import Upgraded
 from weir.protocols.settings import HttpSettings
+from weir.protocols.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.lane import Lane
@@ -22,6 +26,15 @@ if TYPE_CHECKING:
 
 # Seconds that the application gets to say that a body came too slowly, before the connection is closed without a word.
 _TELLING = 2.0
+
+# Bytes behind a request without an answer from which on nothing more is read.
+_HELD_BYTES = 64 << 10
+
+# A chunked body is parsed in pieces of at least this many bytes, whatever lines are in it.
+_LEAST_OF_CHUNKS = 1 << 10
+
+# Bytes that the size of a chunk and its extensions may take, beside `max_header_size` for all of a body.
+_CHUNK_FRAMING = 32
 
 
 class _NoHeads(logging.Filter):
@@ -40,7 +53,7 @@ class HandOver:
 
     def __init__(self, app: Any, settings: HttpSettings) -> None:
         self.config = Config(
-            app, http=HttpToolsProtocol, lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            app, http=HttpToolsProtocol, ws=Upgraded, lifespan="off", interface="asgi3", log_config=None, access_log=False,
             proxy_headers=False, timeout_keep_alive=max(1, round(settings.idle_timeout)),
             ws_max_size=settings.max_body_size, ws_ping_interval=settings.websocket_ping,
             # Where nothing is read because too much is under way, no pong is read either: TCP finds out who is dead.
@@ -52,12 +65,6 @@ class HandOver:
     def on_second(self, date: bytes) -> None:
         """Take the date for the answers of the next second."""
         self.state.default_headers = [(b"date", date)]
-
-    def stop(self) -> None:
-        """Tell the WebSockets that the server ends; the other connections are in the lane's care."""
-        for connection in list(self.state.connections):
-            if not isinstance(connection, HandedOver):
-                connection.shutdown()
 
     def go_on(self, lane: "Lane", transport: asyncio.Transport, replay: bytes) -> None:
         """Take over the connection; `replay` has been read from it and not been answered."""
@@ -86,43 +93,142 @@ class _Reader(httptools.HttpRequestParser):
                 raise
 
 
+class _Flow(FlowControl):
+    """uvicorn's, which reads on only while there is room for what may come behind the request under way."""
+
+    full = False
+
+    def resume_reading(self) -> None:
+        """Read on, unless enough is there."""
+        if not self.full:
+            super().resume_reading()
+
+    def regulate(self, full: bool) -> None:
+        """Stop reading, or go on where it was stopped."""
+        if full is not self.full:
+            self.full = full
+            if full:
+                self.pause_reading()
+            else:
+                self.resume_reading()
+
+
 class HandedOver(HttpToolsProtocol):
-    """uvicorn's protocol, which notes since when it has been waiting for the rest of a head or a body."""
+    """uvicorn's protocol, which reads one request at a time and notes since when it has been waiting for the rest of a head or a body.
+
+    uvicorn alone would make requests of all that comes, whether or not those before have their answers. Here what comes behind a
+    request without an answer stays in `_held` as the bytes that it is, at most a few reads of the socket.
+    """
+
+    flow: _Flow
 
     def __init__(self, hand_over: HandOver, lane: "Lane") -> None:
         super().__init__(hand_over.config, hand_over.state, {}, asyncio.get_running_loop())
         self._lane = lane
+        self._claim = lane.account.claim()
+        self._held = bytearray()  # has come, and was not parsed
         self._head_since: float | None = None
         self._body_since = lane.tick
         self._unread_since: float | None = None  # since when the client has not read what was written
+        self._in_body = False
+        self._left: int | None = 0  # of a body whose length is known: bytes that have not come
+        self._framing = 0  # bytes of this request that are not its content
+        self._chunks = 0
+        self._unread = 0  # bytes written that the client has not read
+        self._refusal: WeirError | None = None
+        self._upgraded = False
         self.parser = _Reader(self)
         self._is_foreign = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Take the connection over."""
         super().connection_made(transport)
+        self.flow = _Flow(transport)
         self._lane.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         super().connection_lost(exc)
+        self._held.clear()
+        self._claim.close()
+        self._forget_unread()
         self._lane.connections.discard(self)
         self._lane.ended.set()
 
     def pause_writing(self) -> None:
         """asyncio: much is written and not read."""
         self._unread_since = self._lane.tick
+        self._unread = self.transport.get_write_buffer_size()
+        self._lane.account.add(self._unread)
         super().pause_writing()
 
     def resume_writing(self) -> None:
         """asyncio: most of it has been read."""
         self._unread_since = None
+        self._forget_unread()
         super().resume_writing()
+
+    def _forget_unread(self) -> None:
+        self._lane.account.give(self._unread)
+        self._unread = 0
+
+    # What arrives.
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes have come."""
+        if self._in_body and not self._held and len(data) <= (self._left or 0):  # most of a large body
+            super().data_received(data)
+            return
+        self._held += data
+        self._read_on()
+
+    def _read_on(self) -> None:
+        while self._held and not self._waits and not self.transport.is_closing():
+            piece = bytes(self._held[: self._piece_size()])
+            del self._held[: len(piece)]
+            super().data_received(piece)
+            self._framing += len(piece)
+            if self._upgraded or self.transport.is_closing() or not self._is_framed_sparingly():
+                self._held.clear()
+        self._count_held()
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a request that has come whole has no answer yet."""
+        return self.busy and not self.cycle.more_body
+
+    def _piece_size(self) -> int:
+        """How much of `_held` may be parsed: at most the rest of one request, and one head more."""
+        if self._in_body and self._left:
+            return self._left
+        # Heads end with an empty line, and chunked bodies do; content that is full of such lines is not cut into crumbs.
+        start = _LEAST_OF_CHUNKS if self._in_body else 0
+        end = self._held.find(END_OF_HEAD, start)
+        return len(self._held) if end < 0 else end + len(END_OF_HEAD)
+
+    def _count_held(self) -> None:
+        if self._upgraded or self.transport.is_closing():
+            self._claim.close()
+            return
+        try:
+            self._claim.hold(len(self._held))
+        except WeirError as error:
+            self._held.clear()
+            self._refuse(error)
+        else:
+            self.flow.regulate(len(self._held) >= _HELD_BYTES)
 
     def on_message_begin(self) -> None:
         """llhttp: the first byte of a head."""
         self._head_since = self._lane.tick
+        self._in_body = False
+        self._framing = self._chunks = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """llhttp: a header; or, after a body, a trailer, which nobody asks for."""
+        if not self._in_body:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """llhttp: the head is complete."""
@@ -131,14 +237,55 @@ class HandedOver(HttpToolsProtocol):
             return
         self._head_since = None
         self._body_since = self._lane.tick
+        self._look_at_framing()
         super().on_headers_complete()
         if self._lane.draining:
             self.drain()
 
+    def _look_at_framing(self) -> None:
+        """Note how long the body is. Raises, for llhttp to stop, if it is one that is not read."""
+        codings = b",".join([value for name, value in self.headers if name == b"transfer-encoding"])
+        lengths = [int(value) for name, value in self.headers if name == b"content-length"]
+        self._left = None if codings else sum(lengths)
+        self._in_body = self._left != 0
+        self._framing = self._chunks = 0
+        if codings and codings.strip().lower() != b"chunked":
+            said = codings.decode("latin-1")
+            self._stop(Unsupported(f"Transfer-Encoding {said!r:.80}: only chunked is read; gzip is a Content-Encoding"))
+        if self._in_body and self.parser.should_upgrade() and self._should_upgrade():
+            self._stop(InvalidRequest("a request that opens a WebSocket must not have a body"))
+
+    def on_body(self, body: bytes) -> None:
+        """llhttp: some of the content."""
+        self._framing -= len(body)
+        if self._left is not None:
+            self._left -= len(body)
+        super().on_body(body)
+
+    def on_chunk_header(self) -> None:
+        """llhttp: the size of a chunk, and its extensions."""
+        self._chunks += 1
+
     def on_message_complete(self) -> None:
         """llhttp: the end of a request."""
+        self._in_body = False
         if not self._is_foreign:
             super().on_message_complete()
+
+    def _is_framed_sparingly(self) -> bool:
+        """Refuse a head that is too large, and a body with more extensions and trailers than it can need; tell whether all is well."""
+        limit = self._lane.settings.max_header_size
+        if self._head_since is not None and self._framing > limit:
+            self._refuse(TooLarge(f"head: must be at most {limit} bytes (max_header_size)"), HEAD_TOO_LARGE)
+            return False
+        if self._in_body and self._framing > limit + _CHUNK_FRAMING * self._chunks:
+            self._refuse(InvalidRequest("body: its chunk extensions or trailers are too large"))
+            return False
+        return True
+
+    def _stop(self, error: WeirError) -> None:
+        self._refusal = error
+        raise error
 
     def on_upgrade(self, rest: bytes) -> bool:
         """llhttp gives up after a head, before `rest`: tell whether it was read anew, without the wish for another protocol
@@ -155,23 +302,32 @@ class HandedOver(HttpToolsProtocol):
         """uvicorn: an answer has been written."""
         super().on_response_complete()
         self._lane.ended.set()
+        if self._held:
+            self._read_on()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn: what came is not HTTP. A request before it, if one has come whole, gets its answer first."""
-        if self.busy and not self.cycle.more_body:
+        refusal, self._refusal = self._refusal, None
+        if refusal is None and self.busy and not self.cycle.more_body:
             self.cycle.keep_alive = False
             return
-        error = InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1")
+        self._refuse(refusal or InvalidRequest("request: its head, or the framing of its body, is not valid HTTP/1.1"))
+
+    def _refuse(self, error: WeirError, status: int | None = None) -> None:
+        """Answer what is no request, or none that is read further, and close the connection."""
         self._lane.refused(None, error)
-        answer = self._lane.manner_of(self.url).error_answer(error, None)
-        head = self._lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
-        self.transport.write(head + answer.body)
+        if not (self.busy and self.cycle.response_started):
+            answer = self._lane.manner_of(self.url).error_answer(error, None)
+            head = self._lane.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
+            self.transport.write(head + answer.body)
         self.transport.close()
 
     def handle_websocket_upgrade(self) -> None:
         """uvicorn: the connection goes on under a protocol of its own, which is in uvicorn's state from now on."""
-        super().handle_websocket_upgrade()
+        self._upgraded = True
         self._lane.connections.discard(self)
+        super().handle_websocket_upgrade()
+        cast(Upgraded, self.transport.get_protocol()).join(self._lane)
 
     @property
     def busy(self) -> bool:
@@ -180,12 +336,14 @@ class HandedOver(HttpToolsProtocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if it has been slow for too long; uvicorn closes idle ones itself."""
-        settings = self._lane.settings
-        if self._unread_since is not None and now - self._unread_since > settings.body_timeout:
+        settings, patience = self._lane.settings, self._lane.patience
+        if self.transport.is_closing() and self._unread_since is None:
+            self._unread_since = now
+        if self._unread_since is not None and now - self._unread_since > patience:
             self.transport.abort()  # to close it would wait for the client to read
             return
         if self.busy:
-            slow = self.cycle.more_body and now - self._body_since > settings.body_timeout + _TELLING
+            slow = self.cycle.more_body and now - self._body_since > patience + _TELLING
         else:
             slow = self._head_since is not None and now - self._head_since > settings.header_timeout
         if slow:

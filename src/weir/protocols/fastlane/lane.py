@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from weir.errors import Overloaded, WeirError
 from weir.messages import Observer
 from weir.protocols.access import Access
+from weir.protocols.account import Account
 from weir.protocols.fastlane.body import Buffer
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from weir.manager.service import Service
 
 READ_BYTES = 64 << 10
+
+# While memory is short, whoever sends or reads slowly gets so many times less time for it.
+_HASTE = 10
 
 # Bodies that are being received into ordinary memory, of all connections together, in units of `max_body_size`.
 _BUFFERED_BODIES = 16
@@ -53,7 +57,7 @@ class Lane:
 
     def __init__(
         self, manners: Sequence[Manner], settings: HttpSettings, observers: Sequence[Observer],
-        hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None,
+        hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
     ) -> None:  # fmt: skip
         self.manners = tuple(manners)  # the first one answers what belongs to none
         self.settings = settings
@@ -65,6 +69,9 @@ class Lane:
         self.view = memoryview(self._buffer)
         self.heads = Heads()
         self.connections: set[Swept] = set()
+        self.account = account or Account(settings)
+        self.account.counters.append(self.connections.__len__)
+        self.patience = settings.body_timeout  # seconds that a body, or the reading of an answer, may take
         self.draining = False
         self.ended = asyncio.Event()  # while draining: a request had its end, or a connection did
         self.tick = 0.0  # the instant of the last sweep
@@ -79,6 +86,7 @@ class Lane:
     def on_second(self) -> None:
         """Move the date and the sweep's clock on; tell the observers what was transferred."""
         self.tick = self._clock()
+        self.patience = self.settings.body_timeout / (_HASTE if self.account.pressed() else 1)
         self.heads.tick(time.time())
         self.hand_over.on_second(self.heads.date)
         self.tell_observers()

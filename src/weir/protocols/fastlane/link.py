@@ -163,6 +163,7 @@ class Link(asyncio.BufferedProtocol):
     def _leave(self) -> None:
         """Let go of everything but the transport, and of an answer that it may still be sending."""
         self.phase = OVER
+        self._since = self.lane.tick
         self._pending.clear()
         request, self._request = self._request, None
         if request is not None:
@@ -187,8 +188,8 @@ class Link(asyncio.BufferedProtocol):
         """Close the connection if it has been idle or slow for too long."""
         age = now - self._since
         settings = self.lane.settings
-        if self._writing_paused:
-            if age > settings.body_timeout:
+        if self._writing_paused or self.phase is OVER:  # to be closed, it waits for the peer to read
+            if age > self.lane.patience:
                 self.abort()
         elif self.phase is IDLE:
             if age > settings.idle_timeout:
@@ -196,8 +197,10 @@ class Link(asyncio.BufferedProtocol):
         elif self.phase is HEAD:
             if age > settings.header_timeout:
                 self._too_slow(f"head: must arrive within {settings.header_timeout:g} s (header_timeout)")
-        elif self.phase in (BODY, LARGE, SKIP) and age > settings.body_timeout:
-            self._too_slow(f"body: must arrive within {settings.body_timeout:g} s (body_timeout)")
+        elif self.phase in (BODY, LARGE, SKIP) and age > self.lane.patience:
+            self._too_slow(
+                f"body: must arrive within {self.lane.patience:g} s (body_timeout, less while memory is short)"
+            )
 
     def _too_slow(self, message: str) -> None:
         if self.phase is SKIP:  # it has its answer

@@ -1,9 +1,10 @@
-"""What the doors of the protocol share: models, who may change them and how, shared memory."""
+"""What the doors of the protocol share: models, who may change them and how, the account of bytes and connections, shared memory."""
 
 from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported
 from weir.protocols.access import Access
+from weir.protocols.account import Account
 from weir.protocols.answers import Headers
 from weir.protocols.control import Control
 from weir.protocols.describing import EXTENSIONS, SHARED_MEMORY
@@ -28,6 +29,7 @@ class Site:
         self.control = control or Control()
         self.access = access or Access()
         self.settings = settings or KserveSettings()
+        self.account = Account(http)
         self.regions = Regions(allowed=self.settings.allow_shared_memory, max_read=http.max_body_size)
         self._manager = manager
 

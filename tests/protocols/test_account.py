@@ -1,0 +1,96 @@
+"""The account of bytes and connections."""
+
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from weir.errors import Overloaded, TooLarge
+from weir.protocols import account as module
+from weir.protocols.account import CLAIM, Account, charge, usable_memory
+from weir.protocols.settings import HttpSettings
+
+
+def made(max_bytes: int = 100, **said: Any) -> Account:
+    return Account(HttpSettings(max_waiting_bytes=max_bytes, **said))
+
+
+def test_what_exceeds_the_limit_is_refused_and_not_charged() -> None:
+    account = made(100)
+    account.take(60)
+    with pytest.raises(Overloaded, match=r"hold 60 bytes, 41 more would exceed 100 \(max_waiting_bytes\)") as refused:
+        account.take(41)
+    assert refused.value.retry_after == 1.0
+    account.take(40)
+    with pytest.raises(TooLarge, match="101 bytes: must be at most 100"):
+        account.take(101)
+    account.give(100)
+    assert (account.held_bytes, account.refused) == (0, 2)
+
+
+def test_pressure_is_told_once() -> None:
+    account = made(100)
+    account.take(100)
+    assert not account.pressed()
+    with pytest.raises(Overloaded):
+        account.take(1)
+    assert [account.pressed(), account.pressed()] == [True, False]
+    account.add(1)  # an answer that is there already
+    assert (account.pressed(), account.held_bytes) == (True, 101)
+
+
+def test_a_claim_gives_back_what_it_holds() -> None:
+    account = made(100)
+    with account.claim() as claim:
+        claim.take(30)
+        claim.hold(70)
+        claim.hold(20)
+        claim.give(5)
+        assert (claim.held_bytes, account.held_bytes) == (15, 15)
+        with pytest.raises(Overloaded):
+            claim.hold(101)
+        assert account.held_bytes == 15
+    claim.close()
+    assert (claim.held_bytes, account.held_bytes) == (0, 0)
+
+
+def test_bytes_are_charged_to_the_request_of_the_context() -> None:
+    account = made(100)
+    charge(1000)  # nobody counts
+    with account.claim() as claim:
+        token = CLAIM.set(claim)
+        charge(40)
+        assert claim.held_bytes == 40
+        CLAIM.reset(token)
+
+
+def test_connections_of_every_kind_are_one_number() -> None:
+    account = made(max_connections=3)
+    kinds = [1, 1]
+    account.counters += [lambda: kinds[0], lambda: kinds[1]]
+    assert (account.connections, account.full) == (2, False)
+    kinds[1] = 2
+    assert (account.connections, account.full) == (3, True)
+
+
+def test_the_limit_is_a_quarter_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "usable_memory", lambda: 4 << 30)
+    assert Account(HttpSettings()).max_bytes == 1 << 30
+    monkeypatch.setattr(module, "usable_memory", lambda: 64 << 20)
+    assert (
+        Account(HttpSettings(max_body_size=10 << 20)).max_bytes == 40 << 20
+    )  # a few bodies fit, whatever the machine has
+
+
+def test_memory_is_that_of_the_container_and_of_the_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    unlimited, machine = (resource.RLIM_INFINITY, resource.RLIM_INFINITY), usable_memory()
+    (tmp_path / "max").write_text("max\n")
+    (tmp_path / "some").write_text(f"{machine // 2}\n")
+    monkeypatch.setattr(module, "_CGROUP_LIMITS", (str(tmp_path / "none"), str(tmp_path / "max")))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: unlimited)
+    assert usable_memory() >= machine
+    monkeypatch.setattr(module, "_CGROUP_LIMITS", (str(tmp_path / "some"),))
+    assert usable_memory() == machine // 2
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (machine // 3, resource.RLIM_INFINITY))
+    assert usable_memory() == machine // 3
