@@ -2,6 +2,7 @@
 
 import os
 import signal
+from email import message_from_bytes
 from typing import Any
 
 import msgspec
@@ -116,6 +117,21 @@ class Reader(Model):
 
     def predict(self, batch: list[str]) -> list[int]:
         return [len(item) for item in batch]
+
+
+class Upload(Model):
+    """Reads the files of a form: each one's name and size."""
+
+    content_types = ("multipart/form-data",)
+
+    def decode(self, body: bytes, content_type: str) -> dict[str, int]:
+        form = message_from_bytes(b"Content-Type: " + content_type.encode() + b"\r\n\r\n" + body)
+        return {
+            str(part.get_filename()): len(part.get_payload(decode=True)) for part in form.walk() if part.get_filename()
+        }
+
+    def predict(self, batch: list[dict[str, int]]) -> list[dict[str, int]]:
+        return batch
 
 
 class Words(Model):

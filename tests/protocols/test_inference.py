@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 from tests.protocols.doors import Serve
-from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
+from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upload, Upper, Words
 
 from weir.manager.service import Service
 from weir.messages import JSON, MSGPACK, OCTETS
@@ -96,6 +96,21 @@ def test_a_models_own_content_types(serve: Serve) -> None:
     assert server.client.post("/infer/shout", content=b"hi", headers=loud).headers["content-type"] == "text/x-loud"
     read = server.client.post("/infer/reader", content=b"hello", headers={"content-type": "text/plain"})
     assert (read.content, read.headers["content-type"]) == (b"5", JSON)
+
+
+def test_a_form_with_files_is_read_by_its_boundary(serve: Serve) -> None:
+    server = serve(inline(Upload))
+    for files in ({"file": ("a.txt", b"abc")}, {"one": ("b.bin", b"\r\n--x"), "two": ("c.bin", b"\x00" * 50)}):
+        answer = server.client.post("/infer/upload", files=files)
+        assert answer.json() == {name: len(content) for name, content in files.values()}
+
+
+def test_an_empty_body_reaches_a_model_that_could_take_it(serve: Serve) -> None:
+    server = serve(inline(Blob), inline(Reader), inline(Echo))
+    assert server.client.post("/infer/blob", content=b"", headers={"content-type": OCTETS}).content == b""
+    assert server.client.post("/infer/reader", content=b"", headers={"content-type": "text/plain"}).json() == 0
+    refused = server.client.post("/infer/echo", content=b"", headers={"content-type": JSON})
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "InvalidRequest")
 
 
 def test_declared_types_are_validated(serve: Serve) -> None:

@@ -71,3 +71,14 @@ def test_wishes_that_cannot_be_met(value: str) -> None:
 
 def test_weights() -> None:
     assert weighted("gzip;q=0.5, ZSTD ; q=1.0,br") == {"gzip": 0.5, "zstd": 1.0, "br": 1.0}
+
+
+def test_a_multipart_type_keeps_its_boundary() -> None:
+    class Form(Echo):
+        content_types = ("multipart/form-data",)
+
+    assert (
+        content_type_of('Multipart/Form-Data; boundary="aB c"', Form, False) == 'multipart/form-data; boundary="aB c"'
+    )
+    assert content_type_of("multipart/form-data;", Form, False) == "multipart/form-data"
+    assert write_types(Form, False, "multipart/form-data; boundary=x")[0] == JSON

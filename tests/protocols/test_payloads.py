@@ -93,3 +93,10 @@ def test_more_rows_than_the_line_holds_can_never_be_taken() -> None:
 def test_an_empty_body_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="empty"):
         read_work(ask_for(Echo), b"")
+
+
+def test_an_empty_body_is_an_item_where_it_can_be_one() -> None:
+    (octets,) = read_work(ask_for(Echo, content_type=OCTETS), b"")
+    (own,) = read_work(ask_for(Shout, content_type="text/plain"), b"")
+    assert isinstance(octets, Work) and isinstance(own, Work)
+    assert (octets.payload, own.payload) == (b"", b"")

@@ -18,6 +18,11 @@ def read_types(model: type[Model], batch: bool) -> list[str]:
     return list(dict.fromkeys((JSON, MSGPACK, OCTETS, *map(str.lower, model.content_types))))
 
 
+def media_of(content_type: str) -> str:
+    """Return a content type without its parameters."""
+    return content_type.partition(";")[0]
+
+
 def write_types(model: type[Model], batch: bool, content_type: str) -> list[str]:
     """Return the content types of answers, the preferred one first.
 
@@ -25,6 +30,7 @@ def write_types(model: type[Model], batch: bool, content_type: str) -> list[str]
     model that returns them, but only one that says so (`Output = bytes`) gives them unasked.
     """
     offered = read_types(model, batch)
+    content_type = media_of(content_type)
     if content_type == OCTETS:
         same = model.Output is bytes
     else:
@@ -36,12 +42,13 @@ def write_types(model: type[Model], batch: bool, content_type: str) -> list[str]
 def content_type_of(value: str, model: type[Model], batch: bool) -> str:
     """Return the canonical form of a Content-Type header's `value` ("" when there is none).
 
-    Raises UnsupportedMediaType naming the value and the types that the model reads.
+    A multipart type keeps its parameters: the model's `decode` needs the boundary. Raises UnsupportedMediaType naming the value and the types that the model reads.
     """
-    media = value.partition(";")[0].strip().lower()
+    media, _, parameters = value.partition(";")
+    media = media.strip().lower()
     offered = read_types(model, batch)
     if media in offered:
-        return media
+        return f"{media}; {parameters.strip()}" if media.startswith("multipart/") and parameters.strip() else media
     if media in _READ_AS_JSON or media.endswith("+json"):
         return JSON
     if media in _READ_AS_MSGPACK:

@@ -41,7 +41,7 @@ def read_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
     Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the line. What
     only the worker decodes, only the worker refuses.
     """
-    if not body:
+    if not body and not may_be_empty(ask):
         raise empty_body(ask)
     if not ask.batch:
         return [read_item(ask, body)]
@@ -49,6 +49,11 @@ def read_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
     if ask.service.needs_measure or is_tensor_model(ask.service.model):
         return [_item_or_error(ask, item) for item in items]
     return [_work(ask, items, Kind.ITEMS, len(items), float(len(items)), ask.key)] if items else []
+
+
+def may_be_empty(ask: Ask) -> bool:
+    """Tell whether a body of no bytes can be an item: of bytes, or of a content type of the model's own."""
+    return not ask.batch and ask.content_type not in (JSON, MSGPACK)
 
 
 def empty_body(ask: Ask) -> InvalidRequest:

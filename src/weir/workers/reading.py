@@ -34,13 +34,20 @@ class Reader:
         if not isinstance(content_types, str):
             pairs = zip(payloads, content_types, strict=True)
             return [self.read([payload], content_type)[0] for payload, content_type in pairs]
-        step = self._steps.get(content_types)
+        step = self._steps.get(content_types) or self._own_step(content_types)
         if step is None:
             known = ", ".join(sorted(self._steps.keys() - {OBJECT}))
             text = f"content type {content_types!r}: not one that the model reads ({known})"
             return [payload if isinstance(payload, WeirError) else UnsupportedMediaType(text) for payload in payloads]
         read, fault = step
         return payloads if read is None else each(read, payloads, fault, fatal=self._fatal)
+
+    def _own_step(self, content_type: str) -> tuple[Read | None, Fault] | None:
+        """Return how a type of the model's own that has parameters is read: the boundary of a multipart body."""
+        if content_type.partition(";")[0] not in self._own:
+            return None
+        finish, _ = self._steps[OBJECT]
+        return self._decoded_by_model(content_type, finish), self._fault(content_type)
 
     def heads(self, items: Column, content_types: str | list[str]) -> Column | None:
         """Return what the Writer must know of each of these items besides its answer; None if it is nothing."""

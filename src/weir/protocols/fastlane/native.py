@@ -9,7 +9,7 @@ from weir.protocols.fastlane.head import Head
 from weir.protocols.fastlane.plan import Plan
 from weir.protocols.fastlane.request import HttpRequest
 from weir.protocols.native import Ask, find_service, read_ask
-from weir.protocols.payloads import empty_body
+from weir.protocols.payloads import empty_body, may_be_empty
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ class Native:
         if ask is None:
             return False
         if not head.length:
+            if may_be_empty(ask):
+                return False
             raise empty_body(ask)
         if not _is_hot(ask):
             return False
