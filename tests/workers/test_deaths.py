@@ -4,6 +4,7 @@ import asyncio
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
+from tests.manager.kit import turns
 from tests.workers.models import Echo, LoadsWhile, Obedient, SlowAndPicky
 from tests.workers.pools import Pool, started
 
@@ -19,6 +21,7 @@ from weir.errors import ModelError
 from weir.messages import OCTETS
 from weir.workers.backoff import Backoff
 from weir.workers.child import Child
+from weir.workers.launch import Launch
 
 
 def is_gone(pid: int) -> bool:
@@ -216,16 +219,16 @@ def test_a_worker_that_cannot_load_any_more_is_given_up_and_the_last_one_makes_t
 def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with started(Obedient) as pool:
-            start, refusals = Child.start, 7  # more than a model that does not load is given
+            spawn, refusals = Launch.spawn, 7  # more than a model that does not load is given
 
-            def refuse(self: Child) -> None:
+            def refuse(*_: Any) -> None:
                 nonlocal refusals
                 refusals -= 1
                 if not refusals:
-                    monkeypatch.setattr(Child, "start", start)
+                    monkeypatch.setattr(Launch, "spawn", spawn)
                 raise OSError(24, "Too many open files")
 
-            monkeypatch.setattr(Child, "start", refuse)
+            monkeypatch.setattr(Launch, "spawn", refuse)
             monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
             pool.send("exit")
             await pool.again()
@@ -234,6 +237,81 @@ def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: py
             assert "Too many open files" in pool.heard.lost[-1][1]
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("what", ["socketpair", "memfd_create", "pidfd_open"])
+def test_a_system_that_refuses_what_a_worker_needs_is_asked_again(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module: Any = socket if what == "socketpair" else os
+
+    async def main() -> None:
+        async with started(Obedient, arena_bytes=1 << 20) as pool:
+            give, refusals = getattr(module, what), 3
+
+            def refuse(*arguments: Any) -> Any:
+                nonlocal refusals
+                refusals -= 1
+                if not refusals:
+                    monkeypatch.setattr(module, what, give)
+                raise OSError(24, "Too many open files")
+
+            monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
+            pool.send("exit")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            monkeypatch.setattr(module, what, refuse)
+            await pool.again()
+            assert (refusals, pool.heard.reasons) == (0, [])
+
+    asyncio.run(main())
+
+
+def unkillable(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
+    """Have the kernel leave these processes alone, as it does while they are in uninterruptible sleep."""
+    signal_all = Child._signal
+    monkeypatch.setattr("weir.workers.child.KILL_GRACE", 0.01)
+    monkeypatch.setattr(Child, "_signal", lambda child: None if child.pid in pids else signal_all(child))
+
+
+def test_a_worker_that_does_not_end_although_it_was_killed_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with started(Obedient, predict_timeout=0.05) as pool:
+            (pid,) = await pool.ask("pid")
+            unkillable(monkeypatch, pid)
+            os.kill(pid, signal.SIGSTOP)
+            pool.send("index")
+            await pool.again()
+            ((_, reason),) = pool.heard.lost
+            assert f"process {pid} is left behind" in reason
+            assert "predict_timeout=0.05" in reason
+            assert await pool.ask("pid") == [pool.pool.states()[0].pid]
+            assert f"process {pid}, worker 0 of 'tried', does not end although it was killed" in caplog.text
+            end_process(pid)
+
+    asyncio.run(main())
+
+
+def test_a_pool_stops_whatever_a_worker_does(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with started(Obedient, workers=2, stop_grace=0.01) as pool:
+            pid = pool.pool.states()[1].pid
+            assert pid is not None
+            unkillable(monkeypatch, pid)
+            os.kill(pid, signal.SIGSTOP)
+            await pool.pool.stop()
+            assert f"process {pid}, worker 1 of 'tried', does not end although it was killed" in caplog.text
+            assert [state.state for state in pool.pool.states()] == ["stopped", "stopped"]
+            end_process(pid)
+            await turns()
+            assert not psutil.pid_exists(pid)
+
+    asyncio.run(main())
+
+
+def end_process(pid: int) -> None:
+    """Have it end after all."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until_gone(pid)
 
 
 async def kill_with_blocks_in_flight(pool: Pool, rounds: int) -> None:

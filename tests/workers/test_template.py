@@ -5,11 +5,14 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from tests.workers.models import Forked, SharesNothing, forked_from
-from tests.workers.pools import Recorder, make_pool, started
+from tests.workers.pools import Pool, Recorder, make_pool, started
 
 from weir.messages import OBJECT, Batch
 from weir.workers.forking import _obey
@@ -130,19 +133,84 @@ def test_an_executor_without_processes_loads_it_in_each_worker() -> None:
     assert told["loaded_by"] == told["own"] == os.getpid()
 
 
+async def answer(ask: Callable[..., None], *arguments: Any) -> Any:
+    """Return what a template answers."""
+    answered = asyncio.get_running_loop().create_future()
+    ask(*arguments, answered.set_result)
+    return await answered
+
+
 def test_a_fork_that_the_system_refuses_leaves_the_others_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
-    ours, theirs = socket.socketpair()
-    monkeypatch.setattr("os.fork", refuse)
-    obeying = threading.Thread(target=_obey, args=(theirs, SharesNothing()))
-    obeying.start()
-    template = Template()
-    template._socket = ours
-    for _ in range(2):  # it goes on
-        with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
-            template.fork({}, [])
-    template.close()
-    obeying.join()
-    theirs.close()
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        monkeypatch.setattr("os.fork", refuse)
+        obeying = threading.Thread(target=_obey, args=(theirs, SharesNothing()))
+        obeying.start()
+        template = Template()
+        template.attach(ours)
+        for _ in range(2):  # it goes on
+            refusal = await answer(template.fork, {}, [])
+            assert isinstance(refusal, BlockingIOError)
+            assert "Resource temporarily unavailable" in str(refusal)
+        template.close()
+        assert await answer(template.fork, {}, []) is None
+        assert await answer(template.reap, 1) == -signal.SIGKILL
+        obeying.join()
+        theirs.close()
+
+    asyncio.run(main())
+
+
+async def hang(pool: Pool) -> int:
+    """Stop the process that the workers are forked from, then kill one of them."""
+    victim = (await pool.ask("tell"))[0]
+    os.kill(victim["loaded_by"], signal.SIGSTOP)
+    os.kill(victim["pid"], signal.SIGKILL)
+    await pool.heard.until(lambda: bool(pool.heard.lost))
+    return int(victim["loaded_by"])
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_template_that_hangs_holds_up_nobody_else(
+    run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.workers.template.PATIENCE", 1000.0)
+    monkeypatch.setattr("weir.workers.child.END_GRACE", 0.01)
+
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            template = await hang(pool)
+            for _ in range(3):
+                assert (await pool.ask("tell", worker=1))[0]["loaded_by"] == template
+            os.kill(template, signal.SIGCONT)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 3)
+            assert (await pool.ask("tell"))[0]["loaded_by"] == template
+
+    run(main())
+
+
+def test_a_template_that_goes_on_hanging_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.workers.template.PATIENCE", 0.05)
+    monkeypatch.setattr("weir.workers.child.END_GRACE", 0.01)
+
+    async def main() -> None:
+        async with started(Forked, workers=2) as pool:
+            await hang(pool)
+            await pool.heard.until(lambda: len(pool.heard.ready) == 4)
+            told = [(await pool.ask("tell", worker=worker))[0] for worker in range(2)]
+            assert all(each["loaded_by"] == each["pid"] for each in told)
+
+    asyncio.run(main())
+
+
+def test_a_pool_stops_while_its_template_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.workers.child.END_GRACE", 0.01)
+
+    async def main() -> None:
+        async with started(Forked, workers=3) as pool:
+            await hang(pool)
+
+    asyncio.run(main())

@@ -1,21 +1,28 @@
-"""One worker process, seen from the server: from its start until it has been reaped."""
+"""One worker process, seen from the server: from its start until it has been reaped.
+
+Nothing here waits for the process: it may be stopped, or in uninterruptible sleep, and so may the one that it is forked from.
+"""
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from weir.wire.frames import Frame, FrameParser, Free, Start, encode_control
 from weir.workers.arena import Results, create_memory
 from weir.workers.channel import Channel
 from weir.workers.launch import Launch
 from weir.workers.places import ResultFetch
-from weir.workers.template import Process
+from weir.workers.template import KILL_GRACE, Process
 
 # A process whose channel has ended but that lives on is of no use; one that is just dying needs a moment to be gone.
 END_GRACE = 1.0
+
+logger = logging.getLogger("weir")
 
 
 class Owner(Protocol):
@@ -24,8 +31,12 @@ class Owner(Protocol):
     def received(self, frame: Frame) -> None:
         """A frame came."""
 
+    def refused(self, error: OSError) -> None:
+        """The system gave no process. Nothing is left behind."""
+
     def exited(self, reason: str) -> None:
-        """The process is gone and reaped, its last frames have been handed on, and what it had is freed."""
+        """The process is gone and reaped, its last frames have been handed on, and what it had is freed. Or it does not end,
+        although it was killed: it will do no more, and is reaped and freed when it ends."""
 
 
 class Child:
@@ -37,16 +48,19 @@ class Child:
         self._owner = owner
         self._loop = loop
         self._reason = ""
-        self._end_timer: asyncio.TimerHandle | None = None
+        self._killed = False
+        self._told = False  # the owner has heard of its end
+        self._timer: asyncio.TimerHandle | None = None  # towards its end
         self._results: Results | None = None
+        self._process: Process | None = None
         self._pidfd = -1
-        self._popen: Process
-        self._channel: Channel[Frame]
+        self._given: tuple[socket.socket, int]  # what it inherits
+        self._channel: Channel[Frame] | None = None
 
     @property
-    def pid(self) -> int:
-        """The process's number, also that of its process group."""
-        return self._popen.pid
+    def pid(self) -> int | None:
+        """The process's number, also that of its process group; None while it is being forked."""
+        return None if self._process is None else self._process.pid
 
     @property
     def held_bytes(self) -> int:
@@ -54,87 +68,159 @@ class Child:
         return 0 if self._results is None else self._results.held_bytes
 
     def start(self) -> None:
-        """Start the process. Raises OSError when the system refuses; nothing is left behind then."""
-        ours, theirs = socket.socketpair()
+        """Start the process, at once or soon. The owner hears of a refusal."""
         try:
-            with theirs:
-                self._popen = self._start(theirs)
-            self._pidfd = self._open_pidfd()
-        except BaseException:
+            ours, theirs = socket.socketpair()
+        except OSError as error:
+            self._owner.refused(error)
+            return
+        self._given = theirs, -1
+        try:
+            self._make_results()
+        except OSError as error:
             ours.close()
-            self._close_results()
-            raise
+            self._refused(error)
+            return
         fetch = None if self._results is None else ResultFetch(self._results, lends=self._launch.lends)
         self._channel = Channel(ours, FrameParser(fetch), self._owner.received, self._channel_ended)
-        self._channel.open(self._loop)
-        self._loop.add_reader(self._pidfd, self._exited)
-        self._channel.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
+        end, result_fd = self._given
+        if not self._launch.fork(end.fileno(), result_fd, self._niceness, self._forked):
+            self._spawn()
+
+    def _make_results(self) -> None:
+        if self._launch.result_bytes:
+            name = f"weir-results-{self._launch.name}-{self._launch.index}"
+            fd = create_memory(name, self._launch.result_bytes)
+            self._given = self._given[0], fd
+            self._results = Results(fd, self._launch.result_bytes)
 
     def send(self, frame: bytearray) -> None:
         """Send `frame`, and before it the names of the results that have been read."""
         freed = self._results.take_freed() if self._results is not None else None
-        self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
+        if self._channel is not None:
+            self._channel.send(encode_control(Free(freed)) + frame if freed else frame)
 
     def receive(self) -> None:
         """Hand on what has arrived, without waiting for the loop to notice."""
-        self._channel.receive_rest()
+        if self._channel is not None:
+            self._channel.receive_rest()
 
     def kill(self, reason: str = "") -> None:
-        """End the process and all that it started, now. `exited` is still called, with `reason` if that was the cause."""
+        """End the process and all that it started, now. `exited` is still called, with `reason` if that was the cause: when it
+        is gone, or when it has had KILL_GRACE seconds for that."""
         self._reason = self._reason or reason
-        for end in (os.killpg, os.kill):  # both: the model may have moved to another group
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                end(self.pid, signal.SIGKILL)
+        if not self._killed:
+            self._killed = True
+            self._set_timer(KILL_GRACE if self._process is not None else 0.0, self._stays)
+        self._signal()
 
-    def abort(self) -> None:
-        """End and reap the process and free all it had before returning. `exited` is not called."""
-        if not self._loop.is_closed():
-            self._loop.remove_reader(self._pidfd)
-        self._reap()
+    def _spawn(self) -> None:
+        theirs, result_fd = self._given
+        try:
+            self._began(self._launch.spawn(theirs.fileno(), result_fd, self._niceness))
+        except OSError as error:
+            self._refused(error)
+
+    def _forked(self, process: Process | OSError | None) -> None:
+        if isinstance(process, OSError):
+            self._refused(process)
+        elif process is not None:
+            self._began(process)
+        elif self._killed:
+            self._refused(ProcessLookupError())
+        else:
+            self._spawn()
+
+    def _began(self, process: Process) -> None:
+        self._process = process
+        try:
+            self._pidfd = os.pidfd_open(process.pid)
+        except OSError as error:
+            self._signal()
+            process.reap(lambda _: None)
+            self._refused(error)
+            return
+        self._close_given()
+        self._loop.add_reader(self._pidfd, self._exited)
+        if self._killed:  # while it was being forked
+            self._signal()
+        elif self._channel is not None:
+            self._channel.open(self._loop)
+            self._channel.send(encode_control(Start(self._launch.source, {}, self._launch.options())))
+
+    def _refused(self, error: OSError) -> None:
+        self._close_given()
         self._free()
+        if not self._told:
+            self._told = True
+            self._owner.refused(error)
 
-    def _start(self, theirs: socket.socket) -> Process:
-        if not self._launch.result_bytes:
-            return self._launch.start(theirs.fileno(), -1, self._niceness)
-        result_fd = create_memory(f"weir-results-{self._launch.name}-{self._launch.index}", self._launch.result_bytes)
-        try:
-            self._results = Results(result_fd, self._launch.result_bytes)
-            return self._launch.start(theirs.fileno(), result_fd, self._niceness)
-        finally:
-            os.close(result_fd)
-
-    def _open_pidfd(self) -> int:
-        try:
-            return os.pidfd_open(self.pid)
-        except OSError:
-            self._reap()
-            raise
+    def _signal(self) -> None:
+        if self._process is not None:
+            for end in (os.killpg, os.kill):  # both: the model may have moved to another group
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    end(self._process.pid, signal.SIGKILL)
 
     def _channel_ended(self, reason: str) -> None:
-        self._end_timer = self._loop.call_later(END_GRACE, self.kill, f"it was ended because {reason}")
+        self._set_timer(END_GRACE, self.kill, f"it was ended because {reason}")
 
     def _exited(self) -> None:
+        assert self._process is not None
         self._loop.remove_reader(self._pidfd)
-        self._reap()
-        self._channel.receive_rest()
-        self._free()
-        self._owner.exited(self._cause(self._popen.returncode))
-
-    def _reap(self) -> None:
         # Until it is reaped its number is its own, and that of its group: nobody else can be hit.
-        self.kill()
-        self._popen.wait()
+        self._signal()
+        self._set_timer(END_GRACE, self._reaped, None)  # the process that forked it may hang
+        self._process.reap(self._reaped)
+
+    def _reaped(self, code: int | None) -> None:
+        if self._pidfd < 0:
+            return
+        if not self._told:
+            self.receive()
+        self._free()
+        self._tell("it has ended" if code is None else self._cause(code))
+
+    def _stays(self) -> None:
+        if self._process is None:
+            self._tell("it was ended before it had started")
+            return
+        logger.warning(
+            "process %d, worker %d of %r, does not end although it was killed; it is left behind",
+            self._process.pid, self._launch.index, self._launch.name,
+        )  # fmt: skip
+        self._close_ours()  # it says nothing any more, whatever it sends
+        why = f" ({self._reason})" if self._reason else ""
+        self._tell(f"it was killed{why} and does not end: process {self._process.pid} is left behind")
+
+    def _tell(self, reason: str) -> None:
+        if not self._told:
+            self._told = True
+            self._owner.exited(reason)
+
+    def _set_timer(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(seconds, act, *arguments)
 
     def _free(self) -> None:
-        if self._end_timer is not None:
-            self._end_timer.cancel()
-        self._channel.close()
-        self._close_results()
-        os.close(self._pidfd)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._close_ours()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
 
-    def _close_results(self) -> None:
+    def _close_ours(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
         if self._results is not None:
             self._results.close()
+
+    def _close_given(self) -> None:
+        theirs, result_fd = self._given
+        theirs.close()
+        if result_fd >= 0:
+            os.close(result_fd)
 
     def _cause(self, code: int) -> str:
         if code >= 0:

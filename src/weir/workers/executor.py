@@ -18,8 +18,8 @@ class Listener(Protocol):
         """`worker` has loaded and warmed up and takes batches."""
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        """`worker` is gone (and reaped): what it was running will never be answered. A replacement is announced by
-        `worker_ready` with the same index, or, when it could not load, by `worker_lost` again."""
+        """`worker` is gone, or does not end although it was killed: what it was running will never be answered. A
+        replacement is announced by `worker_ready` with the same index, or, when it could not load, by `worker_lost` again."""
 
     def received(self, worker: int, events: Events) -> None:
         """Events of a batch: of a streaming model any number. Nothing more comes for a batch after its `final` one."""
@@ -79,7 +79,7 @@ class Executor(Protocol):
 
     def run(self, worker: int, batch: Batch) -> None:
         """Hand `batch` to `worker`, which must have a free place. Blocks among the payloads are retained until the
-        batch's final Events or until its worker has been reaped."""
+        batch's final Events or until its worker is lost."""
 
     def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
         """Say that nobody waits for these entries any more. They may still be answered."""

@@ -4,14 +4,14 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import weir
 from weir.workers.settings import WorkerSettings, for_worker
-from weir.workers.template import Process, Template
+from weir.workers.template import Own, Process, Template
 
 # What numeric libraries read, once, when they are first imported.
 THREAD_VARIABLES = (
@@ -70,25 +70,30 @@ class Launch:
         environment.update(for_worker(self.settings.env, self.index) or {})
         return environment
 
-    def start(self, end: int, result_fd: int, niceness: int = 0) -> Process:
+    def fork(
+        self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError | None], None]
+    ) -> bool:  # fmt: skip
+        """Have the template fork a process, as `spawn` starts one, if there is one; return whether it was asked. The
+        descriptors stay open until `done` is called: see Template.fork."""
+        if self.template is None:
+            return False
+        told = {
+            "niceness": niceness, "cpus": self._cpus, "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
+            "result_bytes": self.result_bytes if result_fd >= 0 else 0,
+        }  # fmt: skip
+        self.template.fork(told, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0], done)
+        return True
+
+    def spawn(self, end: int, result_fd: int, niceness: int) -> Process:
         """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1). While it
-        loads it runs at a priority lower by `niceness`.
+        loads it runs at a priority lower by `niceness`. Raises OSError when the system refuses.
 
         Called on the thread that is to outlive the process: the kernel ends the process with that thread.
         """
-        own_cpus = for_worker(self.settings.cpu_affinity, self.index) or []
-        if self.template is not None:
-            told = {
-                "niceness": niceness, "cpus": own_cpus, "request_bytes": self.request_bytes if self.request_fd >= 0 else 0,
-                "result_bytes": self.result_bytes if result_fd >= 0 else 0,
-            }  # fmt: skip
-            forked = self.template.fork(told, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0])
-            if forked is not None:
-                return forked
-        cpus = ",".join(map(str, own_cpus))
+        cpus = ",".join(map(str, self._cpus))
         numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
         described = (f"{self.name}/{self.index}", os.getpid(), cpus, niceness, *numbers)
-        return subprocess.Popen(
+        popen = subprocess.Popen(
             # -P: without it the current directory would come first on the path and could shadow any module.
             [sys.executable, "-P", "-m", "weir.workers.process", *map(str, described)],
             stdin=subprocess.DEVNULL,
@@ -96,6 +101,11 @@ class Launch:
             pass_fds=[fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
             process_group=0,
         )
+        return Own(popen)
+
+    @property
+    def _cpus(self) -> list[int]:
+        return for_worker(self.settings.cpu_affinity, self.index) or []
 
 
 def python_path(inherited: str) -> str:

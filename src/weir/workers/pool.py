@@ -60,7 +60,7 @@ class ProcessPool:
             self._workers = [self._make_worker(index) for index in range(self._settings.workers)]
             await asyncio.gather(*[self._begin(worker) for worker in self._workers])
         except BaseException:
-            self._abort()
+            await self._end()
             raise
         for worker in self._workers:
             worker.announce()
@@ -74,9 +74,9 @@ class ProcessPool:
         try:
             await self._begin(worker)
         except BaseException:
-            worker.abort()
             self._awaited.pop(worker, None)
             self._workers.remove(worker)
+            await _ended([worker])
             raise
         worker.announce()
 
@@ -87,7 +87,7 @@ class ProcessPool:
         try:
             await asyncio.wait([worker.stopped])
         finally:
-            worker.abort()
+            await _ended([worker])
 
     def _begin(self, worker: Worker) -> asyncio.Future[None]:
         ready = self._awaited[worker] = asyncio.get_running_loop().create_future()
@@ -109,7 +109,8 @@ class ProcessPool:
     async def stop(self) -> None:
         """Have every worker finish what it has and unload; kill those that take longer than the grace.
 
-        Also when it is cancelled, no process is left when it returns.
+        Also when it is cancelled, no process is left when it returns, but for one that does not end although it was killed: a
+        warning names it.
         """
         try:
             for worker in self._workers:
@@ -118,7 +119,7 @@ class ProcessPool:
                 await asyncio.wait([worker.stopped for worker in self._workers])
         finally:
             awaited = list(self._awaited.values())
-            self._abort()
+            await self._end()
             for ready in awaited:
                 if not ready.done():
                     ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
@@ -179,8 +180,9 @@ class ProcessPool:
             async with asyncio.timeout(self._settings.start_timeout):
                 if await self._template.start(start, launch.environment(os.environ), self._settings.load_niceness or 0):
                     return
-        self._template.close()
-        self._template = None
+        template, self._template = self._template, None
+        template.close()
+        await all_done([template.closed])
 
     def _make_arena(self) -> Arena | None:
         size_bytes = self._settings.arena_bytes
@@ -200,13 +202,31 @@ class ProcessPool:
         )  # fmt: skip
         return Worker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 
-    def _abort(self) -> None:
-        for worker in self._workers:
-            worker.kill()
-        for worker in self._workers:
-            worker.abort()
+    async def _end(self) -> None:
         self._awaited.clear()
-        if self._template is not None:
-            self._template.close()
-        if self._arena is not None:
-            self._arena.close()
+        try:
+            await _ended(self._workers)  # while there is what reaps them
+        finally:
+            if self._template is not None:
+                self._template.close()
+                await all_done([self._template.closed])
+            if self._arena is not None:
+                self._arena.close()
+
+
+async def _ended(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.end()
+    await all_done([worker.stopped for worker in workers])
+
+
+async def all_done(futures: Sequence[asyncio.Future[None]]) -> None:
+    """Return when all are done, or raise CancelledError then."""
+    cancelled: asyncio.CancelledError | None = None
+    while pending := [future for future in futures if not future.done()]:
+        try:
+            await asyncio.wait(pending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -86,15 +86,9 @@ class Worker:
         self._error = None
         # One that replaces another is missed: it gives way to nobody.
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
-        child = Child(self._launch, self, self._loop, niceness)
-        try:
-            child.start()
-        except OSError as error:
-            refusal = ModelError(f"{self._name}: the process cannot be started: {error}")
-            self._not_loaded(refusal, self._backoff.refused())
-            return
-        self._child = child
+        self._child = Child(self._launch, self, self._loop, niceness)
         self._start_limit.begin()
+        self._child.start()
 
     def announce(self) -> None:
         """Tell the listener that it takes batches. From now on it is started again when it dies."""
@@ -142,13 +136,14 @@ class Worker:
         if self._child is not None:
             self._child.kill(reason)
 
-    def abort(self) -> None:
-        """Kill and reap the process, and free everything, before returning."""
+    def end(self) -> None:
+        """Kill the process. `stopped` is done when it is gone, or does not end although it was killed."""
         self.state = "stopped"
         self._close_timers()
-        if self._child is not None:
-            self._child.abort()
+        if self._child is None:
             self._gone()
+        else:
+            self._child.kill()
 
     def received(self, frame: Frame) -> None:
         """Act on a frame from the process."""
@@ -161,6 +156,13 @@ class Worker:
             self._loaded()
         elif isinstance(frame, StartFailed):
             self._error = frame.error
+
+    def refused(self, error: OSError) -> None:
+        """Try again later: the system gave no process."""
+        self._gone()
+        if self.state != "stopped":
+            refusal = ModelError(f"{self._name}: the process cannot be started: {error}")
+            self._not_loaded(refusal, self._backoff.refused())
 
     def exited(self, reason: str) -> None:
         """Draw the consequences of the process's end."""

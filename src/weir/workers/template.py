@@ -6,20 +6,25 @@ thread, and does nothing but fork and reap, as it is told.
 
 import asyncio
 import json
+import logging
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from weir.wire.frames import Start, encode_control
 
-# Forking and reaping take milliseconds. What takes longer hangs, and is given up.
+# Forking and reaping take milliseconds. A template that takes longer hangs, and is given up.
 PATIENCE = 10.0
+# What a killed process gets to be gone. One in uninterruptible sleep (a disk, a driver) takes longer, and is left behind.
+KILL_GRACE = 5.0
 READY = b"1"
+
+logger = logging.getLogger("weir")
 
 
 class Process(Protocol):
@@ -29,20 +34,57 @@ class Process(Protocol):
     def pid(self) -> int:
         """Its number."""
 
-    @property
-    def returncode(self) -> Any:
-        """What it ended with, once `wait` has returned."""
+    def reap(self, done: Callable[[int | None], None]) -> None:
+        """Reap it, once it has ended, without waiting. `done` hears its code, at once or soon; None where that cannot be
+        learnt."""
 
-    def wait(self) -> Any:
-        """Return when it has ended and has been reaped."""
+
+class Own:
+    """A process that is this one's child."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+        self.pid = popen.pid
+        self._popen = popen
+
+    def reap(self, done: Callable[[int | None], None]) -> None:
+        """See Process."""
+        done(self._popen.wait())
+
+
+class Forked:
+    """A process that came of a template, which alone can reap it."""
+
+    def __init__(self, pid: int, template: "Template") -> None:
+        self.pid = pid
+        self._template = template
+
+    def reap(self, done: Callable[[int | None], None]) -> None:
+        """See Process."""
+        self._template.reap(self.pid, done)
+
+
+class Question(NamedTuple):
+    """What a template is asked. `done` hears the number that it answers, or None if it is gone."""
+
+    asked: dict[str, Any]
+    descriptors: Sequence[int]
+    done: Callable[[int | None], None]
 
 
 class Template:
-    """Forks workers, once `start` has returned True."""
+    """Forks workers, once `start` has returned True. One question is under way at a time, and nothing here waits for its
+    answer: the process may hang."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
         self._popen: subprocess.Popen[bytes] | None = None
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = (
+            self._loop.create_future()
+        )  # done when the process is gone that `close` has ended
+        self._killed = False
+        self._questions: deque[Question] = deque()  # the first one has been asked
+        self._limit: asyncio.TimerHandle | None = None
 
     @property
     def pid(self) -> int | None:
@@ -54,45 +96,64 @@ class Template:
 
         Called on the thread that is to outlive it. Raises OSError when the system refuses.
         """
+        loop = self._loop
         ours = self._spawn((start.options["name"], os.getpid(), niceness), environment)
-        loop = asyncio.get_running_loop()
         ours.setblocking(False)
         try:
             await loop.sock_sendall(ours, encode_control(start))
             loaded = await loop.sock_recv(ours, 1) == READY
         except ConnectionError:
             loaded = False
-        if not loaded:
+        if loaded:
+            self.attach(ours)
+        else:
             self.close()
-            return False
-        ours.settimeout(PATIENCE)
-        return True
+        return loaded
 
-    def fork(self, arguments: dict[str, Any], descriptors: Sequence[int]) -> "Forked | None":
-        """Return a new process that is told `arguments` and has the descriptors; None if there is no template any more.
+    def attach(self, ours: socket.socket) -> None:
+        """Ask what is at the other end of `ours` from now on."""
+        self._socket = ours
+        ours.setblocking(False)
+        self._loop.add_reader(ours.fileno(), self._answered)
 
-        Raises OSError when the system refuses.
-        """
-        answer = self._ask({"fork": arguments}, descriptors)
-        if answer is None:
-            return None
-        if answer < 0:
-            raise OSError(-answer, os.strerror(-answer))
-        return Forked(int(answer), self)
+    def fork(
+        self, arguments: dict[str, Any], descriptors: Sequence[int], done: Callable[[Forked | OSError | None], None]
+    ) -> None:
+        """Have a process forked that is told `arguments` and gets the descriptors, which stay open until `done` is called: with
+        the process, with the refusal of the system, or with None when there is no template any more."""
 
-    def reap(self, pid: int) -> int | None:
-        """Wait until the process `pid` has ended; return its code. None if there is no template any more, and so nobody has it."""
-        return self._ask({"reap": pid}, ())
+        def answered(answer: int | None) -> None:
+            if answer is None:
+                done(None)
+            else:
+                done(Forked(answer, self) if answer >= 0 else OSError(-answer, os.strerror(-answer)))
+
+        self._ask(Question({"fork": arguments}, descriptors, answered))
+
+    def reap(self, pid: int, done: Callable[[int | None], None]) -> None:
+        """Have the process `pid`, which has ended, reaped; `done` hears its code. Without a template init reaps it; the kernel has
+        killed it then."""
+        self._ask(Question({"reap": pid}, (), lambda code: done(-signal.SIGKILL if code is None else code)))
 
     def close(self) -> None:
-        """End the process; those that came of it end with it."""
+        """End the process, without waiting for that; those that came of it end with it. Whoever waits for an answer hears
+        that there is none. Idempotent."""
+        if self._limit is not None:
+            self._limit.cancel()
         if self._socket is not None:
+            if not self._loop.is_closed():
+                self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
         if self._popen is not None:
             self._popen.kill()
-            self._popen.wait()
-            self._popen = None
+            when_gone(self._popen, self.closed, self._loop)
+            self._popen, self._killed = None, True
+        elif not self._killed and not self.closed.done():
+            self.closed.set_result(None)
+        questions, self._questions = self._questions, deque()
+        for question in questions:
+            question.done(None)
 
     def _spawn(self, described: tuple[Any, ...], environment: dict[str, str]) -> socket.socket:
         self._socket, theirs = socket.socketpair()
@@ -103,37 +164,62 @@ class Template:
             )  # fmt: skip
         return self._socket
 
-    def _ask(self, question: dict[str, Any], descriptors: Sequence[int]) -> int | None:
+    def _ask(self, question: Question) -> None:
         if self._socket is None:
-            return None
+            question.done(None)
+            return
+        self._questions.append(question)
+        if len(self._questions) == 1:
+            self._send()
+
+    def _send(self) -> None:
+        question = self._questions[0]
+        self._limit = self._loop.call_later(PATIENCE, self.close)
         try:
-            socket.send_fds(self._socket, [json.dumps(question).encode()], descriptors)
-            answer = self._socket.recv(32)
-            return int(answer)
-        except (OSError, ValueError):  # it is gone, or hangs
+            assert self._socket is not None
+            socket.send_fds(self._socket, [json.dumps(question.asked).encode()], question.descriptors)
+        except OSError:  # it is gone
             self.close()
-            return None
+
+    def _answered(self) -> None:
+        assert self._socket is not None
+        try:
+            answer = int(self._socket.recv(32))
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):  # it is gone
+            self.close()
+            return
+        if self._limit is not None:
+            self._limit.cancel()
+        question = self._questions.popleft()
+        if self._questions:
+            self._send()
+        question.done(answer)
 
 
-class Forked:
-    """A process that came of a template: what subprocess.Popen is for others."""
+def when_gone(popen: "subprocess.Popen[bytes]", done: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+    """Reap a process that was killed, once it is gone. `done` is then, or after KILL_GRACE seconds."""
+    try:
+        pidfd = os.pidfd_open(popen.pid)
+    except OSError:  # no descriptor is left, and the next process that is started reaps it
+        done.set_result(None)
+        return
 
-    def __init__(self, pid: int, template: Template) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._template = template
-        self._pidfd = os.pidfd_open(pid)
+    def gone() -> None:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+        popen.wait()
+        finish()
 
-    def wait(self) -> int:
-        """Return the process's code once it is gone."""
-        if self.returncode is not None:
-            return self.returncode
-        code = self._template.reap(self.pid)
-        if code is None:  # the kernel kills it with its template, and init reaps it
-            ended = select.poll()
-            ended.register(self._pidfd, select.POLLIN)
-            ended.poll()
-            code = -signal.SIGKILL
-        os.close(self._pidfd)
-        self.returncode = code
-        return code
+    def stays() -> None:
+        logger.warning("process %d, which workers are forked from, does not end although it was killed", popen.pid)
+        finish()
+
+    def finish() -> None:
+        limit.cancel()
+        if not done.done():
+            done.set_result(None)
+
+    limit = loop.call_later(KILL_GRACE, stays)
+    loop.add_reader(pidfd, gone)
