@@ -14,6 +14,10 @@ from tests.embedding import tiny
 
 import weir.embedding
 from weir.embedding import EmbeddingServer
+from weir.embedding.items import Item, Wish
+from weir.embedding.native import _Work
+from weir.embedding.texts import Encoded
+from weir.protocols.native import Ask
 
 LONG = "it " * 20
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
@@ -169,3 +173,42 @@ def test_who_leaves_takes_his_texts_along(server: EmbeddingServer) -> None:
     asyncio.run(main())
     with httpx.Client(base_url=server.url, timeout=20) as http:
         assert http.post("/infer/small", json="it").status_code == 200
+
+
+def test_of_many_wishes_only_some_are_under_way() -> None:
+    # 40,000 texts with a prompt each were as many requests for vectors, begun in one turn of the loop.
+    class Waiting:
+        """An encoder that answers when it is let."""
+
+        def __init__(self) -> None:
+            self.under_way = self.most = self.ended = 0
+            self.timeouts: list[float] = []
+
+        async def encode(self, texts: list[str], *, timeout: float, **said: Any) -> Encoded:
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            self.timeouts.append(timeout)
+            await asyncio.sleep(0)
+            self.under_way -= 1
+            self.ended += 1
+            return Encoded(np.full((1, 2), float(texts[0]), np.float32), [1], [False])
+
+    async def main() -> None:
+        class Model(weir.Model):
+            """Never asked."""
+
+            def predict(self, batch: list[Any]) -> list[Any]:
+                return batch
+
+        ask = Ask(weir.Service(Model, executor="inline"), True)
+        encoder: Any = Waiting()
+        items: list[Any] = [Item(str(place), Wish(prompt=f"{place}: ")) for place in range(1000)]
+        ends: list[Any] = await _Work(encoder, ask, items, "one").ends(None)
+        assert [end.numbers[0] for end in ends] == list(range(1000))
+        assert (encoder.ended, encoder.most) == (1000, 64)
+        assert 0 < min(encoder.timeouts) <= max(encoder.timeouts) <= ask.timeout
+        ask.timeout = 0.0
+        late: list[Any] = await _Work(encoder, ask, items[:2], "one").ends(None)
+        assert [type(end).__name__ for end in late] == ["DeadlineExceeded"] * 2
+
+    asyncio.run(main())

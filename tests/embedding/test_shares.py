@@ -96,3 +96,29 @@ def test_who_leaves_is_forgotten() -> None:
     shares.leave(second.key, second)
     shares.leave(second.key, second)
     assert shares.next() is None
+
+
+def test_who_leaves_is_found_without_looking_at_the_others() -> None:
+    # One batch of 40,000 texts with a prompt each is as many members of one share: each was sought for among all.
+    compared = 0
+
+    class Watched(Work):
+        """Counts how often it is compared."""
+
+        __hash__ = Work.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+    shares: Shares[Work] = Shares()
+    members = [Watched("one", 1) for _ in range(2000)]
+    for member in members:
+        shares.add(member.key, member)
+    for member in reversed(members[1000:]):
+        shares.leave(member.key, member)
+    assert (len(shares), shares.next()) == (1000, members[0])
+    assert len(serve(shares, 2000)) == 1000
+    shares.leave((0, "one"), members[0])
+    assert compared == 0

@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
-from weir.protocols.codings import CODINGS, accepted_coding, coding_of, compress, decompress
+from weir.protocols.codings import CODINGS, MAX_MEMBERS, accepted_coding, coding_of, compress, decompress
 
 both = pytest.mark.parametrize("coding", CODINGS)
 
@@ -93,3 +93,22 @@ def test_accept_encodings(value: str, coding: str) -> None:
 )
 def test_a_door_may_offer_fewer(value: str, coding: str) -> None:
     assert accepted_coding(value, ("gzip", "deflate")) == coding
+
+
+@both
+def test_empty_members_are_read_in_linear_time_and_not_without_end(coding: str) -> None:
+    # Each was copied with all that follows it.
+    empty = compress(b"", coding)
+    assert decompress(empty * (MAX_MEMBERS - 1) + compress(b"12", coding), coding, 1000) == b"12"
+    with pytest.raises(InvalidRequest, match=f"more than {MAX_MEMBERS} "):
+        decompress(empty * (MAX_MEMBERS + 1), coding, 1000)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_what_follows_a_member_is_not_copied_with_it(coding: str) -> None:
+    body = compress(b"1", coding) + compress(os.urandom(4_000_000), coding)
+    tracemalloc.start()
+    assert len(decompress(body, coding, 1 << 30)) == 4_000_001
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10_000_000  # the answer, and its pieces

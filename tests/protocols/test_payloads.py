@@ -10,6 +10,7 @@ from tests.protocols.test_answers import ask_for
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
 from weir.model import Measure
+from weir.protocols import payloads
 from weir.protocols.payloads import Work, read_work
 
 
@@ -100,3 +101,23 @@ def test_an_empty_body_is_an_item_where_it_can_be_one() -> None:
     (own,) = read_work(ask_for(Shout, content_type="text/plain"), b"")
     assert isinstance(octets, Work) and isinstance(own, Work)
     assert (octets.payload, own.payload) == (b"", b"")
+
+
+@pytest.mark.parametrize(("model", "item"), [(Echo, b"1"), (Add, b'{"x": [[1, 2]]}'), (Words, b'"a"')])
+def test_a_list_that_can_never_fit_is_refused_before_its_items_are_looked_into(
+    model: Any, item: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each tensor was a request of its own, made on the event loop and held against nothing.
+    read = []
+    monkeypatch.setattr(payloads, "read_item", lambda ask, body: read.append(body))
+    ask = ask_for(model, f"/infer/{model.__name__.lower()}/batch")
+    for body in (b"[" + (item + b",") * 1024 + item + b"]", b"[" + b"[]," * 1_000_000 + b"[]]"):
+        with pytest.raises(TooLarge, match=r"must have at most 1024 \(max_queue_size\)"):
+            read_work(ask, body)
+    assert not read
+
+
+def test_the_rows_of_all_items_are_held_against_the_queue() -> None:
+    ask = ask_for(Words, "/infer/words/batch")
+    with pytest.raises(TooLarge, match=r"body of 1200 rows: must have at most 1024 \(max_queue_size\)"):
+        read_work(ask, b"[" + b",".join([b'"a b c"'] * 400) + b"]")

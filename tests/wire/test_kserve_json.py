@@ -6,7 +6,7 @@ import pytest
 
 from weir.errors import InvalidRequest
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
-from weir.wire.kserve_json import read_request, read_response, write_request, write_response
+from weir.wire.kserve_json import read_request, read_response, refuse_duplicates, write_request, write_response
 
 X: dict[str, Any] = {"name": "x", "shape": [2, 2], "datatype": "INT32", "data": [1, 2, 3, 4]}
 
@@ -118,3 +118,24 @@ def test_a_request_goes_through() -> None:
     assert again.inputs[0].array.tolist() == [2**64 - 1]
     assert (again.id, again.outputs, again.parameters) == ("1", request.outputs, {"a": 1})
     assert read_request(write_request(InferenceRequest("m", [x])), "m").outputs is None
+
+
+def test_a_duplicate_is_found_in_one_pass() -> None:
+    compared = 0
+
+    class Name(str):
+        """Counts how often it is compared."""
+
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return super().__eq__(other)
+
+    names: list[str] = [Name(number) for number in range(10_000)]
+    refuse_duplicates("output", names)
+    with pytest.raises(InvalidRequest, match=r"^output .9999.: is there twice, names must be unique$"):
+        refuse_duplicates("output", [*names, Name(9999)])
+    assert compared < 100  # by their hashes alone

@@ -1,4 +1,6 @@
+import gc
 import math
+import tracemalloc
 from typing import Any
 
 import msgspec
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 
 from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
+from weir.wire import values
 from weir.wire.values import UNWRITABLE, decode, encode, split
 
-values = st.recursive(
+anything = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**63)
@@ -24,16 +27,16 @@ values = st.recursive(
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
 @settings(max_examples=50)
-@given(value=values)
+@given(value=anything)
 def test_comes_back(content_type: str, value: Any) -> None:
     assert decode(encode(value, content_type), content_type) == value
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
 @settings(max_examples=30)  # they are large
-@given(items=st.lists(values))
+@given(items=st.lists(anything))
 def test_a_list_is_split_into_what_its_items_are_encoded_as(content_type: str, items: list[Any]) -> None:
-    assert [decode(item, content_type) for item in split(encode(items, content_type), content_type)] == items
+    assert [decode(item, content_type) for item in split(encode(items, content_type), content_type) or ()] == items
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
@@ -116,3 +119,65 @@ def test_a_list_that_contains_itself() -> None:
     value.append(value)
     with pytest.raises(RecursionError):
         encode(value, JSON)
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+@pytest.mark.parametrize("fields", [1, 2, 3, 4096])
+def test_a_list_is_split_if_it_is_no_longer_than_allowed(
+    content_type: str, fields: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(values, "_FIELDS", fields)
+    items = [1, "a, b", [2, [3, 4]], {"c": 5, "d": '\\",['}, None, "]", 1.5, []]
+    for count in range(len(items) + 1):
+        body = encode(items[:count], content_type)
+        for most in range(1, len(items) + 2):
+            parts = split(body, content_type, most)
+            assert parts == ([encode(each, content_type) for each in items[:count]] if count <= most else None)
+    if content_type == JSON:
+        assert split(b" [ 1 , [2 , 3] ,  4 ] ", JSON, 3) == [b"1", b"[2 , 3]", b"4"]
+        assert split(b" [ 1 , [2 , 3] ,  4 ] ", JSON, 2) is None
+    else:
+        long = encode([0] * 70_000, MSGPACK)
+        assert split(long, MSGPACK, 69_999) is None
+        assert split(long, MSGPACK, 70_000) is not None
+
+
+@pytest.mark.parametrize("most", [1024, 10_000])
+def test_the_elements_of_a_list_that_is_too_long_are_not_made(most: int) -> None:
+    bodies = [(b"[" + b"1," * 500_000 + b"1]", JSON), (b"\xdd" + (10**6).to_bytes(4, "big") + b"\x01" * 10**6, MSGPACK)]
+    split(bodies[0][0], JSON, most)  # what decodes the first elements has been made
+    tracemalloc.start()
+    try:
+        for body, content_type in bodies:
+            assert split(body, content_type, most) is None
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_is_no_list_is_refused_whatever_is_allowed() -> None:
+    for body in (b'{"a": 1, "b": 2, "c": 3}', b"[1, 2, 3", b"[1, 2 3, 4]", b"3", b""):
+        with pytest.raises(InvalidRequest, match=r"^body: must be"):
+            split(body, JSON, 2)
+        with pytest.raises(InvalidRequest, match=r"^body: must be"):
+            split(body, MSGPACK, 2)
+
+
+def test_large_bodies_are_decoded_without_the_garbage_collector() -> None:
+    began: list[str] = []
+    gc.callbacks.append(note := lambda phase, info: began.append(phase))
+    try:
+        body = b"[" + b"[]," * 50_000 + b"[]]"
+        with values.uncollected(len(body)):
+            assert not gc.isenabled()
+            values.DECODE[JSON](body)
+        assert gc.isenabled() and not began
+        with values.uncollected(100):
+            assert gc.isenabled()
+        gc.disable()
+        with values.uncollected(len(body)):
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()

@@ -293,6 +293,8 @@ class Encoder:
             if not asking.left:
                 self._end(asking)
             return
+        if asking.ended:  # its texts fail one after the other: where each stands is of no use any more
+            return
         if isinstance(error, DeadlineExceeded):  # the line knows what was left of the time, the caller what he said
             error = _too_late()
         self._fail(asking, named(error, asking.first_place(request.place)))

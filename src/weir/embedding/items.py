@@ -40,9 +40,9 @@ def read_items(ask: Ask, body: bytes, site: Site, encoder: Encodes) -> list[Item
     """
     if not ask.batch:
         return [read_item(body if ask.content_type == OCTETS else decode(body, ask.content_type), encoder)]
-    parts = split(body, ask.content_type)
-    if parts:
-        site.check_count(len(parts), "body")
+    parts = split(body, ask.content_type, site.max_texts)
+    if parts is None:
+        raise InvalidRequest(f"body: has more than {site.max_texts} texts (max_texts)")
     return [_item_or_error(part, ask.content_type, encoder) for part in parts]
 
 

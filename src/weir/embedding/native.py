@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,13 +13,14 @@ from weir.embedding.calling import TRUNCATED, Caller, Site, read, unless_left
 from weir.embedding.items import Item, Wish, read_items
 from weir.embedding.jsons import as_json
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import Cancelled, CapacityError, WeirError
+from weir.errors import Cancelled, CapacityError, DeadlineExceeded, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.protocols.answers import Answer, batch_body, error_answer, explain_headers
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask
 
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
+_AT_ONCE = 64  # wishes of one request that are under way; each is a request of its own to the encoder
 
 
 class Vector(NamedTuple):
@@ -99,22 +101,31 @@ class _Work:
         for place, item in enumerate(self._items):
             if isinstance(item, Item):
                 alike.setdefault(item.wish, []).append(place)
+        waiting = iter(alike.items())
         # The first has the span that the caller hears of; the others are beside it.
-        traces = [trace, *[getattr(trace, "traceparent", None)] * len(alike)]
-        found = await asyncio.gather(*map(self._encoded, alike, alike.values(), traces))
-        if len(found) == 1 and isinstance(found[0], CapacityError):
-            raise found[0]
-        for places, encoded in zip(alike.values(), found, strict=True):
-            for row, place in enumerate(places):
-                ends[place] = encoded if isinstance(encoded, WeirError) else _end(encoded, row)
+        traces = chain([trace], repeat(getattr(trace, "traceparent", None)))
+        began = asyncio.get_running_loop().time()
+
+        async def encode_next() -> None:
+            for (wish, places), own in zip(waiting, traces):  # noqa: B905 - the traces have no end
+                left = self._ask.timeout - (asyncio.get_running_loop().time() - began)
+                encoded = await self._encoded(wish, places, own, left)
+                if len(alike) == 1 and isinstance(encoded, CapacityError):
+                    raise encoded
+                for row, place in enumerate(places):
+                    ends[place] = encoded if isinstance(encoded, WeirError) else _end(encoded, row)
+
+        await asyncio.gather(*[encode_next() for _ in range(min(_AT_ONCE, len(alike)))])
         return ends
 
-    async def _encoded(self, wish: Wish, places: list[int], trace: Any) -> Encoded | WeirError:
+    async def _encoded(self, wish: Wish, places: list[int], trace: Any, timeout: float) -> Encoded | WeirError:
         ask = self._ask
         texts: list[Text] = [item.text for place in places if isinstance(item := self._items[place], Item)]
         try:
+            if timeout <= 0:
+                raise DeadlineExceeded("the deadline passed before all texts were computed")
             encoded = await self._encoder.encode(
-                texts, door=DOOR, client=self._client, priority=ask.priority, timeout=ask.timeout,
+                texts, door=DOOR, client=self._client, priority=ask.priority, timeout=timeout,
                 dimensions=wish.dimensions, truncate=wish.truncate, prompt=wish.prompt, whole_words=wish.whole_words,
                 each=True, trace=trace,
             )  # fmt: skip

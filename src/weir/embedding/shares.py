@@ -4,7 +4,7 @@ Fair queueing by virtual time: whoever has had least goes next, counted in token
 nobody saves up a share while away. Higher priority goes first.
 """
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 CREDIT = 4096.0  # tokens that who was not ready in time may have later
 
 
-class Sharing(Protocol):
+class Sharing(Hashable, Protocol):
     """What waits for its caller's share."""
 
     @property
@@ -32,12 +32,18 @@ class Share(Generic[S]):
     def __init__(self, key: Key, had: float) -> None:
         self.key = key
         self.had = had
-        self.waiting: deque[S] = deque()
+        self.waiting: OrderedDict[S, None] = (
+            OrderedDict()
+        )  # a plain dict is slow to find its first where many have left
         self.queued = False  # among those whose turn is sought
 
 
+def _first(share: Share[S]) -> S:
+    return next(iter(share.waiting))
+
+
 class Shares(Generic[S]):
-    """What waits, by caller. All operations are O(log callers)."""
+    """What waits, by caller. All operations are O(log callers), but for `len`."""
 
     def __init__(self) -> None:
         self._shares: dict[Key, Share[S]] = {}
@@ -53,13 +59,13 @@ class Shares(Generic[S]):
         share = self._shares.get(key)
         if share is None:
             share = self._shares[key] = Share(key, self._now)
-        share.waiting.append(member)
+        share.waiting[member] = None
         self.wake(key)
 
     def wake(self, key: Key) -> None:
         """Something of `key` may be ready that was not."""
         share = self._shares.get(key)
-        if share is not None and not share.queued and share.waiting[0].ready:
+        if share is not None and not share.queued and _first(share).ready:
             share.had = max(share.had, self._now - CREDIT)
             self._push(share)
 
@@ -72,8 +78,8 @@ class Shares(Generic[S]):
         """Return the one whose turn it is; None if nothing is ready. Say `charge` or `leave` then."""
         while self._heap:
             share = self._heap[0][3]
-            if share.waiting and share.waiting[0].ready:
-                return share.waiting[0]
+            if share.waiting and (first := _first(share)).ready:
+                return first
             heappop(self._heap)
             share.queued = False
         return None
@@ -90,7 +96,7 @@ class Shares(Generic[S]):
         share = self._shares.get(key)
         if share is None or member not in share.waiting:
             return
-        share.waiting.remove(member)
+        del share.waiting[member]
         if not share.waiting:
             del self._shares[key]
         else:

@@ -12,6 +12,13 @@ from weir.protocols.media import weighted
 CODINGS = ("zstd", "gzip", "deflate")  # the better one first
 _WINDOWS = {"gzip": 31, "deflate": 15}  # how zlib is told which of its formats it is
 _MAX_WINDOW = 8 << 20  # what RFC 9659 lets a server expect of zstd over HTTP
+# A body may have several members, or frames. Each costs microseconds, however little is in it: of 64 KiB each, as bgzip writes
+# them, so many are 640 MB.
+MAX_MEMBERS = 10_000
+_FIRST_PIECE, _LARGEST_PIECE = (
+    512,
+    256 << 10,
+)  # bytes given to zlib at once: what follows a member in its piece is copied
 
 
 def coding_of(value: str) -> str:
@@ -62,20 +69,27 @@ def decompress(data: bytes, coding: str, max_size: int) -> bytes:
 
 def _inflate(data: bytes, limit: int, window: int) -> bytes:
     parts: list[bytes] = []
-    room = limit
-    while data and room > 0:  # a gzip body may have several members
+    rest, room, members = memoryview(data), limit, 0
+    while rest and room > 0:
+        members += 1
+        if members > MAX_MEMBERS:
+            raise zlib.error(f"more than {MAX_MEMBERS} members")
         member = zlib.decompressobj(wbits=window)
-        parts.append(member.decompress(data, room))
-        room -= len(parts[-1])
+        size = _FIRST_PIECE
+        while rest and room > 0 and not member.eof:
+            piece = rest[:size]
+            parts.append(member.decompress(piece, room))
+            room -= len(parts[-1])
+            rest = rest[len(piece) - len(member.unused_data) :]
+            size = min(2 * size, _LARGEST_PIECE)
         if room > 0 and not member.eof:
             raise zlib.error("cut short")
-        data = member.unused_data
     return b"".join(parts)
 
 
 def _unzstd(data: bytes, limit: int) -> bytes:
     parts: list[bytes] = []
-    room = limit
+    room, frames = limit, 1
     rest = memoryview(data)
     frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
     while rest and room > 0:
@@ -84,7 +98,10 @@ def _unzstd(data: bytes, limit: int) -> bytes:
         parts.append(frame.decompress(chunk))
         room -= len(parts[-1])
         rest = rest[len(chunk) - len(frame.unused_data) :]
-        if frame.eof and rest:  # nor is a zstd body bound to one frame
+        if frame.eof and rest:
+            frames += 1
+            if frames > MAX_MEMBERS:
+                raise zstandard.ZstdError(f"more than {MAX_MEMBERS} frames")
             frame = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW).decompressobj()
     if room > 0 and not frame.eof:
         raise zstandard.ZstdError("cut short")

@@ -38,17 +38,29 @@ def read_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
     """Make work of the `body` of a request, decompressed: one element, unless it is a list whose items differ in size or
     are tensors; of these, one that cannot be work is an error in its place.
 
-    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the line. What
-    only the worker decodes, only the worker refuses.
+    Raises InvalidRequest for an empty or malformed body, and TooLarge for a list that can never fit into the line, before its items
+    are looked into. What only the worker decodes, only the worker refuses.
     """
     if not body and not may_be_empty(ask):
         raise empty_body(ask)
     if not ask.batch:
         return [read_item(ask, body)]
-    items = split(body, ask.content_type)
-    if ask.service.needs_measure or is_tensor_model(ask.service.model):
-        return [_item_or_error(ask, item) for item in items]
-    return [_work(ask, items, Kind.ITEMS, len(items), float(len(items)), ask.key)] if items else []
+    most = ask.service.batching.max_queue_size
+    items = split(body, ask.content_type, most)
+    if items is None:
+        raise TooLarge(f"body of more than {most} items: must have at most {most} (max_queue_size)")
+    if not reads_items(ask):
+        return [_work(ask, items, Kind.ITEMS, len(items), float(len(items)), ask.key)] if items else []
+    works = [_item_or_error(ask, item) for item in items]
+    rows = sum(work.rows for work in works if isinstance(work, Work))
+    if rows > most:
+        raise TooLarge(f"body of {rows} rows: must have at most {most} (max_queue_size)")
+    return works
+
+
+def reads_items(ask: Ask) -> bool:
+    """Tell whether the items of a list are looked into one by one, each then a request of its own."""
+    return ask.service.needs_measure or is_tensor_model(ask.service.model)
 
 
 def may_be_empty(ask: Ask) -> bool:

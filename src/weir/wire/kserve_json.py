@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.wire.bytes_tensors import unpack_elements
 from weir.wire.elements import read_elements, write_elements
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
@@ -185,9 +185,11 @@ def tensors_of(tensors: list[ReadTensor], find: Find) -> list[TensorValue]:
 
 def refuse_duplicates(what: str, names: list[str]) -> None:
     """Raise InvalidRequest if a name is there twice."""
-    if len(set(names)) < len(names):
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise InvalidRequest(f"{what} {twice!r}: is there twice, names must be unique")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise InvalidRequest(f"{what} {brief(name)}: is there twice, names must be unique")
+        seen.add(name)
 
 
 def _value_of(tensor: ReadTensor, find: Find) -> TensorValue:
