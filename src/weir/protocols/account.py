@@ -5,14 +5,17 @@ waits in queues, and answers that nobody has read yet. What would go beyond the 
 not read from its socket; so no crowd of clients can take more memory than the limit says.
 """
 
+import asyncio
 import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import Overloaded, TooLarge
 from weir.protocols.settings import HttpSettings
@@ -24,13 +27,16 @@ _PART = 4
 # The part of the limit that one connection with many requests under way may hold.
 _CONNECTION_PART = 8
 
+# Bodies that are decompressed at the same time. They are charged as what they may become, so many may not begin at once.
+_UNPACKED_AT_ONCE = 2
+
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class Account:
     """Counts the bytes and the connections of all clients of one server; for one event loop."""
 
-    __slots__ = ("_pressed", "counters", "held_bytes", "max_bytes", "max_connections", "refused")
+    __slots__ = ("_pressed", "counters", "held_bytes", "max_bytes", "max_connections", "refused", "unpacking")
 
     def __init__(self, settings: HttpSettings) -> None:
         self.max_bytes = settings.max_waiting_bytes or max(usable_memory() // _PART, 4 * settings.max_body_size)
@@ -38,6 +44,7 @@ class Account:
         self.held_bytes = 0
         self.counters: list[Callable[[], int]] = []  # one for each kind of connection: how many are open
         self.refused = 0  # times that bytes were refused
+        self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
         self._pressed = False
 
     def take(self, size_bytes: int) -> None:
@@ -92,20 +99,20 @@ class Account:
 class Claim:
     """The bytes that one request, or one connection, holds of an account. Leaving it as a context gives all back."""
 
-    __slots__ = ("_account", "held_bytes")
+    __slots__ = ("account", "held_bytes")
 
     def __init__(self, account: Account) -> None:
-        self._account = account
+        self.account = account
         self.held_bytes = 0
 
     def take(self, size_bytes: int) -> None:
         """Charge so many bytes. Raises what Account.take raises."""
-        self._account.take(size_bytes)
+        self.account.take(size_bytes)
         self.held_bytes += size_bytes
 
     def give(self, size_bytes: int) -> None:
         """Give back so many of them."""
-        self._account.give(size_bytes)
+        self.account.give(size_bytes)
         self.held_bytes -= size_bytes
 
     def hold(self, size_bytes: int) -> None:
@@ -137,6 +144,46 @@ def charge(size_bytes: int) -> None:
     claim = CLAIM.get()
     if claim is not None:
         claim.take(size_bytes)
+
+
+def arrays_size(payload: Any) -> int:
+    """Return how many bytes the arrays of a payload have, if it is a dict of arrays; else 0: it is what its body was."""
+    if not isinstance(payload, dict):
+        return 0
+    return sum([int(getattr(value, "nbytes", 0)) for value in payload.values()])
+
+
+@asynccontextmanager
+async def unpacking(max_size_bytes: int) -> AsyncGenerator[None, None]:
+    """Wait until a body may be decompressed, and charge, meanwhile, what it may become; what it has become is charged afterwards, by `charge`.
+    Raises what Account.take raises."""
+    claim = CLAIM.get()
+    if claim is None:
+        yield
+        return
+    async with claim.account.unpacking:
+        with claim.account.claim() as most:
+            most.take(max_size_bytes)
+            yield
+
+
+class Counted:
+    """ASGI middleware that gives each request a claim on `account`, which ends with its answer."""
+
+    def __init__(self, app: ASGIApp, account: Account) -> None:
+        self._app = app
+        self._account = account
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        with self._account.claim() as claim:
+            token = CLAIM.set(claim)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                CLAIM.reset(token)
 
 
 def usable_memory() -> int:

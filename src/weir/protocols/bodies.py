@@ -5,6 +5,8 @@ import asyncio
 from starlette.types import Message, Receive, Scope
 
 from weir.errors import DeadlineExceeded
+from weir.protocols.account import charge, unpacking
+from weir.protocols.codings import decompress
 from weir.protocols.native import too_large
 
 _LINGER = 0.5  # seconds that the sender of a refused body may pause before the connection is closed
@@ -21,7 +23,8 @@ class Body:
     async def read(self, max_body_size: int, within: float) -> bytes | None:
         """Return the whole body, or None if the client left.
 
-        Raises TooLarge once it has more than `max_body_size` bytes, and DeadlineExceeded after `within` seconds.
+        Raises TooLarge once it has more than `max_body_size` bytes, DeadlineExceeded after `within` seconds, and Overloaded when the
+        account of the server has no room for it.
         """
         try:
             async with asyncio.timeout(within):
@@ -30,18 +33,34 @@ class Body:
             raise DeadlineExceeded(f"body: must arrive within {within:g} s (body_timeout)") from None
 
     async def _read(self, max_body_size: int) -> bytes | None:
-        chunks: list[bytes] = []
-        size = 0
+        whole = bytearray()  # a list of what may be millions of crumbs would be many times as large
         while self.unread:
             message = await self._receive()
             if message["type"] != "http.request":
                 return None
             self.unread = message.get("more_body", False)
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
-            if size > max_body_size:
-                raise too_large(f"of {size} bytes or more", max_body_size)
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            chunk: bytes = message.get("body", b"")
+            if len(whole) + len(chunk) > max_body_size:
+                raise too_large(f"of {len(whole) + len(chunk)} bytes or more", max_body_size)
+            charge(len(chunk))
+            if not whole and not self.unread:
+                return chunk
+            whole += chunk
+        return bytes(whole)
+
+
+async def unpacked(body: bytes, coding: str, max_size: int, within: float) -> bytes:
+    """Return `body`, which is in `coding`, as it was, charged to the account of the server. Many at once wait for each other.
+
+    Raises what `decompress` raises, DeadlineExceeded after `within` seconds, and Overloaded where the account has no room.
+    """
+    try:
+        async with asyncio.timeout(within), unpacking(max_size):
+            plain = await asyncio.to_thread(decompress, body, coding, max_size)
+    except TimeoutError:
+        raise DeadlineExceeded(f"body: could not be decompressed within {within:g} s") from None
+    charge(len(plain))
+    return plain
 
 
 async def discard_body(receive: Receive, within: float) -> None:

@@ -1,6 +1,5 @@
 """One route as an ASGI application: the body is read within bounds and decompressed, and whatever goes wrong is answered."""
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -9,9 +8,10 @@ import msgspec
 from starlette.types import Receive, Scope, Send
 
 from weir.errors import InvalidRequest, TooLarge, WeirError, brief
+from weir.protocols.account import charge
 from weir.protocols.answers import Answer, Headers
-from weir.protocols.bodies import Body, has_large_body
-from weir.protocols.codings import coding_of, decompress
+from weir.protocols.bodies import Body, has_large_body, unpacked
+from weir.protocols.codings import coding_of
 from weir.protocols.native import MAX_REQUEST_ID_LENGTH, check_length, head_size
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
@@ -76,7 +76,7 @@ class Endpoint:
         call = Call(scope["path_params"], scope["headers"], peer, body, receive, send, version)
         answer = await self._answer(scope, call)
         if answer is not None:
-            await send_answer(send, identified(answer, scope["headers"]))
+            await send_answer(send, identified(self._charged(answer), scope["headers"]))
 
     async def _read(self, scope: Scope, incoming: Body) -> bytes | None:
         settings = self._settings
@@ -87,7 +87,15 @@ class Endpoint:
         body = await incoming.read(settings.max_body_size, settings.body_timeout)
         if body is None or not coding:
             return body
-        return await asyncio.to_thread(decompress, body, coding, settings.max_body_size)
+        return await unpacked(body, coding, settings.max_body_size, settings.body_timeout)
+
+    def _charged(self, answer: Answer) -> Answer:
+        """Return `answer`, or what says that there is no memory in which it could wait to be read."""
+        try:
+            charge(len(answer.body))
+        except WeirError as error:
+            return self._refusal(error)
+        return answer
 
     async def _answer(self, scope: Scope, call: Call) -> Answer | None:
         try:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import TooLarge, WeirError
+from weir.protocols.account import arrays_size, charge
 from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer, trace_headers
 from weir.protocols.asgi_request import AsgiRequest, abandon, submit
 from weir.protocols.asgi_stream import enter_stream, stream_source
-from weir.protocols.bodies import Body, disconnected, has_large_body
-from weir.protocols.codings import decompress
+from weir.protocols.bodies import Body, disconnected, has_large_body, unpacked
 from weir.protocols.events import EventStream
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
@@ -100,6 +100,10 @@ class Inference:
         answer.headers.extend(echo_headers(ask))
         if ask.accept_coding and len(answer.body) > self._settings.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
+        try:
+            charge(len(answer.body))
+        except WeirError as error:
+            return self._refusal(error, ask.service)
         for observer in ask.service.observers:
             observer.transferred(ask.service.label, DOOR, len(body), len(answer.body))
         return answer
@@ -107,7 +111,9 @@ class Inference:
     async def _read(self, ask: Ask, body: bytes) -> list[Work | WeirError] | Answer:
         """Return the work in `body`, or the answer that refuses it."""
         try:
-            return read_work(ask, await self._inflated(ask, body))
+            works = read_work(ask, await self._inflated(ask, body))
+            charge(sum([arrays_size(work.payload) for work in works if isinstance(work, Work)]))
+            return works
         except WeirError as error:
             return self._refusal(error, ask.service)
 
@@ -132,7 +138,7 @@ class Inference:
     async def _inflated(self, ask: Ask, body: bytes) -> bytes:
         if not ask.coding:
             return body
-        return await asyncio.to_thread(decompress, body, ask.coding, self._settings.max_body_size)
+        return await unpacked(body, ask.coding, self._settings.max_body_size, ask.timeout)
 
     async def _run(self, ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Answer | None:
         try:

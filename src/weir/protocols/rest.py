@@ -10,6 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
+from weir.protocols.account import Counted
 from weir.protocols.failures import exception_handlers
 from weir.protocols.gate import Gate, Refuse
 from weir.protocols.inference import Inference
@@ -79,6 +80,7 @@ def make_app(
     middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))
+    middleware.insert(0, Middleware(Counted, site.account))
     if site.access.required:
         refusals = {**added.refusals, PREFIX: kserve_error}
         middleware.insert(0, Middleware(Gate, site.access, refusals, settings.body_timeout))

@@ -96,21 +96,67 @@ def test_small_bodies_travel_as_bytes() -> None:
 
 def test_a_full_arena_is_429_and_the_connection_goes_on() -> None:
     async def body() -> None:
-        executor = ArenaExecutor(squared, places=1)
+        executor = ArenaExecutor(places=1)
         async with site(executor) as here:
             first, second = here.connect(), here.connect()
             request = post(b'"' + b"x" * 100_000 + b'"')
-            first.receive(request[:-1])
+            first.receive(request)
             second.receive(request + post(b"5"))
             await settled()
+            while executor.pending:
+                executor.answer_next(always(b"25"))
+                await settled()
             refused, answer = answers(second.sent)
             assert (refused.status, "retry-after" in refused.headers, answer.body) == (429, True, b"25")
-            first.receive(request[-1:])
-            await settled()
             assert statuses(first.sent) == [200]
             second.receive(request)
             await settled()
+            while executor.pending:
+                executor.answer_next(always(b"25"))
+                await settled()
             assert statuses(second.sent) == [429, 200, 200]
+
+    run(body)
+
+
+def test_who_announces_much_and_sends_little_keeps_nobody_out_of_the_arena() -> None:
+    async def body() -> None:
+        executor = ArenaExecutor(squared, places=3)
+        async with site(executor) as here:
+            request = post(b'"' + b"x" * 100_000 + b'"')
+            slow = [here.connect() for _ in range(20)]
+            for number, transport in enumerate(slow):
+                transport.receive(request[: 500 + number])
+            half = here.connect()
+            half.receive(request[:50_000])
+            honest = here.connect()
+            honest.receive(request)
+            await settled()
+            assert statuses(honest.sent) == [200]
+            assert half.protocol.arrived > 40_000
+            assert half.protocol in here.lane.receiving  # of which most has come stays where it is
+            for number, transport in enumerate(slow):
+                transport.receive(request[500 + number :])
+            half.receive(request[50_000:])
+            await settled()
+            assert [statuses(each.sent) for each in [*slow, half]] == [[200]] * 21
+            assert (executor.free, here.lane.account.held_bytes, len(here.lane.receiving)) == (3, 0, 0)
+
+    run(body)
+
+
+def test_nobody_is_moved_where_there_is_no_memory() -> None:
+    async def body() -> None:
+        async with site(ArenaExecutor(squared, places=1), max_waiting_bytes=40_000) as here:
+            request = post(b'"' + b"x" * 100_000 + b'"')
+            first, second = here.connect(), here.connect()
+            first.receive(request[:-1])
+            second.receive(request)
+            await settled()
+            assert statuses(second.sent) == [429]
+            first.receive(request[-1:])
+            await settled()
+            assert statuses(first.sent) == [200]
 
     run(body)
 
@@ -126,7 +172,8 @@ def test_a_body_larger_than_the_arena_is_413() -> None:
 
 def test_bodies_in_ordinary_memory_are_bounded_together() -> None:
     async def body() -> None:
-        async with site(max_body_size=50_000) as here:
+        executor = FakeExecutor()
+        async with site(executor, max_waiting_bytes=16 * 50_000) as here:
             request = post(b'"' + b"x" * 49_998 + b'"')
             transports = [here.connect() for _ in range(17)]
             for transport in transports:
@@ -134,11 +181,48 @@ def test_bodies_in_ordinary_memory_are_bounded_together() -> None:
             await settled()
             assert [statuses(each.sent) for each in transports] == [[]] * 16 + [[429]]
             transports[0].protocol.connection_lost(None)
-            assert here.lane.buffered_bytes == 15 * 50_000
+            assert here.lane.account.held_bytes == 15 * 50_000
             transports[1].receive(request[-1:])
             await settled()
+            assert here.lane.account.held_bytes == 15 * 50_000  # as long as the request is in flight
+            executor.answer_next(squared)
+            await settled()
             assert statuses(transports[1].sent) == [200]
-            assert here.lane.buffered_bytes == 14 * 50_000
+            assert here.lane.account.held_bytes == 14 * 50_000
+
+    run(body)
+
+
+def test_memory_is_taken_as_a_body_comes() -> None:
+    async def body() -> None:
+        async with site(max_waiting_bytes=400_000) as here:
+            request = post(b'"' + b"x" * 999_998 + b'"')
+            transports = [here.connect() for _ in range(5)]
+            for transport in transports:
+                transport.receive(request[:100])
+            assert here.lane.account.held_bytes == 5 * (64 << 10)
+            transports[0].receive(request[100:])
+            await settled()
+            assert (statuses(transports[0].sent), here.lane.account.held_bytes) == ([429], 4 * (64 << 10))
+
+    run(body)
+
+
+def test_heads_and_small_bodies_that_wait_for_their_rest_are_counted() -> None:
+    async def body() -> None:
+        async with site(max_waiting_bytes=50_000) as here:
+            transports = [here.connect() for _ in range(3)]
+            for transport in transports:
+                transport.receive(b"POST /infer/square HTTP/1.1\r\nX: " + b"x" * 20_000)
+            assert [statuses(each.sent) for each in transports] == [[], [], [429]]
+            assert 40_000 <= here.lane.account.held_bytes <= 50_000
+            transports[0].receive(b"\r\nHost: test\r\nContent-Length: 1\r\n\r\n3")
+            await settled()
+            assert statuses(transports[0].sent) == [200]
+            assert here.lane.account.held_bytes < 25_000
+            transports[1].abort()
+            await settled()
+            assert here.lane.account.held_bytes == 0
 
     run(body)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from weir.errors import Overloaded, TooLarge, WeirError
 from weir.manager.delivery import discard
-from weir.protocols.fastlane.body import BlockPlace, Place, Reception
+from weir.protocols.fastlane.body import BlockPlace, Buffer, Place, fill
 from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning
 from weir.protocols.fastlane.link import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, Link, draining
 from weir.protocols.fastlane.responses import CONTINUE
@@ -23,6 +23,7 @@ from weir.wire.pickles import LARGE_BYTES
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
+    from weir.manager.service import Service
     from weir.protocols.fastlane.lane import Lane
     from weir.protocols.fastlane.plan import Plan
 
@@ -30,6 +31,9 @@ _log = logging.getLogger("weir.http")
 
 # Bytes of further requests that may have arrived while one is in flight.
 _LEFTOVER_BYTES = 64 << 10
+
+# What has arrived of heads and small bodies is charged to the account where it is more than this, for one connection.
+_FREE_BYTES = 4 << 10
 
 # What arrives at once and is no larger is looked up in the memo as it is.
 _SMALL_READ_BYTES = 8 << 10
@@ -49,7 +53,7 @@ class Connection(Link):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """Offer the rest of a large body's place, else the buffer that all connections share."""
-        return self.lane.view if self._reception is None else self._reception.room()
+        return self.lane.view if self._place is None else self._place.room()
 
     def buffer_updated(self, nbytes: int) -> None:
         """Take in `nbytes` that have arrived in what `get_buffer` offered."""
@@ -63,9 +67,8 @@ class Connection(Link):
                 return
             self._pending += data
             self._advance()
-        elif self._reception is not None:
-            if self._reception.received(nbytes):
-                self._dispatch_received(self._reception)
+        elif self._place is not None:
+            self._receive_more(self._place, nbytes)
         elif self.phase is not OVER and not self._begin_large_at_once(nbytes):
             self._pending += self.lane.view[:nbytes]
             self._advance()
@@ -86,6 +89,13 @@ class Connection(Link):
         self._since = self.lane.tick
         self._receive(place, beginning)
         return True
+
+    def _receive_more(self, place: Place, size: int) -> None:
+        try:
+            if place.received(size):
+                self._dispatch_received(place)
+        except WeirError as error:
+            self._refuse_and_close(error)
 
     # Reading requests.
 
@@ -115,12 +125,27 @@ class Connection(Link):
     def _regulate_reading(self) -> None:
         waits = self.phase is BUSY or self._writing_paused
         full = waits and len(self._pending) >= _LEFTOVER_BYTES
+        if len(self._pending) > _FREE_BYTES or self._counted:
+            self._count_pending()
         if full is not self._reading_paused and self.phase is not OVER and not self.transport.is_closing():
             self._reading_paused = full
             if full:
                 self.transport.pause_reading()
             else:
                 self.transport.resume_reading()
+
+    def _count_pending(self) -> None:
+        more = len(self._pending) - self._counted
+        if more > 0:
+            try:
+                self.lane.account.take(more)
+            except WeirError as error:
+                if self.phase is not OVER:
+                    self._refuse_and_close(error)
+                return
+        else:
+            self.lane.account.give(-more)
+        self._counted += more
 
     def _read_head(self) -> bool:
         pending = self._pending
@@ -200,22 +225,24 @@ class Connection(Link):
     def _receive(self, place: Place, beginning: memoryview) -> bool:
         """Receive the body of `_plan` into `place`; tell whether it is complete with its `beginning`."""
         self.phase = LARGE
-        self._reception = reception = Reception(place, beginning)
-        complete = reception.received(0)
+        self._place = place
+        if place.claim is None:
+            self.lane.receiving.add(self)
+        complete = fill(place, beginning)
         if complete:
-            self._dispatch_received(reception)
+            self._dispatch_received(place)
         return complete
 
     def _reserve(self, plan: "Plan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
         if not plan.in_arena:
-            return self.lane.buffer(plan.length)
+            return Buffer(plan.length, self.lane.account)
         service = plan.ask.service
-        block = service.reserve(plan.lead + plan.length)
+        block = self.lane.block(service, plan.lead + plan.length)
         if block is not None:
             return BlockPlace(block, plan.length, plan.lead)
         if not service.arena_bytes:
-            return self.lane.buffer(plan.length)
+            return Buffer(plan.length, self.lane.account)
         if plan.lead + plan.length > service.arena_bytes:
             raise TooLarge(f"body: of {plan.length} bytes, the arena has {service.arena_bytes} (arena_bytes)")
         raise Overloaded(f"body: no place for {plan.length} bytes in the arena now")
@@ -231,9 +258,32 @@ class Connection(Link):
 
     # Requests and their ends.
 
-    def _dispatch_received(self, reception: Reception) -> None:
-        self._reception = None
-        self._dispatch(self._plan, reception.place.payload())
+    def _dispatch_received(self, place: Place) -> None:
+        self._forget_place()
+        self._claim = place.claim
+        self._dispatch(self._plan, place.payload())
+
+    @property
+    def receives_for(self) -> "Service":
+        """See Receiver in lane.py."""
+        service: Service = self._plan.ask.service
+        return service
+
+    @property
+    def arrived(self) -> int:
+        """See Receiver."""
+        return 0 if self._place is None else self._place.arrived
+
+    def move(self) -> bool:
+        """See Receiver."""
+        if not isinstance(self._place, BlockPlace):
+            return False
+        try:
+            self._place = self._place.moved(self.lane.account)
+        except WeirError:
+            return False
+        self.lane.receiving.discard(self)
+        return True
 
     def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
         self._request = request = plan.manner.request(self, plan, payload)

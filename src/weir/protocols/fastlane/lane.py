@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from weir.errors import Overloaded, WeirError
+from weir.errors import WeirError
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import Account
-from weir.protocols.fastlane.body import Buffer
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
 from weir.protocols.fastlane.memo import HeadMemo
@@ -19,6 +18,7 @@ from weir.protocols.fastlane.tally import Tally
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
+from weir.workers.executor import Block
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
@@ -28,8 +28,8 @@ READ_BYTES = 64 << 10
 # While memory is short, whoever sends or reads slowly gets so many times less time for it.
 _HASTE = 10
 
-# Bodies that are being received into ordinary memory, of all connections together, in units of `max_body_size`.
-_BUFFERED_BODIES = 16
+# Bodies that are moved out of an arena for one that needs a place: so much work at most.
+_MOST_MOVED = 64
 
 
 class Swept(Protocol):
@@ -50,6 +50,21 @@ class Swept(Protocol):
     @property
     def busy(self) -> bool:
         """Whether a request that was accepted has no answer yet."""
+
+
+class Receiver(Protocol):
+    """A connection that receives a large body into shared memory."""
+
+    @property
+    def receives_for(self) -> "Service":
+        """Whose arena it is."""
+
+    @property
+    def arrived(self) -> int:
+        """How many bytes have come."""
+
+    def move(self) -> bool:
+        """Go on in ordinary memory; False if there is no room."""
 
 
 class Lane:
@@ -75,7 +90,7 @@ class Lane:
         self.draining = False
         self.ended = asyncio.Event()  # while draining: a request had its end, or a connection did
         self.tick = 0.0  # the instant of the last sweep
-        self.buffered_bytes = 0
+        self.receiving: set[Receiver] = set()  # connections that receive a body into shared memory
         self._clock = clock
         self._memo: HeadMemo[Plan] = HeadMemo()
         self.remembered = self._memo.find
@@ -134,13 +149,19 @@ class Lane:
             self.ended.clear()
             await self.ended.wait()
 
-    def buffer(self, size: int) -> Buffer:
-        """Return ordinary memory for a body. Raises Overloaded when all such bodies together have too much."""
-        limit = _BUFFERED_BODIES * self.settings.max_body_size
-        if self.buffered_bytes + size > limit:
-            raise Overloaded(f"bodies being received have {self.buffered_bytes} bytes; {limit} is the limit")
-        self.buffered_bytes += size
-        return Buffer(size, self)
+    def block(self, service: "Service", size_bytes: int) -> Block | None:
+        """Return a place in the arena of `service`, if need be that of a body of which hardly anything has come: that one goes
+        on in ordinary memory. None where the arena is full of what has come whole."""
+        block = service.reserve(size_bytes)
+        if block is None and self.receiving and size_bytes <= service.arena_bytes:
+            others = [each for each in self.receiving if each.receives_for is service]
+            for each in sorted(others, key=lambda each: each.arrived)[:_MOST_MOVED]:
+                if not each.move():
+                    break
+                block = service.reserve(size_bytes)
+                if block is not None:
+                    break
+        return block
 
     def refused(self, service: "Service | None", error: WeirError) -> None:
         """Tell the observers of a request that was refused before a service has heard of it."""

@@ -14,7 +14,8 @@ from weir.protocols.fastlane.discard import Discard
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
-    from weir.protocols.fastlane.body import Reception
+    from weir.protocols.account import Claim
+    from weir.protocols.fastlane.body import Place
     from weir.protocols.fastlane.lane import Lane
     from weir.protocols.fastlane.plan import HotRequest, Manner, Plan
 
@@ -48,7 +49,10 @@ class Link(asyncio.BufferedProtocol):
         self._since = lane.tick  # when the phase began, or the peer stopped to read
         self._pending = bytearray()  # arrived, but not yet understood
         self._request: HotRequest | None = None
-        self._reception: Reception | None = None
+        self._counted = 0  # bytes of `_pending` that are charged
+        self._unread = 0  # bytes written that the peer has not read
+        self._place: Place | None = None  # where a large body is received
+        self._claim: Claim | None = None  # what the request in flight holds of the account
         self._block: Block | None = None  # an answer that the kernel has not taken whole
         self._writing_paused = False
 
@@ -66,6 +70,7 @@ class Link(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is gone."""
         self._leave()
+        self._forget_unread()
         self._release_block()
         self.lane.connections.discard(self)
         self.lane.ended.set()
@@ -74,15 +79,22 @@ class Link(asyncio.BufferedProtocol):
         """The peer does not read its answers: no further request is begun."""
         self._writing_paused = True
         self._since = self.lane.tick
+        self._unread = self.transport.get_write_buffer_size()
+        self.lane.account.add(self._unread)
 
     def resume_writing(self) -> None:
         """The peer has read them."""
         self._writing_paused = False
+        self._forget_unread()
         self._since = self.lane.tick
         if self._block is not None:
             self._release_block()
             self.transport.set_write_buffer_limits()
         self._advance()
+
+    def _forget_unread(self) -> None:
+        self.lane.account.give(self._unread)
+        self._unread = 0
 
     def _advance(self) -> None:
         """Do what can be done with the bytes that are there."""
@@ -93,6 +105,8 @@ class Link(asyncio.BufferedProtocol):
     def request_ended(self) -> None:
         """The answer of the request in flight has been written, and the connection goes on."""
         self._request = None
+        if self._claim is not None:
+            self._release_claim()
         self.phase = IDLE
         self._since = self.lane.tick
         if self._pending:
@@ -168,9 +182,29 @@ class Link(asyncio.BufferedProtocol):
         request, self._request = self._request, None
         if request is not None:
             request.leave()
-        reception, self._reception = self._reception, None
-        if reception is not None:
-            reception.place.give_up()
+        place = self._place
+        if place is not None:
+            self._forget_place()
+            place.give_up()
+        self._release_claim()
+        self.lane.account.give(self._counted)
+        self._counted = 0
+
+    def _forget_place(self) -> None:
+        if self._place is not None and self._place.claim is None:
+            self.lane.receiving.discard(self)
+        self._place = None
+
+    def charge(self, size_bytes: int) -> None:
+        """Charge bytes to the request in flight, as long as it is. Raises what Account.take raises."""
+        if self._claim is None:
+            self._claim = self.lane.account.claim()
+        self._claim.take(size_bytes)
+
+    def _release_claim(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.close()
 
     def _release_block(self) -> None:
         block, self._block = self._block, None

@@ -14,6 +14,7 @@ from weir.manager.hooks import HookedExecutor
 from weir.manager.service import Service
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
+from weir.protocols.account import arrays_size
 from weir.protocols.answers import Answer, trace_headers
 from weir.protocols.contents import Schedule, response_of, schedule_of, works_of
 from weir.protocols.fastlane.request import HttpRequest
@@ -61,6 +62,7 @@ class KserveRequest(HttpRequest):
         if ask.header_length is None:
             plain = inflated(body, self.connection.lane.settings.max_body_size)
             if plain is not body:
+                self.connection.charge(len(plain))
                 self._take_over(plain)
                 body = plain
             if ask.outline is not None and self._goes_undecoded(body, ask.outline):
@@ -106,6 +108,7 @@ class KserveRequest(HttpRequest):
             self.payload = self._with_block(work.payload)
             self._learn(body, asked, work, schedule)
         else:
+            self.connection.charge(arrays_size(work.payload) or len(body))
             self._take_over(work.payload)
         self._take(work, schedule)
 

@@ -5,6 +5,7 @@ import asyncio
 from starlette.types import Receive
 
 from weir.errors import WeirError
+from weir.protocols.account import charge
 from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call
@@ -52,8 +53,11 @@ class Inference:
 
     def _read(self, ask: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
         try:
-            plain = inflated(body, self._site.http.max_body_size) if ask.header_length is None else body
-            return read_body(ask, plain, memory)
+            if ask.header_length is not None:
+                return read_body(ask, body, memory)
+            request = read_body(ask, inflated(body, self._site.http.max_body_size), memory)
+            charge(sum([each.array.nbytes for each in request.inputs]))
+            return request
         except WeirError as error:
             raise told(ask.service, DOOR, error) from None
 

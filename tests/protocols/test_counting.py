@@ -1,0 +1,198 @@
+"""What requests of the ASGI application are charged with."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from weir import InvalidRequest, Model, Service, Tensor
+from weir.errors import DeadlineExceeded, Overloaded
+from weir.manager.registry import Registry
+from weir.protocols.account import CLAIM, Account, Counted
+from weir.protocols.bodies import Body, unpacked
+from weir.protocols.kserve.site import Site
+from weir.protocols.rest import make_app
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeExecutor
+
+
+class Echo(Model):
+    """Answers with what it gets."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Double(Model):
+    """Doubles rows."""
+
+    inputs = (Tensor("x", "FP64", [-1, -1]),)
+    outputs = (Tensor("y", "FP64", [-1, -1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"y": batch["x"] * 2}
+
+
+class Here:
+    """The application with one model that answers on command, and a client of it."""
+
+    def __init__(self, model: type[Model], executor: FakeExecutor, **settings: Any) -> None:
+        self.executor = executor
+        self.service = Service(model, name="m", executor=executor)
+        registry, http = Registry([self.service]), HttpSettings(**settings)
+        site = Site(registry, http)
+        self.account = site.account
+        transport = httpx.ASGITransport(make_app(registry, http, site=site))
+        self.client = httpx.AsyncClient(
+            transport=transport, base_url="http://test", headers={"accept-encoding": "identity"}
+        )
+
+    async def __aenter__(self) -> "Here":
+        await self.service.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.client.aclose()
+        await self.service.stop(0.0)
+        assert self.account.held_bytes == 0
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at it from outside)
+                await asyncio.sleep(0.001)
+
+    async def pending(self) -> None:
+        await self.until(lambda: bool(self.executor.pending))
+
+
+def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -> None:
+    async def main() -> None:
+        async with Here(Echo, FakeExecutor(), max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
+            packed = gzip.compress(json.dumps("x" * 900_000).encode())
+            headers = {"content-encoding": "gzip"}
+            first, second = [
+                asyncio.ensure_future(here.client.post("/infer/m", content=packed, headers=headers)) for _ in range(2)
+            ]
+            await here.pending()
+            await here.until(lambda: 1_800_000 < here.account.held_bytes < 1_900_000)
+            here.account.take(500_000)
+            refused = await here.client.post("/infer/m", content=packed, headers=headers)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert "max_waiting_bytes" in refused.json()["error"]["message"]
+            here.account.give(500_000)
+            while not (first.done() and second.done()):
+                await here.until(lambda: bool(here.executor.pending) or (first.done() and second.done()))
+                if here.executor.pending:
+                    here.executor.answer_next(lambda batch: [b"done"] * len(batch))
+            assert [first.result().status_code, second.result().status_code] == [200, 200]
+
+    asyncio.run(main())
+
+
+def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
+    async def main() -> None:
+        async with Here(Double, FakeExecutor(), max_waiting_bytes=100_000) as here:
+            tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
+            document = {"inputs": [tensor]}
+            asking = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
+            await here.pending()
+            assert here.account.held_bytes > 40_000 + 10_000
+            refused = await here.client.post("/v2/models/m/infer", json=document)
+            assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)
+            asking.cancel()
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_could_not_wait_is_refused() -> None:
+    async def main() -> None:
+        executor = FakeExecutor(lambda batch: ["x" * 50_000 for _ in batch])
+        async with Here(Echo, executor, max_waiting_bytes=40_000) as here:
+            answer = await here.client.post("/infer/m", json=1)
+            assert answer.status_code == 413
+            assert "max_waiting_bytes" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+async def crumbs(count: int) -> Any:
+    """Return a `receive` of a body in pieces of one byte."""
+    left = [count]
+
+    async def receive() -> Any:
+        left[0] -= 1
+        return {"type": "http.request", "body": b"x", "more_body": left[0] > 0}
+
+    return receive
+
+
+def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=2000))
+        with account.claim() as claim:
+            CLAIM.set(claim)
+            assert await Body(await crumbs(1500)).read(10_000, 10.0) == b"x" * 1500
+            assert account.held_bytes == 1500
+            with pytest.raises(Overloaded):
+                await Body(await crumbs(1000)).read(10_000, 10.0)
+            assert account.held_bytes == 2000
+
+    asyncio.run(main())
+
+
+def test_bodies_are_decompressed_a_few_at_a_time() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=1000))
+        packed = gzip.compress(b"x" * 90)
+
+        async def one(within: float = 10.0, max_size: int = 400) -> bytes:
+            with account.claim() as claim:
+                CLAIM.set(claim)
+                return await unpacked(packed, "gzip", max_size, within)
+
+        assert await asyncio.gather(*[one() for _ in range(20)]) == [b"x" * 90] * 20
+        for _ in range(2):
+            await account.unpacking.acquire()
+        with pytest.raises(DeadlineExceeded, match=r"could not be decompressed within 0\.01 s"):
+            await one(0.01)
+        for _ in range(2):
+            account.unpacking.release()
+        account.take(700)
+        with pytest.raises(Overloaded):
+            await one()
+        assert account.held_bytes == 700
+
+    asyncio.run(main())
+
+
+def test_what_is_not_decompressed_is_not_charged() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=1000))
+        with account.claim() as claim:
+            CLAIM.set(claim)
+            with pytest.raises(InvalidRequest):
+                await unpacked(b"junk", "gzip", 500, 10.0)
+            assert account.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_claim_ends_with_its_request_whatever_happens() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings())
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            claim = CLAIM.get()
+            assert claim is not None
+            claim.take(100)
+            raise RuntimeError("it fails")
+
+        with pytest.raises(RuntimeError, match="it fails"):
+            await Counted(app, account)({"type": "http"}, None, None)  # type: ignore[arg-type]
+        assert (account.held_bytes, CLAIM.get()) == (0, None)
+
+    asyncio.run(main())
