@@ -316,7 +316,7 @@ def test_a_signal_while_models_load_ends_the_start(pipes: Pipes) -> None:
         assert children and not any(child.is_running() for child in children)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP])
 def test_a_signal_finishes_what_was_accepted_and_refuses_the_rest(pipes: Pipes, number: signal.Signals) -> None:
     with Served(target("Gated"), *pipes.flags, "--max-batch-size", "1") as served:
         served.until_ready()
@@ -376,6 +376,55 @@ def test_what_is_not_finished_in_time_is_told_so(pipes: Pipes) -> None:
         assert running.answer().status_code == 503
         served.until_logged("unfinished after drain_timeout.*running_rows=1")
         assert served.wait() == 0
+
+
+def test_signals_that_are_no_reason_to_end_are_ignored(pipes: Pipes) -> None:
+    with Served(target("Gated"), *pipes.flags) as served:
+        served.until_ready()
+        for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
+            served.signal(number)
+            served.until_logged(f"signal ignored.*{number.name}")
+        assert httpx.get(f"{served.url}/health/ready").status_code == 200
+
+
+def test_what_a_service_manager_sends_to_every_process_reaches_the_server_alone(pipes: Pipes) -> None:
+    with Served(target("Gated"), *pipes.flags) as served:
+        served.until_ready()
+        running = Asking(f"{served.url}/infer/gated", "running")
+        pipes.wait_until_begun()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGHUP):  # SendSIGHUP=yes of systemd
+            for process in [*served.children(), psutil.Process(served.process.pid)]:
+                process.send_signal(number)
+        while httpx.get(f"{served.url}/health/ready").status_code != 503:
+            pass
+        pipes.open_gate()
+        assert running.answer().json() == "running"
+        assert served.wait() == 0
+
+
+def test_a_hangup_is_ignored_where_it_was_ignored_before() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a program inherits that, as of nohup
+    served = Served(target("Square"))
+    signal.signal(signal.SIGHUP, before)
+    with served:
+        served.until_ready()
+        served.signal(signal.SIGHUP)
+        assert httpx.get(f"{served.url}/health/ready").status_code == 200
+        served.signal(signal.SIGTERM)
+        assert served.wait() == 0
+
+
+def test_a_worker_that_hangs_does_not_keep_the_server(pipes: Pipes) -> None:
+    with Served(target("Gated"), *pipes.flags, "--drain-timeout", "0.1") as served:
+        served.until_ready()
+        running = Asking(f"{served.url}/infer/gated", 3)
+        pipes.wait_until_begun()
+        (worker,) = served.children()
+        worker.suspend()
+        served.signal(signal.SIGTERM)
+        assert running.answer().status_code == 503
+        assert served.wait() == 0
+        assert not worker.is_running()
 
 
 def test_a_second_signal_ends_at_once(pipes: Pipes) -> None:

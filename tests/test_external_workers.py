@@ -120,9 +120,10 @@ def test_a_worker_finds_its_server_again(tmp_path: Path) -> None:
             with server as served, client_of(served.until_ready()) as client:
                 assert ask(client, "4") == (200, 16)
         assert worker.poll() is None
-        worker.send_signal(signal.SIGTERM)
+        worker.send_signal(signal.SIGHUP)
         _, told = worker.communicate(timeout=20)
         assert "trying again" in told
+        assert worker.returncode == 0
 
 
 @pytest.mark.parametrize(

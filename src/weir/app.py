@@ -11,8 +11,11 @@ import asyncio
 import gc
 import os
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -45,8 +48,12 @@ from weir.telemetry.metrics import Metrics
 from weir.telemetry.opening import open_tracing
 from weir.telemetry.recording import recorders
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What begins the drain. A hangup comes together with SIGTERM, from a service manager, or twice, from a shell: it ends nothing at once.
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+IGNORED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 WRITE_TIMEOUT = 5.0  # seconds that finished answers get to leave, at the end of a drain
+# Seconds after the drain_timeout at which the process ends, whatever has not: workers get five to unload, and five to be gone.
+END_LIMIT = 12.0
 
 
 class App:
@@ -103,13 +110,16 @@ class App:
         self.doors += open_doors(settings.doors.doors, context)
         self.doors += () if product is None else product.doors(context)
         self._signalled = asyncio.Event()
+        self._own_process = False
 
     async def run(self, ready: Callable[[], None] = lambda: None, *, signals: bool = True) -> None:
-        """Serve until SIGTERM or SIGINT, then finish what was accepted; a second signal ends the process at once.
+        """Serve until a signal (ENDING), then finish what was accepted; a second one ends the process at once.
 
-        `ready` is called when all models are. Without `signals`, which only the main thread can have, `end` ends it. Raises SettingsError if the address cannot be had, and ModelError with
+        `ready` is called when all models are. Without `signals`, which only the main thread can have, `end` ends it. With them
+        the process is the server's own: it ends END_LIMIT seconds after the longest `drain_timeout`, whatever has not. Raises SettingsError if the address cannot be had, and ModelError with
         the worker's traceback if a model cannot be loaded; nothing is left running then.
         """
+        self._own_process = signals
         if signals:
             self._catch_signals()
         with ExitStack() as listening:
@@ -120,6 +130,11 @@ class App:
 
     def end(self) -> None:
         """Begin to end, as the first signal does. To be called on the loop that it runs on."""
+        if self._own_process and not self._signalled.is_set():
+            longest = max((service.settings.drain_timeout for service in self.registry.all), default=0.0)
+            last_resort = threading.Timer(longest + END_LIMIT, _end_process, [self._logger])
+            last_resort.daemon = True
+            last_resort.start()
         self._signalled.set()
 
     async def _serve(self, ready: Callable[[], None]) -> None:
@@ -132,6 +147,9 @@ class App:
                 async with watching(self._watched, self.manager):
                     await self._signalled.wait()
                 await self._drain()
+            else:
+                self._refuse()
+                await asyncio.gather(*[door.drain(WRITE_TIMEOUT) for door in self.doors])
         finally:
             await self.manager.stop(0.0)
             await asyncio.gather(*[door.stop() for door in self.doors])
@@ -166,9 +184,7 @@ class App:
     async def _drain(self) -> None:
         """Finish what was accepted; every model has its own drain_timeout for it."""
         self._logger.info("draining", **self._unfinished())
-        self.registry.ending = True
-        for door in self.doors:
-            door.refuse()
+        self._refuse()
         in_time = self._product is None or await self._product.drain()
         await self.manager.drain(None if in_time else 0.0)
         unfinished = self._unfinished()
@@ -177,6 +193,11 @@ class App:
         await self.manager.stop(0.0)  # what is unfinished now is told so
         if not all(await asyncio.gather(*[door.drain(WRITE_TIMEOUT) for door in self.doors])):
             self._logger.warning("some answers were not read in time")
+
+    def _refuse(self) -> None:
+        self.registry.ending = True
+        for door in self.doors:
+            door.refuse()
 
     def _unfinished(self) -> dict[str, int]:
         states = self.registry.state().values()
@@ -187,13 +208,28 @@ class App:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number)
+        for number in ENDING:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+                loop.add_signal_handler(number, self._on_signal, number)
+        for number in IGNORED:
+            loop.add_signal_handler(number, partial(self._logger.info, "signal ignored", signal=number.name))
 
-    def _on_signal(self, number: int) -> None:
-        if self._signalled.is_set():
+    def _on_signal(self, number: signal.Signals) -> None:
+        if not self._signalled.is_set():
+            self.end()
+        elif number != signal.SIGHUP:
             os._exit(128 + number)  # workers end with the process that started them
-        self.end()
+
+
+def _end_process(logger: Any) -> None:
+    """End the process, whatever hangs, and say what does."""
+    threads = [each.name for each in threading.enumerate() if not each.daemon and each is not threading.main_thread()]
+    processes = [int(pid) for each in Path("/proc/self/task").glob("*/children") for pid in each.read_text().split()]
+    say = partial(logger.error, "not everything ends: leaving it behind", threads=threads, processes=processes)
+    saying = threading.Thread(target=say, daemon=True)  # what the log goes to may hang as well
+    saying.start()
+    saying.join(1.0)
+    os._exit(1)
 
 
 def _added(

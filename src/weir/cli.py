@@ -57,7 +57,7 @@ def weir(
 
 
 def _serve(settings: Settings) -> int:
-    """Serve the models of all TARGETs until SIGTERM or SIGINT.
+    """Serve the models of all TARGETs until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
     A TARGET is module:Class or path/file.py:Class. Options apply to every one; values for one model go into the file.
     """

@@ -213,3 +213,22 @@ def test_it_ends_with_the_server_however_that_ends() -> None:
         child = psutil.Process(int(server.stdout.readline()))
         server.kill()
     child.wait(10)
+
+
+def test_one_that_does_not_end_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nothing_is_left: None
+) -> None:
+    async def main() -> None:
+        process = SolvingProcess()
+        await process.solve(WISH, 60.0)
+        assert process._child is not None
+        spawned = process._child._process
+        with monkeypatch.context() as patched:  # as in uninterruptible sleep
+            patched.setattr(solver_process, "KILL_GRACE", 0.01)
+            patched.setattr(spawned, "kill", lambda: None)
+            await process.close()
+        assert "is left behind" in caplog.text
+        spawned.kill()
+        await spawned.ended
+
+    asyncio.run(main())

@@ -1,12 +1,17 @@
 """The end of a server: what was accepted is finished, what comes late is told so."""
 
 import asyncio
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.protocols.fastlane.kit import hello, post
-from tests.protocols.sockets import GET, Client, Run, serving, until
+from tests.protocols.sockets import FILES, GET, Client, Run, serving, until
 
+from weir.protocols.server import HttpServer
 from weir.testing import FakeExecutor
 
 
@@ -108,5 +113,48 @@ def test_stop_tells_those_whose_request_has_not_arrived(run: Run) -> None:
             assert b"503 Service Unavailable" in await client.rest()
             client.close()
             await stopping
+
+    run(test)
+
+
+@pytest.mark.parametrize("where", ["tcp", "unix", "tls"])
+def test_connections_that_nobody_has_accepted_yet_are_told_that_it_drains(run: Run, where: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"uds": str(tmp_path / "socket")} if where == "unix" else {}
+    settings |= FILES if where == "tls" else {}
+
+    def connect(server: HttpServer) -> socket.socket:
+        if where != "unix":
+            return socket.create_connection(("127.0.0.1", server.port))
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(settings["uds"])
+        return client
+
+    def ask(client: socket.socket) -> bytes:
+        with client:
+            if where == "tls":
+                client.sendall(post(b"3"))
+            return b"".join(iter(lambda: client.recv(4096), b""))
+
+    async def test() -> None:
+        async with serving(**settings) as server:
+            server.refuse()
+            clients = [connect(server) for _ in range(50)]  # at once: the loop has no turn
+            if where == "tls":
+                context = ssl.create_default_context(cafile=FILES["tls_certfile"])
+                clients = [
+                    context.wrap_socket(client, server_hostname="localhost", do_handshake_on_connect=False)
+                    for client in clients
+                ]
+            else:
+                for client in clients:
+                    client.sendall(post(b"3"))
+            draining = asyncio.ensure_future(server.drain(10))
+            with ThreadPoolExecutor(50) as threads:
+                loop = asyncio.get_running_loop()
+                asking = [loop.run_in_executor(threads, ask, client) for client in clients]
+                assert await draining
+                await server.stop()
+                answers = await asyncio.gather(*asking)
+            assert {answer[9:12] for answer in answers} == {b"503"}
 
     run(test)

@@ -22,7 +22,7 @@ def _worker(
     config: list[str] | None = None,
     **said: list[Any] | None,
 ) -> None:
-    """Attach a model to a server as one of its external workers, until SIGTERM or SIGINT.
+    """Attach a model to a server as one of its external workers, until SIGTERM, SIGINT, SIGQUIT or SIGHUP.
 
     The server says where workers attach (--worker-socket). The model is loaded and warmed up first; when the connection is
     lost it attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.

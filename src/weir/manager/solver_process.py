@@ -5,6 +5,7 @@ end, and for that the kernel takes CPUs for milliseconds, whatever the process's
 """
 
 import asyncio
+import logging
 import os
 import socket
 import sys
@@ -17,6 +18,9 @@ from weir.manager.solving import ANSWER, REFUSED, REQUEST, Wish
 from weir.manager.spawning import Spawned
 from weir.policy.bank import Bank
 from weir.workers.launch import THREAD_VARIABLES, python_path
+from weir.workers.template import KILL_GRACE
+
+logger = logging.getLogger("weir")
 
 PROGRAM = "weir.manager.solving"
 DROPPED_LIMIT = 2.0  # seconds: a bank for one worker takes less, and is quicker solved to its end than in a new process
@@ -117,12 +121,15 @@ class _Child:
         return not (self._asked or self._process.ended.done())
 
     async def close(self) -> None:
-        """End the process and wait until it is gone."""
+        """End the process and wait until it is gone; not longer than KILL_GRACE."""
         self._process.kill()
         self._listening.cancel()
-        await asyncio.wait([self._process.ended])
+        await asyncio.wait([self._process.ended], timeout=KILL_GRACE)
         await asyncio.wait([self._listening])
-        self._process.ended.exception()  # one that prevented its start has been told
+        if self._process.ended.done():
+            self._process.ended.exception()  # one that prevented its start has been told
+        else:
+            logger.warning("the solving process does not end although it was killed; it is left behind")
         self._files.close()
 
     async def _first(self, future: "asyncio.Future[Any]") -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +62,14 @@ class HttpServer:
         )
         self._clock = clock
         self._server: asyncio.Server | None = None
+        self._tls: ssl.SSLContext | None = None
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         self._hand_over.config.load()
-        self._server = await self._listen(tls_context(self._settings))
+        self._tls = tls_context(self._settings)
+        self._server = await self._listen(self._tls)
         self.sweep()
 
     async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
@@ -148,11 +150,11 @@ class HttpServer:
 
         Returns False if some had none after `drain_timeout` seconds (None: wait for ever). Call `stop` afterwards.
         """
-        if self._server is not None:
-            self._server.close()
         self.refuse()
+        last = self._close_listening()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(drain_timeout):
+                await asyncio.gather(*last, return_exceptions=True)
                 await asyncio.sleep(_LAST_CONNECTIONS)
                 while self.busy:
                     self._lane.ended.clear()
@@ -161,6 +163,21 @@ class HttpServer:
                     await self._websockets.closed()
                 return True
         return False
+
+    def _close_listening(self) -> list[asyncio.Task[Any]]:
+        """Listen no more. Who has connected, and has not been accepted yet, would be reset: accept them, to be told why."""
+        if self._server is None:
+            return []
+        accepted = [connection for each in self._server.sockets for connection in waiting_at(each.fileno())]
+        self._server.close()
+        tls: dict[str, Any] = (
+            {"ssl": self._tls, "ssl_handshake_timeout": self._settings.header_timeout} if self._tls else {}
+        )
+        loop = asyncio.get_running_loop()
+        return [
+            asyncio.ensure_future(loop.connect_accepted_socket(self._connect, connection, **tls))
+            for connection in accepted
+        ]
 
     async def stop(self) -> None:
         """Close everything. What has been written gets a moment to leave. Idempotent."""
@@ -194,6 +211,16 @@ class _Full(Connection):
         super().connection_made(transport)
         limit = self.lane.settings.max_connections
         self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))
+
+
+def waiting_at(listening: int) -> Iterator[socket.socket]:
+    """Accept, one by one, all connections that wait at this socket."""
+    with socket.socket(fileno=os.dup(listening)) as own, contextlib.suppress(OSError):
+        own.setblocking(False)
+        while True:
+            connection, _ = own.accept()
+            connection.setblocking(False)
+            yield connection
 
 
 def check_unclaimed(path: str) -> None:

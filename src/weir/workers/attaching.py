@@ -17,7 +17,7 @@ from weir.workers.runner import Runner
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 RECEIVE_BYTES = 256 << 10
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 class _Leave(BaseException):
@@ -42,7 +42,7 @@ class Attachment:
         self._busy = False
 
     def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; a batch that has come is answered first. For the main thread of a program."""
+        """Serve until a signal (SIGNALS); a batch that has come is answered first. For the main thread of a program."""
         with _handled(self._signalled), contextlib.suppress(_Leave):
             while not self._leaving:
                 try:
@@ -121,7 +121,8 @@ def _handled(act: Callable[[], None]) -> Iterator[None]:
     def handler(_number: int, _frame: FrameType | None) -> None:
         act()
 
-    before = {number: signal.signal(number, handler) for number in SIGNALS}
+    kept = (number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN)  # nohup has one ignored
+    before = {number: signal.signal(number, handler) for number in kept}
     try:
         yield
     finally:

@@ -37,7 +37,7 @@ def die_with(parent: int) -> None:
 
 
 def ignore_terminal_signals() -> None:
-    """Leave SIGINT and SIGTERM to the server, which ends its workers itself once their batches are done: a service
+    """Leave the signals that end a server to it; it ends its workers itself once their batches are done: a service
     manager sends them to every process at once. Processes that the model forks obey them."""
     own = os.getpid()
 
@@ -46,8 +46,9 @@ def ignore_terminal_signals() -> None:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, handle)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handle)
 
 
 def set_affinity(cpus: list[int]) -> SettingsError | None:

@@ -11,7 +11,7 @@ from weir.textserver import TEXTS, compose
 
 
 def _serve(directories: list[str] | None, config: list[str] | None, **said: list[Any] | bool | None) -> int:
-    """Serve the models of all DIRECTORYs until SIGTERM or SIGINT; without one, the small model that can be installed.
+    """Serve the models of all DIRECTORYs until SIGTERM, SIGINT, SIGQUIT or SIGHUP; without one, the small model that can be installed.
 
     A DIRECTORY is one of Hugging Face's or of sentence-transformers, with weights as safetensors; NAME=DIRECTORY says what the model is
     called. What is not said is read from its files. Options apply to every model; values for one model go into its table of the file,
