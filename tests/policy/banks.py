@@ -22,7 +22,7 @@ def bank(**changes: Any) -> Bank:
     tables = stacked([limit_table(limit, 8) for limit in LIMITS])
     fields: dict[str, Any] = {
         "profile": PROFILE,
-        "prices": Prices(1.0, 2.0, 200.0),
+        "prices": Prices(1.0, 2000.0, 200.0),  # so dear is energy that these waits pay
         "workers": 1,
         "objective": None,
         "rates": RATES,

@@ -332,14 +332,14 @@ def test_it_explains_itself() -> None:
     assert said["rate"] == pytest.approx(200.0)
     assert said["capacity"] == pytest.approx(PROFILE.max_rate)
     assert said["workers"] == 1
-    assert said["prices"] == {"latency_weight": 1.0, "energy_weight": 2.0, "reference_rate": 200.0}
+    assert said["prices"] == {"latency_weight": 1.0, "energy_weight": 2000.0, "reference_rate": 200.0}
     assert said["objective"] == {
         "text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001, "slack": 0.0,
     }  # fmt: skip
     assert said["table"] == {"index": 1, "rate": 200.0, "limit": 4, "share_of_second": 0.0}
     assert said["guards"]["silence"] == pytest.approx(SILENCE / 200.0)
     assert said["guards"]["deadline"] == pytest.approx(0.034)
-    predicted = {"response_time_ms": 12.0, "p99_ms": 24.0, "power_w": 1.5, "cost": 12.0 + 2.0 * 1.5}
+    predicted = {"response_time_ms": 12.0, "p99_ms": 24.0, "power_w": 1.5, "cost": 12.0 + 2000.0 * 1.5}
     assert said["predicted"] == pytest.approx(predicted)
 
 
@@ -366,3 +366,25 @@ def test_what_is_not_known_is_none() -> None:
     assert policy.explain()["guards"]["deadline"] is None
     feed.arrive(policy, 900.0, 900)
     assert set(policy.explain()["predicted"].values()) == {None}  # more than one worker can serve
+
+
+# The account: see test_account.py.
+
+
+def test_it_is_greedy_where_waiting_has_cost_too_much() -> None:
+    """Of latency alone, every wait of these tables is a loss."""
+    policy, feed = SolvedPolicy(bank(prices=Prices(1.0, 0.0))), Feed()
+    feed.arrive(policy, 100.0, 1000)
+    assert policy.explain()["beside_greedy"]["greedy"]
+    assert policy.decide(feed.seen(1)) == Decision(1, Reason.IDLE)
+    assert 0.0 < policy.explain()["beside_greedy"]["excess"] < 0.02
+    policy.adopt(bank())
+    assert policy.explain()["beside_greedy"] == {"greedy": None, "excess": None}
+    assert feed.arrive(policy, 100.0, 1).rows == 0
+    assert policy.explain()["beside_greedy"] == {"greedy": False, "excess": 0.0}
+
+
+def test_a_promise_is_kept_whatever_it_costs() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 1000)
+    assert policy.explain()["beside_greedy"] == {"greedy": None, "excess": None}

@@ -14,6 +14,7 @@ The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top 
 from typing import Any
 
 from weir.messages import Reason
+from weir.policy.account import Account
 from weir.policy.bank import Bank
 from weir.policy.decision import Decision, Observation
 from weir.policy.explanation import explain
@@ -49,6 +50,7 @@ class SolvedPolicy:
         self.max_waiting: int | None = None
         self._estimate = Rate()
         self._mixing = Mixing()
+        self._account: Account | None = None  # of `_of`, where there is no promise
         self._stages: Stages | None = None if bank is None else Stages(bank)
         self._stage: Stage | None = None  # of `_stages`, or of those before
         self._of: Stages | None = None  # what `_stage` belongs to
@@ -72,6 +74,8 @@ class SolvedPolicy:
         largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
         second = self._mixing.second
         answers = stage.second if second else stage.first
+        if self._account is not None and self._account.observe(seen, stage, answers, rate):
+            return GREEDY.decide(seen)
         answer = answers[waiting] if waiting < len(answers) else answers[-1]
         if answer is None:
             limit, until = stage.limits[second], guard(stage, rate, seen)
@@ -122,7 +126,9 @@ class SolvedPolicy:
         if stage is None or self._of is not stages:
             stage = stages.at(rate)
         self._stage = stage = stages.next_to(stage, rate)
-        self._of = stages
+        if self._of is not stages:
+            self._of = stages
+            self._account = Account(stages.bank) if stages.bank.objective is None else None
         self.max_waiting, self._rows = stage.max_waiting, 0
         return stage
 
@@ -175,7 +181,8 @@ class SolvedPolicy:
     def explain(self) -> dict[str, Any]:
         """Return what it does and why, as a JSON-able dict; what is not known yet is None. Times are in seconds but for
         those of the prediction, which is for the estimated rate."""
-        return explain(self.bank, self._current(), self.rate)
+        account = self._account if self._of is self._stages else None
+        return explain(self.bank, self._current(), self.rate, account)
 
 
 def guard(stage: Stage, rate: float, seen: Observation) -> float:

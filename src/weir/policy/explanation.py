@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 
+from weir.policy.account import Account
 from weir.policy.bank import Bank
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats
 from weir.policy.stages import SILENCE, Stage
 
 
-def explain(bank: Bank | None, stage: Stage | None, rate: float) -> dict[str, Any]:
+def explain(bank: Bank | None, stage: Stage | None, rate: float, account: Account | None = None) -> dict[str, Any]:
     """Return the document of a policy that decides by `stage` of `bank` at `rate`; 0, None and None while it learns."""
     return {
         "learning": stage is None,
@@ -24,6 +25,7 @@ def explain(bank: Bank | None, stage: Stage | None, rate: float) -> dict[str, An
         "guards": {"silence": None, "filling": None, "deadline": None} if stage is None else _guards(stage, rate),
         "max_waiting": None if stage is None else stage.max_waiting,
         "predicted": predict(bank, rate),
+        "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
     }  # fmt: skip
 
 
