@@ -152,10 +152,10 @@ def test_what_is_wrong_with_the_texts_keeps_the_id_too() -> None:
 
 
 @pytest.mark.parametrize(("body", "place"), [
-    (rb'{"texts": ["a", "ab\ud800"]}', "texts[1]: is not valid Unicode: character 2 is half of a surrogate pair"),
-    (rb'{"texts": [["a", "b"], ["c", "\udc00d"]]}', "texts[1][1]: is not valid Unicode: character 0"),
     (rb'{"id": {"a": "\ud800"}, "texts": ["a"]}', "id.a: is not valid Unicode"),
     (rb'{"\ud800": 1}', "body: is not valid Unicode"),
+    (rb'{"texts": ["a"], "prompt": "ab\ud800"}', "prompt: is not valid Unicode: character 2 is half of a surrogate pair"),
+    (rb'{"texts": ["a", "' + rb"\ud800" * 10_001 + b'"]}', "texts[1]: is not valid Unicode"),
     (rb'{"texts": ["\ud83d\ude00"]', "body: is not JSON"),
     (rb'{"texts": ' + b"[" * 100_000 + rb'"\ud800', "body: is not JSON"),
 ])  # fmt: skip
@@ -163,6 +163,17 @@ def test_half_of_a_surrogate_pair_is_named_by_its_place(body: bytes, place: str)
     answer = post(HashingEncoder(), content=body, headers={"x-request-id": "r1"})
     assert (answer.status_code, answer.headers["x-request-id"]) == (400, "r1")
     assert answer.json()["description"].startswith(place)
+
+
+@pytest.mark.parametrize(("body", "texts"), [
+    (rb'{"texts": ["first\u0000 do", "it\ud800", "\u0000", "\udc00"]}', ["first do", "it", " ", " "]),
+    (rb'{"texts": [["a", "b\ud800"], ["\u0000", "\ud83d\ude00"]]}', [["a", "\ufffd"], ["\ufffd", "\U0001f600"]]),
+    (rb'{"texts": [["a\u0000", "b\ud800"]], "pairs": true}', [("a", "b")]),
+])  # fmt: skip
+def test_what_is_no_character_is_left_out_of_a_text_as_there(body: bytes, texts: Any) -> None:
+    encoder = HashingEncoder()
+    assert post(encoder, content=body).status_code == 200
+    assert encoder.heard[0].texts == texts
 
 
 def test_what_is_nested_too_deeply_is_refused() -> None:

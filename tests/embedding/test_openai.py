@@ -129,6 +129,7 @@ def test_what_fails_is_an_error_of_the_stock_client(error: Any, kind: type[opena
     ({"input": "a", "dimensions": True}, "dimensions", "must be a whole number"),
     ({"input": "a", "model": 3}, "model", "must be a text"),
     ({"input": "a", "best": 3}, "best", "there is no such field"),
+    ({"input": "a", "input_type": "query"}, "input_type", "there is no such field; there are input, model"),
     ([1], None, "must be an object"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str) -> None:
@@ -137,6 +138,13 @@ def test_what_is_wrong_is_named(document: Any, param: str | None, rule: str) -> 
     error = answer.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert re.search(rule, error["message"]), error
+
+
+def test_what_clients_add_that_changes_no_vector_is_ignored() -> None:
+    more: dict[str, Any] = {"safety_identifier": "x", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"}
+    plain = post(HashingEncoder(), {"input": "a"}).json()
+    assert post(HashingEncoder(), {"input": "a", "prompt_cache_key": "y", **more}).json() == plain
+    assert post(HashingEncoder(), {"input": "a", "input_type": None, "best": None}).json() == plain
 
 
 def test_what_is_no_json_is_refused() -> None:

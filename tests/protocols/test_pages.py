@@ -88,6 +88,7 @@ def test_pages_are_only_read(serve: Serve, path: str) -> None:
     answer = serve(squares()).client.post(path, content=b"1")
     assert (answer.status_code, answer.json()["error"]["type"]) == (405, "MethodNotAllowed")
     assert answer.headers["allow"] == "GET, HEAD"
+    assert ("GET / lists the paths that there are" in answer.text) == (path == "/")
 
 
 def test_an_unknown_path_says_where_to_look(serve: Serve) -> None:

@@ -8,7 +8,7 @@ from weir.errors import InvalidRequest
 from weir.messages import JSON
 from weir.wire import surrogates
 from weir.wire.kserve_json import read_request
-from weir.wire.surrogates import MAX_TOKENS, Half, find_half
+from weir.wire.surrogates import MAX_HALVES, MAX_TOKENS, Half, find_half, without_halves, without_nul, words_without_nul
 from weir.wire.values import decode, split
 
 RULE = "is not valid Unicode: character 2 is half of a surrogate pair"
@@ -33,7 +33,7 @@ def test_nothing_is_said_of_what_is_wrong_in_other_ways(body: bytes) -> None:
 
 def test_the_errors_name_it() -> None:
     for read, body, where in (
-        (decode, CUT, "body"), (decode, b"[" + CUT + b"]", r"body\[0\]"), (split, b"[1, " + CUT + b"]", r"body\[1\]"),
+        (decode, CUT, "body"), (decode, b"[" + CUT + b"]", r"body\[0\]"), (split, b"[1, " + CUT + b"," + CUT * 10_001 + b"]", r"body\[1\]"),
         (decode, b'{"text": ' + CUT + b"}", "text"),
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match=f"^{where}: {RULE}$"):
@@ -92,3 +92,28 @@ def test_nothing_is_found_in_long_texts_of_escapes() -> None:
 )
 def test_escapes_are_read(body: bytes, where: str) -> None:
     assert find_half(body) == Half(where, RULE)
+
+
+def test_a_list_is_split_around_the_elements_that_are_cut() -> None:
+    whole = b'[ 1,"a\\n" , ' + CUT + b',\t{"x": [' + CUT + b"]}, [] ]"
+    assert split(whole, JSON) == [b"1", b'"a\\n"', CUT, b'{"x": [' + CUT + b"]}", b"[]"]
+    assert split(memoryview(whole), JSON) == split(whole, JSON)
+    with pytest.raises(InvalidRequest, match=RULE):
+        decode(CUT, JSON)
+    assert split(whole, JSON, 4) is None
+    with pytest.raises(InvalidRequest, match="body"):
+        split(b"[" + CUT, JSON)
+
+
+def test_a_nul_stands_where_a_half_stood() -> None:
+    assert without_halves(rb'["\ud83d", "\\ud83d", "\ud83d\ude00\udE00", "\n\uDBFFx"]') == (
+        rb'["\u0000", "\\ud83d", "\ud83d\ude00\u0000", "\n\u0000x"]'
+    )
+    assert without_halves(rb'["\ud83d\ude00"]') is None
+    assert without_halves(b'"' + rb"\ud83d" * MAX_HALVES + b'"') is None  # another would be looked for
+    assert without_halves(b'"' + rb"\ud83d" * (MAX_HALVES - 1) + b'"') is not None
+
+
+def test_a_text_without_nul_is_what_it_was() -> None:
+    assert [without_nul(text) for text in ("a", "a\0b", "\0", "")] == ["a", "ab", " ", ""]
+    assert words_without_nul(["a", "\0", "b\0", 3]) == ["a", "\ufffd", "\ufffd", 3]

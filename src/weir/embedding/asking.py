@@ -9,6 +9,7 @@ from weir.embedding.calling import Site, check_text
 from weir.embedding.jsons import read_json
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
+from weir.wire.surrogates import without_nul, words_without_nul
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
@@ -37,7 +38,7 @@ def read_document(body: bytes, content_type: str, site: Site) -> dict[str, Any]:
     if media in _MSGPACK:
         said = _unpacked(body)
     elif media in _JSON or media == _FORM or media.endswith("+json"):
-        said = read_json(body)
+        said = read_json(body, clean="texts")
     else:
         raise UnsupportedMediaType(
             f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
@@ -90,7 +91,14 @@ def _texts(said: dict[str, Any], site: Site) -> list[Text]:
     tokenized = read_field(said, "is_tokenized", bool, None)
     if read_field(said, "pairs", bool, False):
         return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
-    return [read_text(text, f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+    return [read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+
+
+def _cleaned(text: Any) -> Any:
+    """Return `text`, or words, without the characters that bert-as-service leaves out."""
+    if isinstance(text, str):
+        return without_nul(text)
+    return words_without_nul(text) if isinstance(text, list) and text and isinstance(text[0], str) else text
 
 
 def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
@@ -109,7 +117,7 @@ def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
 
 def _pair(text: Any, where: str) -> Text:
     if isinstance(text, list) and len(text) == 2:
-        return check_text(text[0], f"{where}[0]"), check_text(text[1], f"{where}[1]")
+        return check_text(_cleaned(text[0]), f"{where}[0]"), check_text(_cleaned(text[1]), f"{where}[1]")
     raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
 
 

@@ -9,11 +9,14 @@ import orjson
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest
-from weir.wire.surrogates import find_half
+from weir.wire.surrogates import find_half, without_halves
 
 
-def read_json(body: bytes) -> Any:
-    """Return what `body` says. Raises InvalidRequest saying what is wrong; its details name the field (`param`) if it is one's."""
+def read_json(body: bytes, *, clean: str = "") -> Any:
+    """Return what `body` says. In the field `clean`, if one is named, halves of surrogate pairs are read as NULs.
+
+    Raises InvalidRequest saying what is wrong; its details name the field (`param`) if it is one's.
+    """
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -21,6 +24,8 @@ def read_json(body: bytes) -> Any:
         if half is None:
             raise InvalidRequest(f"body: is not JSON ({error})") from error
         param = half.where.partition("[")[0] or None
+        if param == clean and (made := without_halves(body)) is not None:
+            return read_json(made)
         raise InvalidRequest(str(half), details={"param": param}) from error
 
 

@@ -24,6 +24,8 @@ from weir.protocols.endpoint import Call, Endpoint
 
 NAME = "openai"
 FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt")
+# What OpenAI's clients, or programs that are made for several servers, may add, and what changes no vector.
+IGNORED = ("safety_identifier", "prompt_cache_key", "metadata", "store", "service_tier")
 FORMATS = ("float", "base64")
 
 _PATHS = {"embeddings": "POST", "models": "GET"}
@@ -146,8 +148,8 @@ def read_body(body: bytes, site: Site) -> Asked:
     said = read_json(body)
     if not isinstance(said, dict):
         raise wrong("body: must be an object as JSON")
-    for name in said:
-        if name not in FIELDS:
+    for name, value in said.items():
+        if name not in FIELDS and name not in IGNORED and value is not None:
             raise wrong(f"{name[:80]!r}: there is no such field; there are {', '.join(FIELDS)}", name[:80])
     if "input" not in said:
         raise wrong(

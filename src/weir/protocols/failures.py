@@ -37,7 +37,8 @@ def _router_error(request: Request, error: Exception) -> Response:
     path = request.scope["path"]
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
-        message = f"{request.method} {path}: takes {', '.join(allow)} only"
+        where = "; GET / lists the paths that there are" if path == "/" else ""
+        message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
         return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
     return as_response(not_found(f"{path}: there is no such path; GET / lists those there are"))
 

@@ -6,10 +6,11 @@ is decoded and nothing is kept but the place, so that a hostile body costs no me
 
 import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # Tokens that are read to say where the half is; where there are more, its byte is named instead.
 MAX_TOKENS = 50_000
+MAX_HALVES = 10_000  # of one body that are put up with
 _MAX_DEPTH = 1024  # JSON nested more deeply is refused for that
 _LONGEST_NAME = 80  # characters of a key in the place
 _LONGEST_PLACE = 200  # characters
@@ -21,6 +22,8 @@ _UP_TO_HALF = re.compile(
     re.DOTALL,
 )
 _TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},:]', re.DOTALL)
+_NUL = rb"\u0000"
+_NO_TOKEN = "\ufffd"  # the character that stands for what is none
 _Level = list[int | str]  # one open list or object: the index or the key that is being read
 
 
@@ -55,6 +58,32 @@ def find_half(body: bytes | bytearray | memoryview) -> Half | None:
             return Half("", f"is not valid Unicode: byte {half} begins half of a surrogate pair")
         is_key = _read(token[0], levels, is_key)
     return None
+
+
+def without_halves(body: bytes | bytearray | memoryview) -> bytes | None:
+    """Return `body`, which is JSON, with a NUL in the place of each half; None if it has none, or more than MAX_HALVES.
+
+    Both escapes have six bytes, so everything stays where it is. The time is linear.
+    """
+    made, place = bytearray(body), 0
+    text = bytes(body)
+    for _ in range(MAX_HALVES):
+        found = _UP_TO_HALF.match(text, place)
+        if found is None:
+            return bytes(made) if place else None
+        place = found.end() + len(_NUL)
+        made[found.end() : place] = _NUL
+    return None
+
+
+def without_nul(text: str) -> str:
+    """Return `text` as bert-as-service reads it: without NULs. One that has nothing else becomes a space, which is no token."""
+    return (text.replace("\0", "") or " ") if "\0" in text else text
+
+
+def words_without_nul(words: list[Any]) -> list[Any]:
+    """Return `words`, each of which is a token as it is, as bert-as-service reads them: one with a NUL is no known token."""
+    return [_NO_TOKEN if isinstance(word, str) and "\0" in word else word for word in words]
 
 
 def _read(token: bytes, levels: list[_Level], is_key: bool) -> bool:

@@ -16,7 +16,7 @@ import numpy
 
 from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
-from weir.wire.surrogates import find_half
+from weir.wire.surrogates import find_half, without_halves
 
 # What msgspec raises when it reads something wrong, and when it is given something that it cannot write.
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -49,6 +49,8 @@ _DECODE_LIST: dict[str, Callable[[Any], list[msgspec.Raw]]] = {
 }
 
 
+_BETWEEN = b" \t\r\n,"  # elements of a list as JSON
+
 # Bytes of a body from which it is worth while.
 _LARGE = 64 << 10
 
@@ -78,14 +80,32 @@ def decode(body: bytes | memoryview, content_type: str) -> Any:
 
 def split(body: bytes | memoryview, content_type: str, most: int | None = None) -> list[bytes] | None:
     """Return the elements of the list in `body`, each still encoded; None if there are more than `most`, which is found out before
-    they are made: those of 16 MB of numbers take half a gigabyte. Raises InvalidRequest if it is no list."""
+    they are made: those of 16 MB of numbers take half a gigabyte. Raises InvalidRequest if it is no list.
+
+    An element of JSON that has half of a surrogate pair is among them: reading that one says what is wrong with it.
+    """
     try:
         if most is not None and (_is_longer if content_type == JSON else _is_longer_msgpack)(bytes(body), most):
             return None
         with uncollected(len(body)):
             return list(map(bytes, _DECODE_LIST[content_type](body)))
     except UNREADABLE as error:
-        raise unreadable(error, content_type, body) from None
+        made = without_halves(body) if content_type == JSON else None
+        if made is None:
+            raise unreadable(error, content_type, body) from None
+    elements = split(made, content_type, most)
+    return None if elements is None else _split_like(body, elements)
+
+
+def _split_like(body: bytes | memoryview, elements: list[bytes]) -> list[bytes]:
+    """Return what stands in `body` where the list that was made of it has these elements."""
+    found, place = [], bytes(body).index(b"[") + 1
+    for element in elements:
+        while body[place] in _BETWEEN:
+            place += 1
+        found.append(bytes(body[place : place + len(element)]))
+        place += len(element)
+    return found
 
 
 # Elements of a list that are looked at together.

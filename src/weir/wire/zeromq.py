@@ -5,7 +5,6 @@ JSON object (`Wishes`), it is Weir's: its answers go to a topic of their own, so
 errors too. docs/reference/zeromq.md has the tables.
 """
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -15,7 +14,7 @@ import numpy
 from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest, WeirError, bounded
-from weir.wire.surrogates import find_half
+from weir.wire.surrogates import find_half, without_halves, without_nul, words_without_nul
 from weir.wire.values import UNREADABLE, UNWRITABLE, writable
 
 SHOW_CONFIG, SHOW_STATUS, TERMINATION = b"SHOW_CONFIG", b"SHOW_STATUS", b"TERMINATION"
@@ -109,8 +108,6 @@ class _Pair(msgspec.Struct):
 
 
 _COMMA = ord(",")
-_HALVES = re.compile("[\ud800-\udfff]")
-_NO_TOKEN = "\ufffd"
 _TEXTS = msgspec.json.Decoder(list[str | list[str | int] | _Pair])
 _WISHES = msgspec.json.Decoder(Wishes)
 _SAID = msgspec.json.Decoder(Said)
@@ -173,25 +170,16 @@ def _read_piece(piece: bytes | bytearray, stock: bool, before: int) -> list[Any]
         return _TEXTS.decode(piece)
     except UNREADABLE as error:
         half = find_half(piece)
-        if half is None:
-            raise InvalidRequest(f"texts: must be a JSON list of texts ({error})") from None
-        if not stock:
+        made = without_halves(piece) if stock else None
+        if half is not None and made is None:
             where = re.sub(r"^\[(\d+)\]", lambda found: f"texts[{before + int(found[1])}]", half.where)
             raise InvalidRequest(f"{where or 'texts'}: {half.rule}") from None
-    try:  # Python's own reader takes such texts
-        said = json.loads(piece)
-        return msgspec.convert(
-            list(map(_without_halves, said)) if isinstance(said, list) else said,
-            type=list[str | list[str | int] | _Pair],
-        )
-    except (ValueError, RecursionError, TypeError) as error:
+        if made is None:
+            raise InvalidRequest(f"texts: must be a JSON list of texts ({error})") from None
+    try:
+        return _TEXTS.decode(made)
+    except UNREADABLE as error:
         raise InvalidRequest(f"texts: must be a JSON list of texts ({error})") from None
-
-
-def _without_halves(text: Any) -> Any:
-    if isinstance(text, list):
-        return [_NO_TOKEN if isinstance(word, str) and _HALVES.search(word) else word for word in text]
-    return (_HALVES.sub("", text) or " ") if isinstance(text, str) and text else text
 
 
 def _pieces(payload: bytes | bytearray) -> Iterator[bytes | bytearray]:
@@ -237,18 +225,12 @@ def _last_comma(part: bytes) -> int | None:
 
 def _text(place: int, found: Any, stock: bool) -> Text:
     if isinstance(found, str):
-        return _parted(_without_nul(found)) if stock else found
+        return _parted(without_nul(found)) if stock else found
     if isinstance(found, _Pair):
         return found.text, found.second
     if found and len({type(each) for each in found}) != 1:
         raise InvalidRequest(f"texts[{place}]: must be all words, or all token ids")
-    # In a list each word is a token as it is: one with a NUL is none of the vocabulary.
-    return [_NO_TOKEN if isinstance(each, str) and "\0" in each else each for each in found] if stock else list(found)
-
-
-def _without_nul(text: str) -> str:
-    """Return `text` as bert-as-service reads it; of one that has nothing else, no token is left, as there."""
-    return (text.replace("\0", "") or " ") if "\0" in text else text
+    return words_without_nul(found) if stock else list(found)
 
 
 def _parted(text: str) -> Text:
