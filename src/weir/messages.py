@@ -153,7 +153,7 @@ class Dispatch:
     """
 
     __slots__ = (
-        "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "oldest_age", "padding", "plain", "reason",
+        "attempt", "at", "batch_id", "begun", "cost", "entries", "limit", "missed", "oldest_age", "padding", "plain", "reason",
         "requests", "rows", "seconds", "slices", "waiting", "wakeup", "worker",
     )  # fmt: skip
 
@@ -180,6 +180,7 @@ class Dispatch:
         self.seconds = 0.0
         self.entries: list[tuple[Request, int, int]] | None = None  # collate.py's memory of the batch's entries
         self.begun: set[int] | None = None  # entries that have received a part
+        self.missed = False  # a deadline of its requests passed, or their callers gave up shortly before
 
     def explain(self) -> dict[str, Any]:
         """Return the explanation as a JSON-able dict."""

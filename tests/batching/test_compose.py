@@ -20,10 +20,10 @@ def filled(*requests: Asked) -> Group:
     return group
 
 
-def take(group: Group, rows: int, cost: float = inf, must_last: float = 0.0, overtakes: int = 4) -> Load:
+def take(group: Group, rows: int, cost: float = inf, start_cutoff: float = 0.0, overtakes: int = 4) -> Load:
     """Compose a batch."""
     before = group.waiting
-    load = compose(group, rows, cost, must_last, overtakes)
+    load = compose(group, rows, cost, start_cutoff, overtakes)
     assert before - group.waiting == load.departed
     return load
 
@@ -54,7 +54,7 @@ def test_the_slow_way_agrees_with_the_fast_one() -> None:
 def test_who_cannot_make_it_is_left_out() -> None:
     requests = [Asked(number, 0.0, timeout) for number, timeout in enumerate((1.0, 5.0, 2.0, 9.0))]
     group = filled(*requests)
-    load = take(group, 3, must_last=2.0)
+    load = take(group, 3, start_cutoff=2.0)
     assert payloads(load) == [1, 3]
     assert load.late == [requests[0], requests[2]]
     assert all(request.settled for request in load.late)
@@ -62,7 +62,7 @@ def test_who_cannot_make_it_is_left_out() -> None:
 
 
 def test_everybody_may_be_late() -> None:
-    load = take(filled(*many(3)), 3, must_last=30.0)
+    load = take(filled(*many(3)), 3, start_cutoff=30.0)
     assert (load.requests, len(load.late), load.rows) == ([], 3, 0)
 
 

@@ -33,7 +33,7 @@ def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None 
     before = group.waiting
     seconds = rest.get("seconds", 0.0)
     load = ByLength(padding, lambda _: seconds, rest.get("share", 1.0))(
-        group, rows, cost, rest.get("must_last", 0.0), int(rest.get("overtakes", 4))
+        group, rows, cost, rest.get("start_cutoff", 0.0), int(rest.get("overtakes", 4))
     )
     assert before - group.waiting == load.departed
     return load
@@ -115,12 +115,12 @@ def test_who_cannot_make_it_is_left_out() -> None:
     group = filled(requests[0], gone, *requests[1:])
     gone.settled = True
     group.remove(gone)
-    load = take(group, must_last=2.0)
+    load = take(group, start_cutoff=2.0)
     assert load.requests == [requests[1], requests[3]]
     assert load.late == [requests[0], requests[2], requests[4]]
     assert all(request.settled for request in load.late)
     assert group.waiting == 0
-    assert take(filled(of(1.0)), must_last=99.0).requests == []
+    assert take(filled(of(1.0)), start_cutoff=99.0).requests == []
 
 
 def test_who_has_left_is_not_taken() -> None:
@@ -196,35 +196,35 @@ def test_large_ones_of_lower_priority_do_not_fill_up_a_batch_of_small_ones_eithe
 def test_who_would_miss_the_deadline_leads() -> None:
     patient, tight, tighter = of(10.0, 0.0), of(50.0, 1.0, timeout=4.0), of(90.0, 2.0, timeout=2.5)
     group = filled(patient, tight, tighter)  # by 30, 5 and 4.5
-    assert take(group, 1, must_last=3.0, seconds=2.0).requests == [tighter]
-    assert take(group, 1, must_last=3.0, seconds=1.9).requests == [patient]  # the next batch is early enough
-    assert take(group, 1, must_last=3.0, seconds=2.0).requests == [tight]
+    assert take(group, 1, start_cutoff=3.0, seconds=2.0).requests == [tighter]
+    assert take(group, 1, start_cutoff=3.0, seconds=1.9).requests == [patient]  # the next batch is early enough
+    assert take(group, 1, start_cutoff=3.0, seconds=2.0).requests == [tight]
 
 
 def test_who_cannot_make_it_does_not_lead() -> None:
     patient, late, tight = of(10.0), of(50.0, timeout=3.0), of(90.0, timeout=4.0)
-    load = take(filled(patient, late, tight), rows=1, must_last=3.0, seconds=2.0)
+    load = take(filled(patient, late, tight), rows=1, start_cutoff=3.0, seconds=2.0)
     assert (load.requests, load.late) == ([tight], [])
 
 
 def test_who_would_miss_the_deadline_does_not_go_before_a_higher_priority() -> None:
     tight, high = of(50.0, timeout=4.0), of(10.0, priority=1)
     group = filled(tight, high)
-    assert take(group, 1, must_last=3.0, seconds=2.0).requests == [high]
-    assert take(group, 1, must_last=3.0, seconds=2.0).requests == [tight]
+    assert take(group, 1, start_cutoff=3.0, seconds=2.0).requests == [high]
+    assert take(group, 1, start_cutoff=3.0, seconds=2.0).requests == [tight]
 
 
 def test_a_large_one_that_would_miss_the_deadline_leads_and_small_ones_go_along() -> None:
     small, tight = of(40.0), of(50.0, 1.0, timeout=3.0, large=True)
     other = of(50.0, large=True)
-    assert take(filled(small, other, tight), 2, must_last=3.0, seconds=2.0).requests == [tight, small]
+    assert take(filled(small, other, tight), 2, start_cutoff=3.0, seconds=2.0).requests == [tight, small]
 
 
 def test_a_list_leads_in_parts() -> None:
     tight = listed(4, 1.0, 3.0, cost=40.0)
     group = filled(of(90.0), tight)
-    assert take(group, 2, must_last=3.0, seconds=2.0).slices == [(0, 2)]
-    assert take(group, 2, must_last=3.0, seconds=2.0).slices == [(2, 4)]
+    assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(0, 2)]
+    assert take(group, 2, start_cutoff=3.0, seconds=2.0).slices == [(2, 4)]
 
 
 def test_nobody_is_kept_waiting_by_the_deadlines_of_others() -> None:

@@ -44,3 +44,9 @@ def test_finding_a_request() -> None:
     assert running.find(Asked(0)) == []
     assert running.pop(2) is second
     assert running.batches == {1: first}
+
+
+def test_only_a_batch_that_runs_can_be_late() -> None:
+    running = Running()
+    running.add(dispatch(1), 5.0)
+    assert (running.is_late(1, 4.9), running.is_late(1, 5.0), running.is_late(2, 9.0)) == (False, True, False)

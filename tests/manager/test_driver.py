@@ -99,6 +99,22 @@ def test_deadlines_hold_in_line_and_in_compute() -> None:
     asyncio.run(main())
 
 
+def test_an_answer_that_comes_after_its_deadline_is_not_given() -> None:
+    """A busy loop hears of the answer before it looks at its timers."""
+
+    async def main() -> None:
+        async with serving(None) as rig:
+            late, patient = request(rig.service, "late", timeout=1.0), request(rig.service, "patient", timeout=9.0)
+            await turns()
+            rig.clock._now += 1.5  # no timer has fired
+            rig.executor.answer_next(lambda batch: batch)
+            await turns()
+            assert isinstance(late.error, DeadlineExceeded)
+            assert (late.ends, patient.output) == (1, "patient")
+
+    asyncio.run(main())
+
+
 def test_a_request_of_the_past_is_refused_and_stays_the_doors() -> None:
     async def main() -> None:
         async with serving() as rig:

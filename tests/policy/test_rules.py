@@ -101,7 +101,7 @@ def test_a_control_limit_never_takes_more_than_a_batch_may_have() -> None:
         (lambda: SizeOrDelay(1, float("nan")), "delay=nan: must be 0 or more"),
         (lambda: FullBatches(0), "size=0: must be 1 or more"),
         (lambda: ControlLimit(0), "limit=0: must be 1 or more"),
-        (lambda: ControlLimit(cast(int, "8")), "limit='8': must be 1 or more"),
+        (lambda: ControlLimit(cast(int, "8")), "limit='8': must be a whole number"),
     ],
 )
 def test_a_wrong_setting_names_key_value_and_rule(make: type, message: str) -> None:

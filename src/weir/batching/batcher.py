@@ -34,6 +34,7 @@ from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy
 
 ITEM, RETRY = Kind.ITEM, Reason.RETRY  # members of an enum are looked up slowly
+GIVEN_UP = 0.5  # of its timeout: whoever leaves with less than that left may have a clock that is ahead of ours
 SIGHT_BATCHES, FIRST_SIGHTS = 16, (4, 8)  # the time in sight has 16 to spare: it is worked out again with these
 
 
@@ -135,11 +136,22 @@ class Batcher:
         request.settled = True
         if request.taken < request.rows:
             self._line.leave(request)
-        return self.where(request) if request.taken else []
+        if not request.taken:
+            return []
+        if request.deadline - now <= GIVEN_UP * request.timeout:
+            self._miss(request)
+        return self.where(request)
 
     def where(self, request: Request) -> list[tuple[int, int, list[int]]]:
         """Return where `request` runs, as (worker, batch id, entry indices)."""
         return [(each.worker, each.batch_id, indices_of(each, request)) for each in self._running.find(request)]
+
+    def _miss(self, request: Request) -> None:
+        """`request` was started, and its caller has not had the answer in time."""
+        for dispatch in self._running.find(request):
+            if not dispatch.missed:
+                dispatch.missed = True
+                self._outlook.missed(request)
 
     def expire(self, now: float) -> list[Request]:
         """Settle and return the requests whose deadline has passed, waiting or running, and those that dispatch has left
@@ -148,6 +160,7 @@ class Batcher:
         late += self._line.passed(now)
         for request in [*self._running.passed(now), *self._suspects.passed(now)]:
             if not request.settled:
+                self._miss(request)
                 request.settled = True
                 late.append(request)
         self._line.sweep()
@@ -175,6 +188,8 @@ class Batcher:
         self._suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
         self.service.learn(dispatch.rows, dispatch.seconds, now, dispatch.cost)
+        if not dispatch.missed:
+            self._outlook.made_it()
         if self._tight < inf and (batch_id % SIGHT_BATCHES == 0 or batch_id in FIRST_SIGHTS):
             self._tight = self._outlook.time_in_sight()
         self._freed = True
@@ -183,6 +198,10 @@ class Batcher:
     def dispatch_of(self, batch_id: int) -> Dispatch | None:
         """Return the running batch of that id."""
         return self._running.batches.get(batch_id)
+
+    def is_late(self, batch_id: int, now: float) -> bool:
+        """Tell whether requests of that running batch may be past their deadlines: `expire` ends them."""
+        return self._running.is_late(batch_id, now)
 
     # Decisions.
 
@@ -232,7 +251,9 @@ class Batcher:
         if not rows:
             line.turns.park(group, until)
             return None
-        load = self._compose(group, rows, self._max_cost, self._outlook.must_last(seen, rows), settings.max_overtakes)
+        load = self._compose(
+            group, rows, self._max_cost, self._outlook.start_cutoff(seen, rows), settings.max_overtakes
+        )
         line.settle_up(group, load)
         if load.late:
             self._late += load.late

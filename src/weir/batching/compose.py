@@ -21,7 +21,7 @@ class Load:
         "late",
         "max_cost",
         "max_rows",
-        "must_last",
+        "start_cutoff",
         "padding",
         "plain",
         "requests",
@@ -29,10 +29,10 @@ class Load:
         "slices",
     )
 
-    def __init__(self, max_rows: int, max_cost: float, must_last: float) -> None:
+    def __init__(self, max_rows: int, max_cost: float, start_cutoff: float) -> None:
         self.max_rows = max_rows
         self.max_cost = max_cost
-        self.must_last = must_last
+        self.start_cutoff = start_cutoff
         self.requests: list[Request] = []
         self.slices: list[tuple[int, int] | None] | None = None
         self.rows = 0
@@ -80,14 +80,14 @@ class Load:
         return count
 
 
-def compose(group: Group, max_rows: int, max_cost: float, must_last: float, max_overtakes: int) -> Load:
+def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> Load:
     """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; one item that is larger goes alone.
 
-    Requests whose deadline is not after `must_last` leave the line too, as `late`; they are marked settled. The load may be
+    Requests whose deadline is not after `start_cutoff` leave the line too, as `late`; they are marked settled. The load may be
     empty if all are. `group.departed` is brought up to date.
     """
-    load = Load(max_rows, max_cost, must_last)
-    nobody_is_late = group.earliest() > must_last
+    load = Load(max_rows, max_cost, start_cutoff)
+    nobody_is_late = group.earliest() > start_cutoff
     for level in group.levels:
         small = level.small
         count = min(len(small.waiting) - small.dead, max_rows - load.rows)
@@ -124,7 +124,7 @@ def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
         request = lane.head
         if request is None:
             lanes.remove(lane)
-        elif request.deadline <= load.must_last:
+        elif request.deadline <= load.start_cutoff:
             _leave_out(load, lane, request)
         else:
             rival = large.head

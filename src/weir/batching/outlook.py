@@ -13,11 +13,18 @@ from weir.policy.decision import Observation
 
 UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measured
 
+# The margin of `start_cutoff`: how it grows with each batch in which somebody was missed, and shrinks with each other one.
+MARGIN_GROWTH, MARGIN_DECAY = 1.5, 0.99
+FIRST_MARGIN = 0.1  # of the time of a batch
+
 
 class Outlook:
-    """Expectations about one line and its workers. Rates are in rows per second, of all workers together."""
+    """Expectations about one line and its workers. Rates are in rows per second, of all workers together.
 
-    __slots__ = ("_largest", "_line", "_max_rows", "_padded", "_places", "_service")
+    `margin` is what requests have to spare, in seconds, that are started while more wait than can be answered in time.
+    """
+
+    __slots__ = ("_largest", "_line", "_max_rows", "_padded", "_places", "_service", "margin")
 
     def __init__(self, settings: BatchingSettings, service: ServiceTime, line: Line, places: Places) -> None:
         self._largest = settings.max_batch_size
@@ -26,6 +33,7 @@ class Outlook:
         self._service = service
         self._line = line
         self._places = places
+        self.margin = 0.0
 
     def rate(self, waiting: int) -> float:
         """Return the rows per second that all workers serve together while so many wait."""
@@ -55,17 +63,33 @@ class Outlook:
             return False
         return not self._padded or done + _before(lane, request.deadline) / rate >= request.deadline
 
-    def must_last(self, seen: Observation, rows: int) -> float:
+    def start_cutoff(self, seen: Observation, rows: int) -> float:
         """Return the instant after which a deadline must lie for the request to be started.
 
-        While more wait than fit, a place is precious: it goes to requests that will very likely make it. Otherwise
-        only those are left out that have hardly a chance.
+        While more wait than fit, a place is precious: it goes to requests that will very likely make it, with a margin that
+        was learned from those that did not. Otherwise only those are left out that have hardly a chance.
         """
         if seen.earliest_deadline == inf or not self._service.is_trusted(seen.now):
             return seen.now
-        if seen.waiting > rows:
-            return seen.now + self._service.careful(rows)
-        return seen.now + self._service.optimistic(seen.waiting)
+        if seen.waiting <= rows:
+            return seen.now + self._service.optimistic(seen.waiting)
+        needed = self._service.careful(rows)
+        spare = seen.earliest_deadline - seen.oldest_arrival - needed
+        return seen.now + needed + max(0.0, min(self.margin, spare / 2.0))
+
+    def missed(self, request: Request) -> None:
+        """`request` was started and had no answer by its deadline: leave more time from now on, up to half of what it had to spare.
+
+        Under overload all that is started is as old as it may be. What this server cannot see, how long a request was on its
+        way here and its answer back, then makes all answers late rather than a few.
+        """
+        needed = self._service.careful(self._largest)
+        grown = max(FIRST_MARGIN * needed, MARGIN_GROWTH * self.margin)
+        self.margin = max(self.margin, min(grown, (request.timeout - needed) / 2.0))
+
+    def made_it(self) -> None:
+        """A batch came back with nobody missed: leave a little less time."""
+        self.margin *= MARGIN_DECAY
 
 
 def _before(lane: Lane, deadline: float) -> int:

@@ -34,9 +34,9 @@ class PaddedLoad(Load):
     __slots__ = ("longest", "max_padding", "padding_cost", "tokens")
 
     def __init__(
-        self, max_rows: int, max_cost: float, must_last: float, max_padding: float, padding_cost: float
+        self, max_rows: int, max_cost: float, start_cutoff: float, max_padding: float, padding_cost: float
     ) -> None:
-        super().__init__(max_rows, max_cost, must_last)
+        super().__init__(max_rows, max_cost, start_cutoff)
         self.max_padding = max_padding
         self.padding_cost = padding_cost
         self.longest = 0.0
@@ -84,10 +84,10 @@ class ByLength:
         self._expected = expected
         self._padding_cost = padding_cost
 
-    def __call__(self, group: Group, max_rows: int, max_cost: float, must_last: float, max_overtakes: int) -> Load:
+    def __call__(self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> Load:
         """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
-        load = PaddedLoad(max_rows, max_cost, must_last, self._max_padding, self._padding_cost)
-        tight = group.tight(must_last + self._expected(max_rows))
+        load = PaddedLoad(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
+        tight = group.tight(start_cutoff + self._expected(max_rows))
         for level in group.levels:
             _take_level(load, level, max_overtakes, tight)
             if load.rows >= max_rows:
@@ -116,7 +116,7 @@ def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Seque
 
 def _hurried(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
     """Return who would miss the deadline without leading; None if nobody would, or somebody older has been overtaken enough."""
-    mine = [each for each in tight if each.priority == level.priority and each.deadline > load.must_last]
+    mine = [each for each in tight if each.priority == level.priority and each.deadline > load.start_cutoff]
     if not mine:
         return None
     hurried = min(mine, key=lambda each: each.deadline)
@@ -162,7 +162,7 @@ def _lead(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> Request | 
     for request in lane.waiting:
         if is_gone(request):
             continue
-        if request.deadline <= load.must_last:
+        if request.deadline <= load.start_cutoff:
             _leave_out(load, request)
             gone.append(request)
             continue
@@ -194,7 +194,7 @@ def _take_queue(load: PaddedLoad, lane: LengthLane, length: float, gone: list[Re
     while queue:
         request = queue[0]
         if not is_gone(request):
-            if request.deadline <= load.must_last:
+            if request.deadline <= load.start_cutoff:
                 _leave_out(load, request)
             elif not load.take(request):
                 return False

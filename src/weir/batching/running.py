@@ -1,5 +1,7 @@
 """The batches that are with workers, and the deadlines of their requests."""
 
+from math import inf
+
 from weir.messages import Dispatch, Request
 
 
@@ -24,7 +26,11 @@ class Running:
 
     def earliest_deadline(self) -> float:
         """Return an instant before which no deadline passes; infinity if nothing runs."""
-        return min(self._deadlines.values(), default=float("inf"))
+        return min(self._deadlines.values(), default=inf)
+
+    def is_late(self, batch_id: int, now: float) -> bool:
+        """Tell whether a deadline of the batch may have passed; False if it is not here."""
+        return self._deadlines.get(batch_id, inf) <= now
 
     def passed(self, now: float) -> list[Request]:
         """Return the requests whose deadline is not after `now` and that have not had their end."""
@@ -35,7 +41,7 @@ class Running:
             alive = [request for request in self.batches[batch_id].requests if not request.settled]
             late += [request for request in alive if request.deadline <= now]
             left = [request.deadline for request in alive if request.deadline > now]
-            self._deadlines[batch_id] = min(left, default=float("inf"))
+            self._deadlines[batch_id] = min(left, default=inf)
         return late
 
     def find(self, request: Request) -> list[Dispatch]:

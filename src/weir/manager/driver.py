@@ -265,6 +265,8 @@ class Driver:
             for output in events.outputs:
                 discard(output)
             return
+        if self.batcher.is_late(events.batch_id, now):
+            self._expire(now)  # what comes after its deadline is no answer
         if events.final:
             # The freed worker gets its next batch before the answers of this one are delivered.
             self.batcher.finished(events.batch_id, now)

@@ -1,16 +1,20 @@
 """The address, the certificate, the limits and the end of the gRPC door."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy
 import pytest
 from tests.protocols.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
 from tests.protocols.sockets import until
+from tests.served import MODELS, Served
 
 from weir.errors import Cancelled, SettingsError
 from weir.manager.registry import Registry
@@ -22,6 +26,7 @@ from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
+from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import write_request
 
 TLS = Path(__file__).parents[1] / "tls"
@@ -202,3 +207,31 @@ def test_a_step_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> N
 
     asyncio.run(main())
     assert "could not be answered" in caplog.text
+
+
+def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:
+    """While the server stands still, two clients send more calls than gRPC would hold for it of its own accord."""
+    with Served(f"{MODELS}:Square", "--grpc-port", "0", "--max-queue-size", "4000") as served:
+        address = served.until_logged(r"listening.*?address=\S*?grpc://(\S+:\d+)")[1]
+        served.until_ready()
+        codes = asyncio.run(_burst(address, served.process.pid, 1000, 4))
+    assert codes == {"OK": 4000}
+
+
+async def _burst(address: str, pid: int, calls: int, channels: int) -> dict[str, int]:
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    opened = [grpc.aio.insecure_channel(address, options=options) for _ in range(channels)]
+    for channel in opened:
+        await channel.channel_ready()
+    element = numpy.array([b"3"], object)
+    body = write_request(InferenceRequest("square", [TensorValue("input", "BYTES", element)]))
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        asked = [channel.unary_unary(INFER, None, None)(body, timeout=60) for channel in opened for _ in range(calls)]
+        await asyncio.sleep(0.5)  # the server stands still, and says nothing of what has reached its sockets
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    codes = Counter([(await call.code()).name for call in asked])
+    for channel in opened:
+        await channel.close(None)
+    return dict(codes)

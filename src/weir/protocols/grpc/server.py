@@ -16,6 +16,8 @@ from weir.protocols.server import tls_context
 from weir.protocols.settings import HttpSettings
 
 _LONGEST = 1e8  # seconds; for ever
+_MOST_STREAMS = 1024  # calls of one connection
+_NO_LIMIT = (1 << 31) - 1
 
 
 class GrpcServer:
@@ -81,6 +83,11 @@ def channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
     """Return what gRPC calls our limits."""
     keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
+        # A client with more calls than this waits with them. Of calls that nobody has looked at yet, gRPC would cancel some from
+        # 1,000 on, with a code that tells clients nothing.
+        ("grpc.max_concurrent_streams", _MOST_STREAMS),
+        ("grpc.server.max_pending_requests", _NO_LIMIT),
+        ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients: it shall be an error
         ("grpc.max_receive_message_length", settings.grpc_max_message_size),
         ("grpc.max_send_message_length", -1),
