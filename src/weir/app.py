@@ -95,7 +95,7 @@ class App:
             access=self.access,
         )
         context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end, self.access)
-        websockets = WebSockets(self.registry, settings.http)
+        websockets = WebSockets(self.registry, settings.http, site.account)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
             websockets=websockets, added=_added(product, context, metrics, exposition),

@@ -8,7 +8,8 @@ import httpx
 import numpy
 import pytest
 import uvicorn
-from tests.protocols.websocket_kit import Sum, answer, answers, failure, item, next_answer, serving
+from tests.protocols.sockets import until
+from tests.protocols.websocket_kit import Echo, Sum, answer, answers, failure, item, next_answer, serving
 from tests.streaming_models import Count, Prefixes, Script, Ticking
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -376,5 +377,43 @@ def test_messages_of_errors_are_bounded() -> None:
             failed = read_answer(await client.recv())
             assert isinstance(failed, Failure) and failed.status == 404
             assert len(failed.error) < 5000 and failed.error.endswith(" characters)")
+
+    asyncio.run(main())
+
+
+def test_a_connection_holds_no_more_than_its_share_of_the_account() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        service = Service(Echo, name="slow", executor=executor, max_batch_size=1)
+        async with serving(service, max_waiting_bytes=4_000_000) as server, server.connect() as client:
+            account = server.server.account
+
+            async def send() -> None:
+                for number in range(20):
+                    await client.send(item("slow", "x" * 300_000, str(number)))
+
+            sending = asyncio.ensure_future(send())
+            for _ in range(20):
+                await until(lambda: bool(executor.pending))
+                assert account.held_bytes < 2_500_000
+                executor.answer_next(lambda batch: [b"1"] * len(batch))
+                assert await answer(client)
+            await sending
+            await until(lambda: account.held_bytes == 0)
+
+    asyncio.run(main())
+
+
+def test_an_answer_for_which_there_is_no_memory_is_the_error_of_its_request() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        service = Service(Echo, name="echo", executor=executor)
+        async with serving(service, max_waiting_bytes=1_000_000) as server, server.connect() as client:
+            await client.send(item("echo", "x", "a"))
+            await until(lambda: bool(executor.pending))
+            server.server.account.take(950_000)
+            executor.answer_next(lambda batch: [b"x" * 80_000])
+            refused = await failure(client)
+            assert (refused.id, refused.type, refused.status) == ("a", "Overloaded", 429)
 
     asyncio.run(main())

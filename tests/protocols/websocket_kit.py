@@ -9,6 +9,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from weir import InvalidRequest, Model, Service, Tensor
 from weir.manager.registry import Registry
+from weir.protocols.kserve.site import Site
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
@@ -29,6 +30,13 @@ class Sum(Model):
         return {"sum": batch["x"].sum(axis=1)}
 
 
+class Echo(Model):
+    """Answers with what it gets."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
 class Server:
     """A running server with its WebSockets."""
 
@@ -42,8 +50,10 @@ class Server:
 @asynccontextmanager
 async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
     registry, settings = Registry(services), HttpSettings(port=0, **said)
-    websockets = WebSockets(registry, settings)
-    server = HttpServer(registry, make_app(registry, settings, websockets=websockets), settings, websockets=websockets)
+    site = Site(registry, settings)
+    websockets = WebSockets(registry, settings, site.account)
+    app = make_app(registry, settings, site=site, websockets=websockets)
+    server = HttpServer(registry, app, settings, site=site, websockets=websockets)
     await registry.start()
     await server.start()
     try:

@@ -94,7 +94,7 @@ def make_app(
         routes=[
             *Pages(site, settings, metrics, added.paths).routes(),
             *added.routes,
-            *(websockets or WebSockets(registry, settings)).routes(),
+            *(websockets or WebSockets(registry, settings, site.account)).routes(),
         ],
         middleware=middleware,
         exception_handlers=exception_handlers(settings),

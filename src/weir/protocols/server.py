@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir.errors import Overloaded, SettingsError
 from weir.messages import Observer
+from weir.protocols.account import Account
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.lane import Lane
@@ -120,6 +121,11 @@ class HttpServer:
     def connections(self) -> int:
         """How many connections are open."""
         return len(self._lane.connections)
+
+    @property
+    def account(self) -> Account:
+        """What all clients hold together."""
+        return self._lane.account
 
     @property
     def busy(self) -> int:

@@ -9,6 +9,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from weir.errors import Cancelled, CapacityError, Conflict, WeirError, bounded, brief
 from weir.protocols import inferring
+from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
@@ -36,12 +37,14 @@ _log = logging.getLogger("weir.websocket")
 
 
 class Session:
-    """Serves one connection. `refusing` is set when the server takes nothing more."""
+    """Serves one connection. `refusing` is set when the server takes nothing more; requests and answers are charged to `account`."""
 
     def __init__(
-        self, socket: WebSocket, registry: "Registry", settings: HttpSettings, refusing: asyncio.Event
+        self, socket: WebSocket, registry: "Registry", settings: HttpSettings, refusing: asyncio.Event, account: Account
     ) -> None:  # fmt: skip
         self._socket = socket
+        self._account = account
+        self._claim = account.claim()
         self._registry = registry
         self._settings = settings
         self._refusing = refusing
@@ -95,9 +98,15 @@ class Session:
 
     async def _has_room(self, refusing: "asyncio.Future[Any]") -> bool:
         """Wait until one more request may come; False if none is taken any more."""
-        while len(self._under_way) >= self._settings.websocket_in_flight and not refusing.done():
+        while self._has_enough and not refusing.done():
             await asyncio.wait((*self._under_way.values(), refusing), return_when=asyncio.FIRST_COMPLETED)
         return not refusing.done()
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether as much is under way as one connection may have; where nothing is, one more may always come."""
+        much = self._claim.held_bytes > self._account.max_connection_bytes
+        return len(self._under_way) >= self._settings.websocket_in_flight or (much and bool(self._under_way))
 
     async def _answered(self) -> None:
         if self._under_way:
@@ -117,14 +126,17 @@ class Session:
                 return
             if asked.id in self._under_way and not self._under_way[asked.id].done():
                 raise Conflict(f"id {brief(asked.id, 100)}: is that of a request under way on this connection")
+            size = len(message) + sum([each.array.nbytes for each in asked.inputs])
+            self._claim.take(size)
         except WeirError as error:
             await self._send_failure(id_of(message), error)
             return
         task = asyncio.ensure_future(self._answer(asked, len(message)))
         self._under_way[asked.id] = task
-        task.add_done_callback(lambda ended: self._ended(asked.id, ended))
+        task.add_done_callback(lambda ended: self._ended(asked.id, ended, size))
 
-    def _ended(self, id: str, task: "asyncio.Task[None]") -> None:
+    def _ended(self, id: str, task: "asyncio.Task[None]", size: int) -> None:
+        self._claim.give(size)
         if self._under_way.get(id) is task:
             del self._under_way[id]
 
@@ -187,7 +199,12 @@ class Session:
     ) -> int:
         named = {} if trace is None else {HEADER: trace.traceparent}
         response.parameters = {**response.parameters, **named, FINAL: last}
-        return await self._send(write_response(asked, response))
+        message = write_response(asked, response)
+        self._claim.take(len(message))
+        try:
+            return await self._send(message)
+        finally:
+            self._claim.give(len(message))
 
     async def _send_failure(self, id: str, error: WeirError) -> None:
         wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
+from weir.protocols.account import Account
 from weir.protocols.origins import allowed
 from weir.protocols.session import Session
 from weir.protocols.settings import HttpSettings
@@ -21,9 +22,10 @@ PATHS = ("/v2/ws", "/models/infer")
 
 
 class WebSockets:
-    """All the WebSockets of a server."""
+    """All the WebSockets of a server; what their requests and answers hold is charged to `account`."""
 
-    def __init__(self, registry: "Registry", settings: HttpSettings) -> None:
+    def __init__(self, registry: "Registry", settings: HttpSettings, account: Account | None = None) -> None:
+        self._account = account or Account(settings)
         self._registry = registry
         self._settings = settings
         self._sessions: set[Session] = set()
@@ -44,7 +46,7 @@ class WebSockets:
         if not allowed(socket.headers.getlist("origin"), socket.headers.get("host", ""), self._settings.cors_origins):
             await socket.close()
             return
-        session = Session(socket, self._registry, self._settings, self._refusing)
+        session = Session(socket, self._registry, self._settings, self._refusing, self._account)
         self._sessions.add(session)
         try:
             await session.run()

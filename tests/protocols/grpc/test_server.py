@@ -19,6 +19,7 @@ from tests.served import MODELS, Served
 from weir.errors import Cancelled, SettingsError
 from weir.manager.registry import Registry
 from weir.manager.service import Service
+from weir.protocols.account import Account
 from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.opening import make_door
 from weir.protocols.grpc.server import GrpcServer, channel_options
@@ -107,11 +108,16 @@ def test_a_certificate_that_cannot_be_used() -> None:
 
 def test_what_grpc_is_told() -> None:
     options = dict(
-        channel_options(GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0))
+        channel_options(
+            GrpcSettings(grpc_max_message_size=7, grpc_keepalive=2.5, grpc_keepalive_timeout=1.0),
+            HttpSettings(idle_timeout=4.0, header_timeout=3.0, max_header_size=5000),
+        )
     )
     assert options["grpc.max_receive_message_length"] == 7
     assert (options["grpc.keepalive_time_ms"], options["grpc.keepalive_timeout_ms"]) == (2500, 1000)
     assert options["grpc.so_reuseport"] == 0
+    assert (options["grpc.max_connection_idle_ms"], options["grpc.server_handshake_timeout_ms"]) == (4000, 3000)
+    assert options["grpc.absolute_max_metadata_size"] == 5000
 
 
 def test_drain_finishes_what_was_accepted_and_refuses_the_rest() -> None:
@@ -199,7 +205,10 @@ def test_many_calls_at_once_keep_their_answers_apart() -> None:
 
 def test_a_step_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        core, taken = Core({}, [], lambda path, call: True), asyncio.Event()
+        account, taken = Account(HttpSettings()), asyncio.Event()
+        core = Core(
+            {}, [], lambda path, call: True, lambda error, call: None, account, max_message_size=1000, patience=1.0
+        )
         core.tell(lambda: 1 // 0)  # type: ignore[arg-type]  # steps return nothing; this one never returns
         core.tell(taken.set)
         await taken.wait()

@@ -4,7 +4,11 @@ import asyncio
 import time
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from weir.protocols.account import Account
+    from weir.protocols.grpc.intake import Unsent
 
 cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py
 # All that is used of it. It is not public: a grpcio of tomorrow may lack some.
@@ -18,6 +22,9 @@ Tell = Callable[[Callable[[], None]], None]
 
 _LONGEST = 1e8  # seconds; whoever has not said when waits for ever
 _OK, _UNIMPLEMENTED = 0, 12
+
+# Answers larger than this many bytes are counted until they have been sent.
+_COUNTED_ABOVE = 4 << 10
 
 
 def lacking() -> list[str]:
@@ -35,10 +42,13 @@ class Call:
     `metadata` are pairs. `on_left` is called, once, when the caller leaves or the deadline passes before the end.
     """
 
-    __slots__ = ("_begun", "_raw", "_tell", "deadline", "metadata", "on_left", "over")
+    __slots__ = ("_account", "_begun", "_held", "_raw", "_tell", "_unsent", "deadline", "metadata", "on_left", "over")
 
-    def __init__(self, tell: Tell, event: Any) -> None:
+    def __init__(self, tell: Tell, event: Any, account: "Account", unsent: "Unsent") -> None:
         self._tell = tell
+        self._account = account
+        self._unsent = unsent
+        self._held = 0  # bytes that are charged as long as the call goes on
         self._raw: Any = event.call
         self._begun = False
         self.metadata: tuple[tuple[str, str | bytes], ...] = event.invocation_metadata
@@ -62,8 +72,27 @@ class Call:
             return
         said = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
         status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
-        self._start((*self._head(), *said, status), _nothing)
+        large = body is not None and len(body) > _COUNTED_ABOVE
+        self._start(
+            (*self._head(), *said, status), self._when_sent(len(body)) if body is not None and large else _nothing
+        )
         self._close()
+
+    def charge(self, size_bytes: int) -> None:
+        """Charge bytes to the call as long as it goes on. Raises what Account.take raises."""
+        if not self.over:
+            self._account.take(size_bytes)
+            self._held += size_bytes
+
+    def cancel(self) -> None:
+        """End the call without a word: its client does not read."""
+        if self._raw is not None:
+            self._raw.cancel()
+
+    def _when_sent(self, size_bytes: int) -> Callable[[Any], None]:
+        unsent, tell = self._unsent, self._tell
+        number = unsent.add(self._raw, size_bytes)
+        return lambda event: tell(lambda: unsent.remove(number))
 
     async def write(self, body: bytes) -> None:
         """Send a message, one at a time; return when gRPC would take the next one. Raises Left."""
@@ -79,25 +108,25 @@ class Call:
 
     # At the beginning, on the thread that waits for the core.
 
-    def watch(self) -> None:
-        """Hear when the caller leaves."""
-        self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+    def watch(self, ended: Callable[[], None]) -> None:
+        """Hear when the caller leaves; `ended` is called, here, when the core is done with the call."""
 
-    def await_message(self, begin: Callable[["Call", bytes], None]) -> None:
-        """Have `begin` called on the loop with the one message that the client sends."""
+        def closed(event: Any) -> None:
+            ended()
+            if event.batch_operations[0].cancelled():
+                self._tell(self._leave)
 
-        def heard(event: Any) -> None:
-            body = _message(event)
-            self._tell(lambda: self._lacks_message() if body is None else begin(self, body))
+        self._start((cygrpc.ReceiveCloseOnServerOperation(0),), closed)
 
-        self._start((cygrpc.ReceiveMessageOperation(0),), heard)
+    def await_message(self, heard: Callable[["Call", bytes | None], None]) -> None:
+        """Have `heard` called, here, with the one message that the client sends; None if it sends none."""
+        self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: heard(self, _message(event)))
 
-    def _lacks_message(self) -> None:
+    # On the event loop again.
+
+    def lacks_message(self) -> None:
+        """End a unary call that came without its message."""
         self.end(_UNIMPLEMENTED, "the call requires exactly one request message")
-
-    def _closed(self, event: Any) -> None:
-        if event.batch_operations[0].cancelled():
-            self._tell(self._leave)
 
     def _leave(self) -> None:
         on_left = None if self.over else self.on_left
@@ -109,6 +138,9 @@ class Call:
         # The core counts a call until the last who knows it lets go, so no circle may hold it.
         self.over = True
         self._raw = self.on_left = None
+        if self._held:
+            self._account.give(self._held)
+            self._held = 0
 
     def _head(self) -> tuple[Any, ...]:
         begun, self._begun = self._begun, True

@@ -8,11 +8,15 @@ underneath is not public: all that is used of it is in this file and call.py.
 import asyncio
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from weir.errors import Overloaded, WeirError
+from weir.protocols.account import Account
 from weir.protocols.grpc.call import Call, cygrpc
+from weir.protocols.grpc.intake import Intake, Unsent
 
 Step = Callable[[], None]
 
@@ -20,6 +24,10 @@ _log = logging.getLogger("weir.grpc")
 
 _REQUESTED = 4  # calls that can be taken from the core without asking it for the next
 _UNIMPLEMENTED = 12
+
+# Messages that may be received at the same time may have this part of the account, one in so many; and there are so many at least.
+_MESSAGES_PART = 4
+_LEAST_MESSAGES = 16
 
 
 class Handler(NamedTuple):
@@ -32,13 +40,22 @@ class Handler(NamedTuple):
 
 class Core:
     """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own. `admit`, told the path, tells whether a call may go
-    on, or ends it; it is called on another thread."""
+    on, or ends it, and `refuse` ends it with an error; both are called on another thread. Messages are charged to `account`."""
 
     def __init__(
-        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, Call], bool]
-    ) -> None:
+        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, Call], bool],
+        refuse: Callable[[WeirError, Call], None], account: Account, *, max_message_size: int, patience: float,
+    ) -> None:  # fmt: skip
         self._handlers = handlers
         self._admit = admit
+        self._refuse = refuse
+        self._account = account
+        self._unsent = Unsent(account, patience)
+        most = max(_LEAST_MESSAGES, account.max_bytes // (_MESSAGES_PART * max_message_size))
+        self._intake = Intake(account.max_connections, most, refuse)
+        account.counters.append(lambda: self._intake.connections)
+        # Bytes of messages that the thread has told of, and that the loop has heard of: each is counted by one of the two.
+        self._told_bytes = self._heard_bytes = 0
         self._queue = cygrpc.CompletionQueue()
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
@@ -102,7 +119,10 @@ class Core:
 
     def _wait(self) -> None:
         while True:
-            event = self._queue.poll()
+            event = self._queue.poll(time.time() + 1.0) if self._intake.waits else self._queue.poll()
+            if event.completion_type == cygrpc.CompletionType.queue_timeout:
+                self._intake.look()
+                continue
             if event.completion_type == cygrpc.CompletionType.queue_shutdown:
                 break
             try:
@@ -123,8 +143,13 @@ class Core:
         self._request()
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
-        call = Call(self.tell, event)
-        call.watch()
+        call = Call(self.tell, event, self._account, self._unsent)
+        peer = call.peer
+        refusal = self._intake.begin(peer)
+        call.watch(lambda: self._intake.end(peer))
+        if refusal is not None:
+            self._refuse(refusal, call)
+            return
         if not self._admit(path, call):
             return
         if handler is None:
@@ -132,7 +157,31 @@ class Core:
         elif handler.takes_stream:
             self.tell(lambda: handler.begin(call, b""))
         else:
-            call.await_message(handler.begin)
+            begin = handler.begin
+            self._intake.receive(call, lambda: call.await_message(lambda call, body: self._heard(begin, call, body)))
+
+    def _heard(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
+        self._intake.received(call)
+        size = 0 if body is None else len(body)
+        if self._told_bytes - self._heard_bytes + size > self._account.max_bytes:
+            self._refuse(
+                Overloaded("messages come faster than they are read (max_waiting_bytes)", retry_after=1.0), call
+            )
+            return
+        self._told_bytes += size
+        self.tell(lambda: self._begin(begin, call, body))
+
+    def _begin(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
+        if body is None:
+            call.lacks_message()
+            return
+        self._heard_bytes += len(body)
+        try:
+            call.charge(len(body))
+        except WeirError as error:
+            self._refuse(error, call)
+        else:
+            begin(call, body)
 
     def _shut(self, event: Any) -> None:
         self._queue.shutdown()

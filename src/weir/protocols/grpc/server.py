@@ -42,7 +42,10 @@ class GrpcServer:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
         self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
-        core = Core(self._services.handlers, channel_options(self._settings), self._services.admit)
+        core = Core(
+            self._services.handlers, channel_options(self._settings, self._http), self._services.admit, self._services.refuse_with,
+            self._site.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
+        )  # fmt: skip
         host = f"[{self._host}]" if ":" in self._host else self._host
         self.port = core.listen(f"{host}:{self._settings.grpc_port}", credentials)
         if not self.port:
@@ -79,7 +82,7 @@ class GrpcServer:
             await core.stop(0)
 
 
-def channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
+def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[str, int]]:
     """Return what gRPC calls our limits."""
     keepalive_ms, timeout_ms = int(1000 * settings.grpc_keepalive), int(1000 * settings.grpc_keepalive_timeout)
     return [
@@ -95,6 +98,10 @@ def channel_options(settings: GrpcSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", timeout_ms),
         ("grpc.http2.ping_timeout_ms", timeout_ms),  # without this one gRPC waits a minute, whatever the one above says
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.max_connection_idle_ms", int(1000 * http.idle_timeout)),  # clients connect again with their next call
+        ("grpc.server_handshake_timeout_ms", int(1000 * http.header_timeout)),
+        ("grpc.max_metadata_size", http.max_header_size),
+        ("grpc.absolute_max_metadata_size", http.max_header_size),
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),  # clients may ask too, this often
     ]
 

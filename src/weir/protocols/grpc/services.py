@@ -1,8 +1,10 @@
 """All calls by their paths."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from weir.errors import Unauthorized
+from weir.errors import Overloaded, Unauthorized, WeirError
 from weir.protocols.grpc import refusing
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import Answer, headers_of, in_task, parse, refuse, unary
@@ -23,6 +25,9 @@ OWN = (INFERENCE, REPOSITORY)
 OPEN = (
     *[method.path for method in methods(HEALTH)], *[f"/{INFERENCE}/{name}" for name in ("ServerLive", "ServerReady")]
 )  # fmt: skip
+# Calls of Watch at a time: of all who may call, and of those without the key of a server that asks for one, for load balancers have none.
+_MOST_WATCHERS = 1000
+_MOST_STRANGERS = 100
 ALL = (*OWN, HEALTH, *map(service_of, VERSIONS))
 
 
@@ -44,6 +49,7 @@ class Services:
         }
         self.handlers[f"/{INFERENCE}/ModelInfer"] = self._inference.handler()
         self.handlers[f"/{INFERENCE}/ModelStreamInfer"] = self._streaming.handler()
+        self._watching = {True: 0, False: 0}  # by whether they know the key
         self._add_health()
         for version in VERSIONS:
             self._add_reflection(version)
@@ -58,6 +64,10 @@ class Services:
             return False
         return True
 
+    def refuse_with(self, error: WeirError, call: Call) -> None:
+        """End a call with `error`."""
+        refuse(error, call, development=self._development)
+
     def refuse(self) -> None:
         """Take no more requests; those under way go on."""
         self._inference.refusing = True
@@ -69,10 +79,30 @@ class Services:
         self.handlers[check.path] = unary(check, self._health.Check, development=self._development)
 
         async def watching(call: Call, body: bytes) -> None:
-            async for answer in self._health.watch(parse(watch, body)):
-                await call.write(answer.SerializeToString())
+            with self._watchers(self._knows_key(call)):
+                async for answer in self._health.watch(parse(watch, body)):
+                    await call.write(answer.SerializeToString())
 
         self.handlers[watch.path] = Handler(in_task(watching, development=self._development))
+
+    @contextmanager
+    def _watchers(self, knows_key: bool) -> Iterator[None]:
+        """Count one more who watches. Raises Overloaded for one too many."""
+        most = _MOST_WATCHERS if knows_key else _MOST_STRANGERS
+        if self._watching[knows_key] >= most:
+            raise Overloaded(f"{most} calls of Watch are under way; that is the limit", retry_after=1.0)
+        self._watching[knows_key] += 1
+        try:
+            yield
+        finally:
+            self._watching[knows_key] -= 1
+
+    def _knows_key(self, call: Call) -> bool:
+        try:
+            self._access.require_http(headers_of(call))
+        except Unauthorized:
+            return False
+        return True
 
     def _add_reflection(self, version: str) -> None:
         (method,) = methods(service_of(version))

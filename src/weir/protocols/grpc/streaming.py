@@ -59,7 +59,7 @@ class Streaming:
 
 
 class OneStream:
-    """One call: reads requests, runs each in a task of its own, and writes what comes."""
+    """One call: reads requests, runs each in a task of its own, and writes what comes. They are charged to the account of `site`."""
 
     def __init__(self, site: Site, call: Call, most: int, *, development: bool) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
@@ -68,11 +68,16 @@ class OneStream:
         self._development = development
         self._room = asyncio.Semaphore(most)
         self._writing = asyncio.Lock()  # gRPC takes one message at a time
+        self._claim = site.account.claim()
+        self._fewer = asyncio.Event()  # a request has ended
 
     async def read(self) -> None:
         """Take requests until the client sends no more."""
         while True:
             await self._room.acquire()
+            while self.tasks and self._claim.held_bytes > self._site.account.max_connection_bytes:
+                self._fewer.clear()
+                await self._fewer.wait()
             body = await self._call.read()
             if body is None:
                 return
@@ -88,17 +93,21 @@ class OneStream:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.tasks.discard(task)
         self._room.release()
+        self._fewer.set()
 
     async def _answer(self, body: bytes) -> None:
         model = request_id = ""
+        charged = 0
         try:
+            self._claim.take(len(body))
+            charged = len(body)
             parsed = parse_request(body)
             model, request_id = parsed.message.model_name, parsed.message.id
             exchange = Exchange(self._site, parsed, self._call)
             sent = 0
             async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:
-                    sent += await self._write(in_stream(answer))
+                    sent += await self._write_counted(in_stream(answer))
             exchange.transferred(len(body), sent)
         except Left:
             return
@@ -107,10 +116,24 @@ class OneStream:
             text = text_of(error, development=self._development)
             with suppress(Left):
                 await self._write(error_in_stream(text, model, request_id, name_of(error)))
+        finally:
+            self._claim.give(charged)
+
+    async def _write_counted(self, message: bytes) -> int:
+        self._claim.take(len(message))
+        try:
+            return await self._write(message)
+        finally:
+            self._claim.give(len(message))
 
     async def _write(self, message: bytes) -> int:
-        async with self._writing:
-            await self._call.write(message)
+        """Write a message after those before. Raises Left, also where the client does not read for too long: the call ends then."""
+        try:
+            async with asyncio.timeout(self._site.http.body_timeout), self._writing:
+                await self._call.write(message)
+        except TimeoutError:
+            self._call.cancel()
+            raise Left from None
         return len(message)
 
 

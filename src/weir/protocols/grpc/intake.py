@@ -1,0 +1,144 @@
+"""Which calls of gRPC are taken, whose messages are received, and whose answers are waited for: its core bounds none of these.
+
+The core keeps a message in memory while it comes, up to the largest that may come, as soon as it is asked for it. So only
+some messages are asked for at a time; the others wait in their clients. While others wait, a client that does not send
+what it has begun loses its turn.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from weir.errors import DeadlineExceeded, Overloaded, WeirError
+from weir.protocols.account import Account
+
+if TYPE_CHECKING:
+    from weir.protocols.grpc.call import Call
+
+Receive = Callable[[], None]
+
+# Seconds that a message may take to come while others wait for their turn.
+PATIENCE = 5.0
+
+_LOOK_EVERY = 1.0  # seconds
+
+# While memory is short, clients get so many times less time to read.
+_HASTE = 10
+
+
+class Intake:
+    """At most `most_calls` are under way, and at most `most_messages` messages are being received. `refuse` ends a call with an error.
+
+    To be used on the thread that waits for the core; `connections` may be read on any.
+    """
+
+    def __init__(
+        self,
+        most_calls: int,
+        most_messages: int,
+        refuse: Callable[[WeirError, "Call"], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.calls = 0
+        self._most_calls = most_calls
+        self._most_messages = most_messages
+        self._refuse = refuse
+        self._clock = clock
+        self._peers: Counter[str] = Counter()
+        self._receiving: dict[Call, float] = {}  # since when, oldest first
+        self._waiting: deque[tuple[Call, Receive]] = deque()
+
+    @property
+    def connections(self) -> int:
+        """How many connections have calls under way. The core does not tell of others; it closes those that are idle."""
+        return len(self._peers)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a call waits for its turn, so that somebody should look whether another has lost it."""
+        return bool(self._waiting)
+
+    def begin(self, peer: str) -> Overloaded | None:
+        """Count a call more from `peer`; return what to refuse it with if it is one too many. It is counted until `end`."""
+        self.calls += 1
+        self._peers[peer] += 1
+        if self.calls <= self._most_calls:
+            return None
+        return Overloaded(
+            f"{self._most_calls} calls are under way; that is the limit (max_connections)", retry_after=1.0
+        )
+
+    def end(self, peer: str) -> None:
+        """A call from `peer` is over."""
+        self.calls -= 1
+        self._peers[peer] -= 1
+        if not self._peers[peer]:
+            del self._peers[peer]
+
+    def receive(self, call: "Call", receive: Receive) -> None:
+        """Have the message of `call` received by `receive`, when it is its turn; `received` must follow."""
+        if len(self._receiving) < self._most_messages:
+            self._receiving[call] = self._clock()
+            receive()
+        else:
+            self._waiting.append((call, receive))
+            self.look()
+
+    def received(self, call: "Call") -> None:
+        """The message of `call` has come, or never will: the next ones have their turn."""
+        self._receiving.pop(call, None)
+        while self._waiting and len(self._receiving) < self._most_messages:
+            following, receive = self._waiting.popleft()
+            if not following.over:
+                self._receiving[following] = self._clock()
+                receive()
+
+    def look(self) -> None:
+        """End the calls whose messages take too long while others wait."""
+        if not self._waiting:
+            return
+        late = self._clock() - PATIENCE
+        for call in [call for call, since in self._receiving.items() if since < late]:
+            error = DeadlineExceeded(f"the message must arrive within {PATIENCE:g} s while others wait for their turn")
+            self._refuse(error, call)
+            self.received(call)
+
+
+class Unsent:
+    """Answers that their clients have not read. They are charged to `account`, and given up after `patience` seconds, or a tenth of that while
+    the account is over its limit. For the event loop."""
+
+    def __init__(self, account: Account, patience: float) -> None:
+        self._account = account
+        self._patience = patience
+        self._numbers = count()
+        self._answers: dict[int, tuple[Any, int, float]] = {}  # the core's call, bytes and since when, oldest first
+        self._looking: asyncio.TimerHandle | None = None
+
+    def add(self, call: Any, size_bytes: int) -> int:
+        """An answer of so many bytes has been given to the core. Return its number, for `remove`, which must follow."""
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        self._account.add(size_bytes)
+        self._answers[number] = call, size_bytes, loop.time()
+        if self._looking is None:
+            self._looking = loop.call_later(_LOOK_EVERY, self._look)
+        return number
+
+    def remove(self, number: int) -> None:
+        """It has been sent, or never will be."""
+        _, size_bytes, _ = self._answers.pop(number)
+        self._account.give(size_bytes)
+
+    def _look(self) -> None:
+        loop = asyncio.get_running_loop()
+        over = self._account.held_bytes > self._account.max_bytes
+        late = loop.time() - (self._patience / _HASTE if over else self._patience)
+        for call, _, since in self._answers.values():
+            if since >= late:
+                break
+            call.cancel()
+        self._looking = loop.call_later(_LOOK_EVERY, self._look) if self._answers else None

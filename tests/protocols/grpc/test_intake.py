@@ -1,0 +1,227 @@
+"""How many calls, messages and answers of gRPC there may be at a time: the rules alone, and through a real channel."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from tests.protocols.grpc.kit import INFER, Double, Rig, asking, item, refused, run, serving
+from tests.protocols.sockets import until
+
+from weir import Model, Service
+from weir.errors import DeadlineExceeded, WeirError
+from weir.protocols.account import Account
+from weir.protocols.grpc.intake import PATIENCE, Intake, Unsent
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeClock, FakeExecutor
+from weir.wire.kserve_grpc import read_stream_response, write_request
+from weir.wire.protobuf import methods
+
+WATCH = "/grpc.health.v1.Health/Watch"
+
+
+class FakeCall:
+    """A call that can be over, and be cancelled."""
+
+    def __init__(self) -> None:
+        self.over = False
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Rules:
+    """An Intake, and what it did."""
+
+    def __init__(self, calls: int = 2, messages: int = 2) -> None:
+        self.refused: list[tuple[WeirError, Any]] = []
+        self.received: list[Any] = []
+        self.clock = FakeClock()
+        self.intake = Intake(calls, messages, lambda error, call: self.refused.append((error, call)), self.clock)
+
+    def receive(self, call: Any) -> None:
+        self.intake.receive(call, lambda: self.received.append(call))
+
+
+def test_calls_are_counted_until_the_core_is_done_with_them() -> None:
+    rules = Rules(calls=2)
+    assert [rules.intake.begin("a"), rules.intake.begin("b")] == [None, None]
+    error = rules.intake.begin("a")
+    assert error is not None and "2 calls are under way" in error.message
+    assert (rules.intake.calls, rules.intake.connections) == (3, 2)
+    rules.intake.end("a")
+    rules.intake.end("a")
+    assert (rules.intake.calls, rules.intake.connections) == (1, 1)
+    assert rules.intake.begin("c") is None
+
+
+def test_messages_take_turns() -> None:
+    rules, calls = Rules(messages=2), [FakeCall() for _ in range(5)]
+    for call in calls:
+        rules.receive(call)
+    assert (rules.received, rules.intake.waits) == (calls[:2], True)
+    calls[2].over = True  # its caller has left
+    rules.intake.received(calls[0])  # type: ignore[arg-type]
+    assert rules.received == [*calls[:2], calls[3]]
+    rules.intake.received(calls[1])  # type: ignore[arg-type]
+    assert (rules.received[-1], rules.intake.waits) == (calls[4], False)
+
+
+def test_who_does_not_send_loses_the_turn_while_others_wait() -> None:
+    rules, calls = Rules(messages=1), [FakeCall() for _ in range(3)]
+    rules.receive(calls[0])
+    rules.clock.advance(PATIENCE + 1)
+    rules.intake.look()
+    assert not rules.refused  # nobody waits
+    rules.receive(calls[1])
+    assert [type(error) for error, _ in rules.refused] == [DeadlineExceeded]
+    assert rules.received == calls[:2]
+    rules.receive(calls[2])
+    rules.clock.advance(PATIENCE)
+    rules.intake.look()
+    assert rules.received == calls[:2]
+    rules.clock.advance(1.0)
+    rules.intake.look()
+    assert rules.received == calls
+
+
+def test_answers_that_are_not_sent_are_charged_and_given_up() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=100))
+        unsent, calls = Unsent(account, patience=0.0), [FakeCall(), FakeCall()]
+        numbers = [unsent.add(call, 200) for call in calls]
+        assert account.held_bytes == 400
+        unsent.remove(numbers[0])
+        async with asyncio.timeout(20):
+            await until(lambda: calls[1].cancelled)
+        assert not calls[0].cancelled
+        unsent.remove(numbers[1])
+        assert account.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def large(size: int) -> bytes:
+    return write_request(item(b'"' + b"x" * size + b'"', "echo"))
+
+
+class Echo(Model):
+    """Answers with what it gets."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+def test_messages_are_charged_until_they_are_answered() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with serving(Service(Echo, executor=executor), http={"max_waiting_bytes": 1_000_000}) as rig:
+            account = rig.site.account
+            accepted = rig.raw(INFER, large(600_000))
+            await until(lambda: bool(executor.pending))
+            assert 600_000 < account.held_bytes < 700_000
+            code, said = await refused(rig.raw(INFER, large(600_000)))
+            assert (code, "max_waiting_bytes" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+            executor.answer_next(lambda batch: [b"1"] * len(batch))
+            assert await accepted
+            await until(lambda: account.held_bytes == 0)
+            assert account.connections == 0
+
+    asyncio.run(main())
+
+
+def test_compressed_messages_are_charged_as_what_they_are() -> None:
+    async def test(rig: Rig) -> None:
+        code, said = await refused(rig.raw(INFER, large(1_000_000), compression=grpc.Compression.Gzip))
+        assert (code, "max_waiting_bytes" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+
+    run(test, Echo, http={"max_waiting_bytes": 500_000})
+
+
+def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with serving(Service(Double, executor=executor), http={"max_connections": 3}) as rig:
+            calls = [rig.raw(INFER, write_request(asking())) for _ in range(3)]
+            await until(lambda: len(executor.pending) > 0)
+            code, said = await refused(rig.infer(asking()))
+            assert (code, "max_connections" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+            for call in calls:
+                call.cancel()
+            await until(lambda: rig.site.account.connections == 0)
+            again = asyncio.ensure_future(rig.infer(asking()))
+            for _ in range(2):  # what was cancelled, and this one
+                await until(lambda: bool(executor.pending))
+                executor.answer_next(lambda batch: [{"y": each["x"]} for each in batch])
+            assert (await again).outputs
+
+    asyncio.run(main())
+
+
+def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        settings = {"max_waiting_bytes": 1_000_000}
+        async with serving(Service(Echo, executor=executor, max_batch_size=1), http=settings) as rig:
+            call = rig.stream()
+
+            async def send() -> None:
+                for _ in range(20):
+                    await call.write(large(100_000))
+                await call.done_writing()
+
+            sending = asyncio.ensure_future(send())
+            got = 0
+            while got < 20:
+                await until(lambda: bool(executor.pending))
+                assert rig.site.account.held_bytes < 350_000
+                executor.answer_next(lambda batch: [b"1"] * len(batch))
+                _, response = read_stream_response(await call.read())
+                assert response.outputs
+                got += 1
+            await sending
+            await until(lambda: rig.site.account.held_bytes == 0)
+
+    asyncio.run(main())
+
+
+def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -> None:
+    async def test(rig: Rig) -> None:
+        rig.site.account.take(900_000)
+        call = rig.stream()
+        await call.write(large(40_000))
+        rig.site.account.take(40_000)
+        error, _ = read_stream_response(await call.read())
+        assert "max_waiting_bytes" in error
+        call.cancel()
+        await until(lambda: rig.site.account.held_bytes == 940_000)
+
+    run(test, Echo, http={"max_waiting_bytes": 1_000_000})
+
+
+def test_watchers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.protocols.grpc.services._MOST_WATCHERS", 2)
+    (watch,) = [method for method in methods("grpc.health.v1.Health") if method.path == WATCH]
+
+    async def test(rig: Rig) -> None:
+        asked = watch.request().SerializeToString()
+        watching = [rig.channel.unary_stream(WATCH)(asked) for _ in range(2)]
+        for each in watching:
+            await each.read()
+        more = rig.channel.unary_stream(WATCH)(asked)
+        with pytest.raises(grpc.aio.AioRpcError) as said:
+            await more.read()
+        assert said.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        watching[0].cancel()
+        while True:
+            again = rig.channel.unary_stream(WATCH)(asked)
+            try:
+                assert await again.read()
+                break
+            except grpc.aio.AioRpcError:
+                continue
+        for each in (*watching, again):
+            each.cancel()
+
+    run(test)
