@@ -74,9 +74,9 @@ def test_connections_of_every_kind_are_one_number() -> None:
     assert (account.connections, account.full) == (3, True)
 
 
-def test_the_limit_is_a_quarter_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_is_a_part_of_what_the_process_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "usable_memory", lambda: 4 << 30)
-    assert Account(HttpSettings()).max_bytes == 1 << 30
+    assert Account(HttpSettings()).max_bytes == 1 << 29
     monkeypatch.setattr(module, "usable_memory", lambda: 64 << 20)
     assert (
         Account(HttpSettings(max_body_size=10 << 20)).max_bytes == 40 << 20

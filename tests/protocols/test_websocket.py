@@ -417,3 +417,11 @@ def test_an_answer_for_which_there_is_no_memory_is_the_error_of_its_request() ->
             assert (refused.id, refused.type, refused.status) == ("a", "Overloaded", 429)
 
     asyncio.run(main())
+
+
+def test_messages_are_not_compressed() -> None:
+    async def main() -> None:
+        async with serving(Service(Sum, executor="thread")) as server, server.connect(compression="deflate") as client:
+            assert not client.protocol.extensions
+
+    asyncio.run(main())

@@ -20,9 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from weir.errors import Overloaded, TooLarge
 from weir.protocols.settings import HttpSettings
 
-# The part of the memory of this process that requests and answers may take where the setting says nothing. A body is
-# copied while it becomes a batch, and an answer while it is written: what is charged once may be there three times.
-_PART = 4
+# The part of the memory of this process that requests and answers may take where the setting says nothing. What is charged
+# once may be there four times: a body, its copy on the way to a worker, the result on its way back, and the answer.
+_PART = 8
 
 # The part of the limit that one connection with many requests under way may hold.
 _CONNECTION_PART = 8

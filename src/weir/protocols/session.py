@@ -84,6 +84,7 @@ class Session:
                 await self._leave()
                 return TOO_BIG
             await self._take(message)
+            del received, message  # nor is it kept while the next one is awaited
         await self._answered()
         return GOING_AWAY
 

@@ -25,7 +25,7 @@ class HttpSettings:
     )
     max_waiting_bytes: int | None = setting(
         None,
-        "bytes that requests and answers of all clients may hold at once; without it a quarter of the memory that the "
+        "bytes that requests and answers of all clients may hold at once; without it an eighth of the memory that the "
         "process may have",
         rule=AT_LEAST_ONE,
     )

@@ -58,6 +58,8 @@ class HandOver:
             ws_max_size=settings.max_body_size, ws_ping_interval=settings.websocket_ping,
             # Where nothing is read because too much is under way, no pong is read either: TCP finds out who is dead.
             ws_ping_timeout=None,
+            # It would be undone on the event loop: 16 KB of messages that are 16 MB each hold it for a tenth of a second.
+            ws_per_message_deflate=False,
         )  # fmt: skip
         self.state = ServerState()
         logging.getLogger("uvicorn.error").addFilter(_NO_HEADS)  # adds it once

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from weir.protocols.account import Claim
     from weir.protocols.fastlane.lane import Lane
 
-# Bytes that are parsed in one turn of the loop. Six are a frame; and compressed ones may become a thousand times as many.
-_PIECE_BYTES = 16 << 10
+# Bytes that are parsed in one turn of the loop: six are a frame.
+_TURN_BYTES = 16 << 10
 
 # A client that answers none of so many pings is gone.
 _MISSED_PINGS = 3
@@ -96,10 +96,10 @@ class Upgraded(WebSocketsSansIOProtocol):
             self._read_on()
 
     def _read_on(self) -> None:
-        """Parse a piece of what is there, and the next one in the next turn of the loop."""
+        """Parse some of what is there, and the rest in further turns of the loop."""
         self._reads_on = False
         if self._held and not self._waits and not self.transport.is_closing():
-            piece = bytes(self._held[:_PIECE_BYTES])
+            piece = bytes(self._held[:_TURN_BYTES])
             del self._held[: len(piece)]
             self._parsed += len(piece)
             super().data_received(piece)
