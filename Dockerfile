@@ -13,7 +13,8 @@ COPY --from=build /opt/weir /opt/weir
 RUN useradd --create-home --uid 1000 weir
 USER weir
 WORKDIR /srv/models
-ENV PATH=/opt/weir/bin:$PATH PYTHONUNBUFFERED=1
+# A container whose model cannot start a worker any more is not live: whoever runs it starts another.
+ENV PATH=/opt/weir/bin:$PATH PYTHONUNBUFFERED=1 WEIR_LIVENESS=models
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 # Live, not ready: a model that takes minutes to load is no reason to kill its server.

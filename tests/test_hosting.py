@@ -150,7 +150,7 @@ def test_the_description_says_that_a_key_is_wanted(tmp_path: Path) -> None:
     assert described["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
     for path, operations in described["paths"].items():
         for operation in operations.values():
-            is_open = path.endswith(("/health/live", "/health/ready"))
+            is_open = path.endswith(("/health", "/health/live", "/health/ready"))
             assert (operation.get("security") == []) == is_open == ("401" not in operation["responses"])
     assert "security" not in asgi_get(weir.asgi(Square, executor="inline"), "/openapi.json").json()
 

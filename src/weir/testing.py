@@ -211,7 +211,7 @@ class FakeExecutor:
         self.listener.worker_ready(worker, self._places)
 
     def end(self, reason: str = "no worker is coming back") -> None:
-        """Say that no worker is left and none is coming back."""
+        """Say that no worker is left and that none can be started; `revive` brings one back."""
         for state in self._states:
             state.state, state.reason = "failed", reason
         self.listener.unavailable(reason)

@@ -302,6 +302,25 @@ def test_no_worker_left_fails_all_and_says_why() -> None:
     asyncio.run(main())
 
 
+def test_a_worker_that_can_be_started_after_all_takes_requests_again() -> None:
+    async def main() -> None:
+        async with serving(workers=2) as rig:
+            assert rig.service.failed == ""
+            for _ in range(2):
+                for worker in range(2):
+                    rig.executor.lose(worker)
+                rig.executor.end("load failed 5 times")
+                assert rig.service.failed == rig.service.not_ready_reason == "load failed 5 times"
+                rig.executor.revive(1)
+                assert (rig.service.failed, rig.service.ready) == ("", True)
+                assert await rig.service.infer(3) == 9
+            rig.executor.end("load failed 5 times")
+            await rig.service.stop()
+            assert (rig.service.failed, rig.service.not_ready_reason) == ("", "stopped")
+
+    asyncio.run(main())
+
+
 def test_a_policy_that_raises_is_logged_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
     class Broken:
         def decide(self, seen: Any) -> Any:

@@ -41,6 +41,27 @@ def test_health(serve: Serve) -> None:
     assert server.client.head("/health/live").status_code == 200
 
 
+@pytest.mark.parametrize("liveness", ["process", "models"])
+def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts(serve: Serve, liveness: str) -> None:
+    executor = FakeExecutor(lambda items: items)
+    server = serve(squares(), Service(Echo, executor=executor), liveness=liveness)
+    live = {"live": True}
+    assert server.client.get("/health/live").json() == server.client.get("/v2/health/live").json() == live
+    server.call(executor.lose, 0)  # another is being started
+    assert server.client.get("/health/live").json() == server.client.get("/v2/health/live").json() == live
+    server.call(executor.end, "no weights")
+    native, kserve = server.client.get("/health/live"), server.client.get("/v2/health/live")
+    if liveness == "process":
+        assert native.json() == kserve.json() == live
+    else:
+        assert (native.status_code, kserve.status_code) == (503, 503)
+        assert native.json() == {"live": False, "models": {"echo": "no weights"}}
+        assert kserve.json() == {"error": "not live: echo: no weights"}
+    server.call(executor.revive, 0)
+    assert server.client.get("/health/live").json() == server.client.get("/v2/health/live").json() == live
+    assert server.client.post("/infer/echo", json="again").status_code == 200
+
+
 def test_a_model_with_wrong_answers_is_not_healthy(serve: Serve) -> None:
     server = serve(squares(), wrong())
     answer = server.client.get("/health/deep")

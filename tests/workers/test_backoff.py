@@ -27,10 +27,15 @@ def test_a_finished_batch_makes_the_deaths_forgotten() -> None:
     assert backoff.died(suspect=False) == 0.0
 
 
-def test_gives_up_after_repeated_failures_to_load() -> None:
-    backoff = Backoff(first=0.1, patience=4)
+def test_what_does_not_load_is_tried_for_ever_and_nobody_waits_for_it_after_several_failures() -> None:
+    backoff = Backoff(first=0.1, longest=30.0, patience=4)
+    seen = []
+    for _ in range(4):
+        waits = backoff.failed_to_load()
+        seen.append((waits, backoff.failures, backoff.keeps_failing))
 
-    assert [backoff.failed_to_load() for _ in range(4)] == [0.1, 0.2, 0.4, None]
+    assert seen == [(0.1, 1, False), (0.2, 2, False), (0.4, 3, False), (0.8, 4, True)]
+    assert [backoff.failed_to_load() for _ in range(100)][-1] == 30.0
 
 
 def test_what_the_system_refuses_is_tried_for_ever() -> None:
@@ -52,10 +57,19 @@ def test_a_load_that_succeeds_makes_the_failures_forgotten() -> None:
     backoff.loaded()
 
     assert backoff.failed_to_load() == 0.1
-    assert backoff.failed_to_load() is None
+    assert backoff.failures == 1
+
+
+def test_a_load_that_succeeds_makes_it_worth_waiting_again() -> None:
+    backoff = Backoff(first=0.1, patience=1)
+    backoff.failed_to_load()
+    failing = backoff.keeps_failing
+    backoff.loaded()
+
+    assert (failing, backoff.keeps_failing) == (True, False)
 
 
 def test_waits_stay_bounded_for_ever() -> None:
     backoff = Backoff(first=0.1, longest=30.0, patience=10_000)
 
-    assert max(backoff.failed_to_load() or 0.0 for _ in range(9_999)) == 30.0
+    assert max(backoff.failed_to_load() for _ in range(9_999)) == 30.0

@@ -56,6 +56,7 @@ class Driver:
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
+        self.failed = ""  # why no worker can be started any more
         self.successor: Driver | None = None  # see succession.py
         self.kept: dict[int, Request] = {}  # by id(): what was accepted before there was a successor
         self._alertness: Alertness | None = None
@@ -92,7 +93,7 @@ class Driver:
             await self.drain(drain_timeout)
         finally:
             self.phase = Phase.STOPPED
-            self.not_ready_reason = "stopped"
+            self.not_ready_reason, self.failed = "stopped", ""
             if self._alertness is not None:
                 self._alertness.close()
             self._fail_all(lambda request: Draining("the service stopped before the answer was there"))
@@ -247,6 +248,8 @@ class Driver:
     def worker_ready(self, worker: int, places: int) -> None:
         if worker in self.leaving:
             return
+        if self.failed:
+            self.failed = self.not_ready_reason = ""
         self._worker_changed(worker, "ready", "")
         self.batcher.worker_ready(worker, places, self._clock())
         self._poll(Wakeup.WORKER)
@@ -282,7 +285,7 @@ class Driver:
         self._note_if_emptied()
 
     def unavailable(self, reason: str) -> None:
-        self.not_ready_reason = reason
+        self.failed = self.not_ready_reason = reason
         for worker in self.executor.states():
             if worker.state == "failed":
                 self._worker_changed(worker.index, "failed", worker.reason)

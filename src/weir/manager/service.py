@@ -313,6 +313,11 @@ class Service:
         return driver.not_ready_reason or ("draining" if driver.draining else "")
 
     @property
+    def failed(self) -> str:
+        """Why no worker can be started any more, though it is tried again and again; "" while one can."""
+        return latest(self._driver).failed
+
+    @property
     def draining(self) -> bool:
         """Whether the service is finishing what it accepted, before it stops."""
         return latest(self._driver).draining

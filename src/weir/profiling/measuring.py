@@ -85,6 +85,7 @@ class Measuring:
     def worker_ready(self, worker: int, places: int) -> None:
         """Note a worker and its places."""
         self._lost.pop(worker, None)
+        self._unavailable = None
         self.places[worker] = places
         if self._heir is not None:
             self._heir.worker_ready(worker, places)

@@ -13,7 +13,7 @@ from weir.protocols.bodies import has_large_body
 from weir.protocols.sending import inner_path, send_answer, send_early
 
 # What probes ask: they have no key.
-OPEN = frozenset(("/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))
+OPEN = frozenset(("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))
 
 Refuse = Callable[[BaseException], Answer]
 

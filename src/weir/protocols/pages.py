@@ -62,6 +62,7 @@ class Pages:
     def _pages(self) -> dict[str, Page]:
         pages: dict[str, Page] = {
             "/": self.index,
+            "/health": self.ready,
             "/health/live": self.live,
             "/health/ready": self.ready,
             "/health/deep": self.deep,
@@ -82,8 +83,9 @@ class Pages:
         return _json({"server": "weir", "version": __version__, "models": models, "pages": pages})
 
     async def live(self, request: Request) -> Answer:
-        """Say that this process answers."""
-        return _json({"live": True})
+        """Say that this process answers: 200; or 503 with the models that can start no worker, where liveness counts them."""
+        failed = self._site.failed
+        return _health({"live": not failed} | ({"models": failed} if failed else {}), not failed)
 
     async def ready(self, request: Request) -> Answer:
         """Say whether every model takes requests: 200, or 503 with the reasons."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from weir.errors import SettingsError
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, setting
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 
 PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65535 (0: any free one)")
 
@@ -43,6 +43,12 @@ class HttpSettings:
     cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
     tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
     tls_keyfile: str | None = setting(None, "private key (PEM), if not in the certificate's file", metavar="PATH")
+    liveness: str = setting(
+        "process",
+        "what /health/live tells: process: that it answers; models: also that none of its models has lost all workers and "
+        "cannot start another, so that whoever asks starts the server anew",
+        rule=one_of("process", "models"),
+    )
     explain: bool = setting(False, "explain the batch in the headers of every answer, as X-Explain: 1 does for one")
     development: bool = setting(False, "show callers the tracebacks of errors; never where strangers can call")
 

@@ -4,8 +4,9 @@
 class Backoff:
     """Counts the deaths of one worker since it last did any good.
 
-    The first death costs no wait; the next ones `first`, then twice as long each, at most `longest` seconds. After
-    `patience` failures to load in a row there is no further try.
+    The first death costs no wait; the next ones `first`, then twice as long each, at most `longest` seconds. There is always
+    a further try: what a model needs to load may be there again. After `patience` failures to load in a row nobody should
+    wait for it.
     """
 
     def __init__(self, *, first: float = 0.1, longest: float = 30.0, patience: int = 5) -> None:
@@ -26,14 +27,23 @@ class Backoff:
         self._deaths += 1
         return self._wait(self._deaths - 1)
 
-    def failed_to_load(self) -> float | None:
-        """Return how long to wait after a worker did not become ready; None: give up."""
+    @property
+    def failures(self) -> int:
+        """How often in a row it has not become ready."""
+        return self._failures
+
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether it has failed to load so often that nobody should wait for it."""
+        return self._failures >= self._patience
+
+    def failed_to_load(self) -> float:
+        """Return how long to wait after a worker did not become ready."""
         self._failures += 1
-        return self._wait(self._failures) if self._failures < self._patience else None
+        return self._wait(self._failures)
 
     def refused(self) -> float:
-        """Return how long to wait after the system refused a process. That passes, and says nothing of the model: there is
-        always a further try."""
+        """Return how long to wait after the system refused a process. That passes, and says nothing of the model."""
         self._refusals += 1
         return self._wait(self._refusals)
 

@@ -25,7 +25,8 @@ class Listener(Protocol):
         """Events of a batch: of a streaming model any number. Nothing more comes for a batch after its `final` one."""
 
     def unavailable(self, reason: str) -> None:
-        """No worker is left and none is coming back."""
+        """No worker is left, and those that were started instead have failed again and again: nobody should wait. They are
+        still tried; `worker_ready` says when one is there again."""
 
 
 class WorkerState(Protocol):

@@ -149,10 +149,10 @@ class ProcessPool:
             ready.set_result(None)
 
     def worker_failed(self, worker: Worker, error: WeirError) -> None:
-        """Note that `worker` is not coming (back)."""
+        """Note that `worker` did not become ready, or does not any more."""
         ready = self._awaited.pop(worker, None)
         if ready is None:
-            if all(other.state == "failed" for other in self._workers):
+            if all(other.keeps_failing for other in self._workers):
                 self._listener.unavailable(f"no worker of {self._name!r} is left: {worker.reason}")
         elif not ready.done():
             ready.set_exception(error)

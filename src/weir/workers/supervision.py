@@ -2,7 +2,7 @@
 
     starting ──ready──> ready ──death──> lost ──back-off──> starting
        │                  └──────────────── stop ───────────────> stopped
-       └──does not load, again and again──> failed
+       └──does not load──> lost, after several times failed ──back-off──> starting
 
 Everything happens on the loop's thread.
 """
@@ -29,7 +29,8 @@ class Chief(Protocol):
         """It is ready for the first time."""
 
     def worker_failed(self, worker: "Worker", error: WeirError) -> None:
-        """It did not become ready at the start of the pool, or, later, is not going to be ready any more."""
+        """It did not become ready at the start of the pool, or, later, has not become ready again and again. It is still
+        tried again then."""
 
 
 class Flight(NamedTuple):
@@ -69,6 +70,11 @@ class Worker:
     def pid(self) -> int | None:
         """The number of its process, while it has one."""
         return None if self._child is None else self._child.pid
+
+    @property
+    def keeps_failing(self) -> bool:
+        """Whether it has not loaded several times in a row."""
+        return self._backoff.keeps_failing
 
     @property
     def in_flight(self) -> int:
@@ -214,21 +220,23 @@ class Worker:
             self._predict_limit.begin()  # `predict` has yielded
         self._listener.received(self.index, events)
 
-    def _not_loaded(self, error: WeirError, wait: float | None) -> None:
-        self.reason = error.message
-        if not self._started:
-            wait = None  # whoever starts it hears of it at once
-        self.state = "failed" if wait is None else "lost"
-        if self._started:
-            self._listener.worker_lost(self.index, self.reason)
-        if wait is None:
+    def _not_loaded(self, error: WeirError, wait: float) -> None:
+        if not self._started:  # whoever starts it hears of it at once
+            self.state, self.reason = "failed", error.message
             self._chief.worker_failed(self, error)
-        else:
-            self._start_again(wait)
+            return
+        failures = self._backoff.failures
+        often = "" if failures < 2 else f"; {failures} times in a row"
+        self.reason = f"{error.message}{often}; it is tried again in {wait:g} s, for as long as the server runs"
+        self.state = "failed" if self.keeps_failing else "lost"
+        self._listener.worker_lost(self.index, self.reason)
+        self._start_again(wait)
+        if self.keeps_failing:
+            self._chief.worker_failed(self, error)
 
     def _start_again(self, wait: float) -> None:
         # The listener, told of the loss, may have begun to stop everything.
-        if self.state == "lost":
+        if self.state in ("lost", "failed"):
             self.restarts += 1
             self._timer = self._loop.call_later(wait, self.start)
 

@@ -37,6 +37,19 @@ def test_health_of_server_and_models() -> None:
     run(test)
 
 
+def test_a_server_is_not_live_while_a_model_can_start_no_worker_if_that_counts() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with serving(Service(Double, executor=executor), http={"liveness": "models"}) as rig:
+            assert (await rig.call("ServerLive")).live
+            executor.end("no weights")
+            assert not (await rig.call("ServerLive")).live
+            executor.revive(0)
+            assert (await rig.call("ServerLive")).live
+
+    asyncio.run(main())
+
+
 def test_metadata() -> None:
     async def main() -> None:
         services = [Service(Double, name="m", version=version, executor="inline") for version in ("1", "2")]

@@ -32,8 +32,8 @@ class Showing:
         self._registry = site.registry
 
     async def ServerLive(self, asked: Any, call: Call) -> Any:
-        """Say that this process answers."""
-        return filled("ServerLiveResponse", {"live": True})
+        """Say that this process answers, and that its models can start workers, where liveness counts them."""
+        return filled("ServerLiveResponse", {"live": not self._site.failed})
 
     async def ServerReady(self, asked: Any, call: Call) -> Any:
         """Say whether every model takes requests."""

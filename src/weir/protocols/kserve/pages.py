@@ -24,7 +24,10 @@ class Pages:
         self._registry = site.registry
 
     async def live(self, call: Call) -> Answer:
-        """Say that this process answers."""
+        """Say that this process answers, and that its models can start workers, where liveness counts them."""
+        if self._site.failed:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self._site.failed.items())
+            raise ModelNotReady(f"not live: {reasons}")
         return document({"live": True})
 
     async def ready(self, call: Call) -> Answer:

@@ -46,6 +46,13 @@ class Site:
         return self._manager is not None
 
     @property
+    def failed(self) -> dict[str, str]:
+        """Why this server is not live: the models that can start no worker any more, if they count (`liveness`)."""
+        if self.http.liveness == "process":
+            return {}
+        return {service.label: service.failed for service in self.registry.all if service.failed}
+
+    @property
     def extensions(self) -> list[str]:
         """What the metadata lists."""
         offered = [each for each in EXTENSIONS if self.has_manager or not each.startswith("model_repository")]
