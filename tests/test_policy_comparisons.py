@@ -1,17 +1,20 @@
 """The harness of the comparisons beyond the paper: intervals, what is shown, and the page. The figures are no tests."""
 
+from collections.abc import Iterator
 from math import inf
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.policies import table
 from benchmarks.policies.__main__ import COMPARISONS
+from benchmarks.policies.bursts import ALLOWED, arrivals, beside_greedy, clairvoyant, recorded, traffics
 from benchmarks.policies.lines import Effort, estimate, known, play_all, real, ruled, saved, show, tuned_limit
 from benchmarks.policies.table import Compared, keep, marks, write_page
 
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.tables import limit_table
 from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures, Rule
@@ -23,14 +26,14 @@ def response(figures: Figures) -> float:
 
 def test_every_player_meets_the_same_lines() -> None:
     steps: list[str] = []
-    arrivals = Poisson(0.5 * GOOGLENET_P4.max_rate)
+    process = Poisson(0.5 * GOOGLENET_P4.max_rate)
     players = {
         "batcher": real(GOOGLENET_P4, "control-limit:8"),
         "short cut": ruled(GOOGLENET_P4, Rule(limit_table(8, 32).tolist())),
         "best": tuned_limit(GOOGLENET_P4, Prices(1.0, 0.0)),
         "none can": tuned_limit(GOOGLENET_P4, Prices(), objective=Objective(0.002)),
     }
-    seen = play_all(arrivals, players, Effort(2, 3_000, steps.append))
+    seen = play_all(process, players, Effort(2, 3_000, steps.append))
     assert len(steps) == 8
     for one, other in zip(known(seen["batcher"]), known(seen["short cut"]), strict=True):
         assert response(one) == pytest.approx(response(other), rel=0.01)
@@ -62,3 +65,60 @@ def test_the_page_gets_the_tables_between_their_marks(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("name", COMPARISONS)
 def test_a_comparison_says_how_many_steps_it_has(name: str) -> None:
     assert COMPARISONS[name].name == name and COMPARISONS[name].steps(2) > 0
+
+
+def test_the_clairvoyant_optimum_is_the_best_of_all_partitions() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        largest, joule = int(rng.integers(1, 5)), float(rng.uniform(0.0, 5.0))
+        times, energies = (np.cumsum(rng.uniform(0.2, 3.0, largest)) for _ in range(2))
+        profile = Profile(times, energies, np.zeros(largest))
+        times_of_arrival = np.cumsum(rng.exponential(0.002, 9))
+        best = min(served(profile, times_of_arrival, sizes, joule) for sizes in partitions(9, largest))
+        assert clairvoyant(profile, times_of_arrival, joule) == pytest.approx(best, rel=1e-4)
+
+
+def partitions(rows: int, largest: int) -> Iterator[list[int]]:
+    """Yield every way to divide `rows` into batches, in order."""
+    if not rows:
+        yield []
+    for size in range(1, min(rows, largest) + 1):
+        yield from ([size, *rest] for rest in partitions(rows - size, largest))
+
+
+def served(profile: Profile, coming: Floats, sizes: list[int], joule: float) -> float:
+    """Return the cost by row of these batches, each as early as it can be."""
+    free = spent = 0.0
+    first = 0
+    for size in sizes:
+        free = max(free, coming[first + size - 1]) + profile.service_time_ms[size - 1] / 1000.0
+        spent += 1000.0 * float((free - coming[first : first + size]).sum()) + joule * profile.energy_mj[size - 1]
+        first += size
+    return spent / len(coming)
+
+
+@pytest.mark.parametrize(("name", "requests"), [("conv", 19_366), ("code", 8_819)])
+def test_the_recorded_arrivals_are_scaled_to_a_rate(name: str, requests: int) -> None:
+    trace = recorded(name, 250.0)
+    assert trace.length == requests
+    assert trace.rate == pytest.approx(250.0)
+
+
+# Where solved policies cost more than greedy before they kept an account, in MMPP, on/off and recorded traffic: up to 5 %.
+@pytest.mark.parametrize(
+    ("name", "weight"),
+    [
+        ("MMPP, load 0.1: 20 times, every 20 s", 1.0),
+        ("MMPP, load 0.1: 20 times, every 0.02 s", 1.0),
+        ("MMPP, load 0.3: 5 times, every 0.2 s", 0.0),
+        ("on/off, load 0.1: 0.1 s on, 1 s off", 10.0),
+        ("on/off, load 0.1: 0.3 s on, 1 s off", 1.0),
+        ("on/off, load 0.5: 0.05 s on, 0.05 s off", 0.0),
+        ("Azure code, load 0.3", 1.0),
+    ],
+)
+def test_no_policy_costs_more_than_greedy_on_traffic_that_no_table_is_for(name: str, weight: float) -> None:
+    traffic = next(each for each in traffics() if each.name == name)
+    rate = traffic.load * GOOGLENET_P4.max_rate
+    seen = beside_greedy(arrivals(traffic, rate, traffic.requests), rate, weight)
+    assert max(seen["solved"][0], seen["auto"][0]) < ALLOWED

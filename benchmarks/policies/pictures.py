@@ -28,6 +28,22 @@ def draw() -> None:
                 _lines(axis, stored["crew"]["values"], CREW, f"{workers} ")
                 axis.set_title(f"{workers} workers")
             axes[0, 0].set_ylabel("cost beyond the unavoidable")
+    if "bursts" in stored:
+        with figure(FOLDER / "bursts", size=(6.4, 3.8)) as (_, axes):
+            _runs(axes[0, 0], stored["bursts"]["values"])
+
+
+def _runs(axis: Any, values: dict[str, list[float]]) -> None:
+    """A dot for each run, on a scale that is linear up to a per cent; and the line that none may pass."""
+    for place, runs in enumerate(values.values()):
+        style = next(styles()) | {"linestyle": "", "marker": "o", "markersize": 2.5}
+        axis.plot(runs, [place + 0.3 * (index / len(runs) - 0.5) for index in range(len(runs))], **style)
+    axis.axvline(0.5, color="black", linewidth=0.8, linestyle=":")
+    axis.set_xscale("symlog", linthresh=1.0)
+    axis.set_xticks([-30, -10, -3, -1, 0, 0.5, 1], ["-30", "-10", "-3", "-1", "0", "0.5", "1"])
+    axis.set_yticks(range(len(values)), list(values))
+    axis.invert_yaxis()
+    axis.set_xlabel("cost beyond greedy's, %")
 
 
 def _lines(axis: Any, values: dict[str, list[float]], names: dict[str, str], prefix: str) -> None:

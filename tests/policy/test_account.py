@@ -14,6 +14,7 @@ from weir.policy.account import (
     SECONDS,
     Account,
     Arrived,
+    SureRate,
     VirtualQueue,
     Waits,
     least_energy_mj,
@@ -213,3 +214,45 @@ def test_rows_seen_together_came_between_the_first_and_the_last(waiting: int, ol
     traffic.look(0.1)
     seen = Observation(0.3, waiting, oldest, 1e18, 5, 0.3, 1, 1, 8, 1.0, False)
     assert traffic.account._spread(4, seen) == pytest.approx((4, first, (0.3 - first) / 3))
+
+
+# The rate that arrivals surely have had.
+
+
+def sure(times: list[float]) -> float | None:
+    """Return the rate after a look at each arrival."""
+    rate, last = SureRate(), 0.0
+    for now in times:
+        rate.observe(1, now - last)
+        last = now
+    return rate.value
+
+
+@pytest.mark.parametrize("mean", [0.1, 30.0, 5000.0])
+def test_of_steady_traffic_the_sure_rate_is_nearly_the_mean(mean: float) -> None:
+    assert 0.9 * mean < (sure(poisson(mean, 10_000)) or 0.0) < 1.01 * mean
+
+
+def test_of_bursts_it_is_below_the_mean_and_the_nearer_the_more_there_were() -> None:
+    def bursts(count: int) -> list[float]:
+        """One second of 100 rows/s in ten."""
+        return [10.0 * burst + 0.01 * row for burst in range(count) for row in range(100)]
+
+    few, many = sure(bursts(3)) or 0.0, sure(bursts(1000)) or 0.0
+    assert 0.0 <= few < 5.0
+    assert 8.0 < many < 10.1
+
+
+def test_the_sure_rate_is_not_known_before_there_are_four_stretches() -> None:
+    assert sure([0.06, 0.11, 0.16]) is None
+    assert sure([0.06, 0.11, 0.16, 0.21]) is not None
+
+
+def test_it_forgets_the_older_half() -> None:
+    rate = SureRate()
+    for seen in (1000, 1):
+        for _ in range(100):
+            rate.observe(seen, 1.0)
+        rate.forget()
+    rate.observe(1, 20.0)
+    assert rate.value is not None and rate.value < 2.0

@@ -15,7 +15,7 @@ what the policy observes: nothing here reads a clock.
 """
 
 from heapq import heapreplace
-from math import inf
+from math import inf, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,12 @@ ALLOWED = 0.0025  # of greedy's cost, that the policy may cost more
 ENOUGH = 0.75  # of that, at which the tables have their turn again
 RESERVE = 0.01  # of greedy's cost: the most that is kept of what was saved
 GRANT = 0.5  # of the cost of as many rows as the table waits for: within one wait the difference goes up and down
+FIRST, STRETCHES, FEWEST = (
+    0.05,
+    16,
+    4,
+)  # seconds of the first stretches of a mean rate; how many there are; and are needed
+SURE = 2.0  # standard errors
 ROWS, SECONDS = 20_000.0, 600.0  # once there are more of both, the past counts half
 GOLDEN = 0.6180339887498949  # times the squares of whole numbers it has fractions as of chance
 PERIOD = 1 << 20
@@ -156,11 +162,61 @@ def least_energy_mj(profile: Profile) -> float:
     return float(np.min(profile.energy_mj / profile.sizes))
 
 
+class SureRate:
+    """The mean rate that arrivals surely have had, `value`: two standard errors below their mean, by the spread of up to 16
+    stretches of equal length. Of steady traffic that is nearly the mean; of bursts it is little until there were many."""
+
+    __slots__ = ("_rows", "_since", "_width", "value")
+
+    def __init__(self) -> None:
+        self._rows = [0.0]  # of each stretch; the last is under way
+        self._since = 0.0  # seconds since the first began
+        self._width = FIRST
+        self.value: float | None = None  # not known yet
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """So many rows came in so many seconds."""
+        self._since += seconds
+        while self._since >= STRETCHES * self._width:
+            self._rows = [sum(self._rows[first : first + 2]) for first in range(0, len(self._rows), 2)]
+            self._width *= 2.0
+        under_way = int(self._since / self._width)
+        if under_way >= len(self._rows):
+            self._rows += [0.0] * (under_way + 1 - len(self._rows))
+            self._learn(self._rows[:-1])
+        self._rows[-1] += rows
+
+    def forget(self) -> None:
+        """Forget the older half."""
+        half = len(self._rows) // 2
+        del self._rows[:half]
+        self._since -= half * self._width
+
+    def _learn(self, rows: list[float]) -> None:
+        count = len(rows)
+        if count >= FEWEST:
+            mean = sum(rows) / count
+            error = sqrt(sum((each - mean) ** 2 for each in rows) / (count - 1) / count)
+            self.value = max(mean - SURE * error, 0.0) / self._width
+
+
 class Account:
     """Holds a policy that decides by `bank` against greedy. `greedy` says whether it has to be greedy; `excess` is by which
     share of greedy's cost it costs more, or less than 0 by which it costs less, as far as that is kept."""
 
-    __slots__ = ("_arrivals", "_bank", "_by_greedy", "_least", "_now", "_own", "_rows", "_seconds", "excess", "greedy")
+    __slots__ = (
+        "_arrivals",
+        "_bank",
+        "_by_greedy",
+        "_least",
+        "_now",
+        "_own",
+        "_rate",
+        "_rows",
+        "_seconds",
+        "excess",
+        "greedy",
+    )
 
     def __init__(self, bank: Bank) -> None:
         self._bank = bank
@@ -173,6 +229,7 @@ class Account:
         self._own = VirtualQueue(profile, workers, now, waiting)
         self._by_greedy = VirtualQueue(profile, workers, now, waiting)
         self._now, self._arrivals = now, arrivals
+        self._rate = SureRate()
         self._rows = self._seconds = 0.0  # seen, as far as they are remembered
         self.greedy, self.excess = False, 0.0
 
@@ -190,6 +247,7 @@ class Account:
         self._own.advance(now, arrived, waits if self.greedy else Waits(answers, SILENCE / rate, filling, largest))
         self._rows += count
         self._seconds += now - self._now
+        self._rate.observe(count, now - self._now)
         self._now, self._arrivals = now, seen.arrivals
         if count:
             self._judge(stage.limits[0])
@@ -207,7 +265,9 @@ class Account:
     def _judge(self, limit: int) -> None:
         """Compare what both have cost, and decide who has the next batches."""
         own, other, prices, now = self._own, self._by_greedy, self._bank.prices, self._now
-        rate = prices.reference_rate or self._rows / max(self._seconds, 1e-9)
+        rate = prices.reference_rate or self._rate.value
+        if rate is None:
+            rate = self._rows / max(self._seconds, 1e-9)
         joule = prices.energy_weight * rate / 1000.0  # by row: a watt is what a row takes times the rate
         spent = other.spent_ms(now)
         cost = prices.latency_weight * spent + joule * (other.energy_mj + self._rows * self._least)
@@ -220,6 +280,7 @@ class Account:
             self._forget((-RESERVE - grant) / self.excess, 1.0)
         if self._rows > ROWS and self._seconds > SECONDS:
             self._forget(1.0, 0.5)
+            self._rate.forget()
 
     def _forget(self, difference: float, all_of_it: float) -> None:
         """Keep that share of the difference between the queues, and of everything."""

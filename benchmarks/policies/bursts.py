@@ -1,0 +1,207 @@
+"""Traffic that no table was solved for: bursts, silences, a swinging rate and two recorded hours, beside `greedy`.
+
+Each policy meets the same arrivals, in the real batcher and virtual time. The clairvoyant optimum knows every arrival
+beforehand: no policy can cost less. It is the shortest path through the states (rows served, when the worker is free), as in
+arXiv 2309.16911: a batch starts when the worker is free or its last row arrives, whichever is later. Of two paths to the same
+rows, the one that is free later and has cost as much is dropped.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.policies.lines import Effort
+from benchmarks.policies.table import Compared, Comparison
+from weir.policy.adaptive import SolvedPolicy
+from weir.policy.auto import AutoPolicy
+from weir.policy.bank import Bank, solve_bank
+from weir.policy.decision import Policy
+from weir.policy.prices import Prices
+from weir.policy.profile import GOOGLENET_P4, Floats, Profile
+from weir.simulation.processes import Arrivals, MarkovModulated, OnOff, Poisson, Sine, Trace
+from weir.simulation.simulator import simulate
+from weir.simulation.traces import read_trace
+
+PROFILE = GOOGLENET_P4
+TRACES = Path(__file__).with_name("traces")
+WEIGHTS = (0.0, 1.0, 10.0)
+LOADS, BURSTS, PERIODS = (0.1, 0.3, 0.5, 0.7, 0.9), (5.0, 10.0, 20.0), (0.02, 0.2, 2.0, 20.0)
+LEAST, MOST, CYCLES = 20_000, 60_000, 8.0  # requests of each traffic, and the bursts that they should reach for
+PRICED = 1.0  # the energy weight of those whose clairvoyant optimum is computed
+FORESEEN = 20_000  # requests of it
+NEARLY = 1e-5  # of the cost of a row, by which a batch may cost more than the best: paths as near as that are dropped
+ALLOWED = 0.5  # per cent, that no policy may cost more than greedy
+
+
+class Traffic(NamedTuple):
+    """`kind` is the row of the table that it counts to; `shown` if it has a row of its own, with the clairvoyant optimum."""
+
+    kind: str
+    name: str
+    load: float
+    make: Callable[[float], Arrivals]
+    requests: int
+    shown: bool
+
+
+def traffics() -> Iterator[Traffic]:
+    """Yield every traffic."""
+    for load in LOADS:
+        for burst in BURSTS:
+            for period in PERIODS:
+                yield Traffic(
+                    f"MMPP, load {load:g}", f"MMPP, load {load:g}: {burst:g} times, every {period:g} s", load,
+                    lambda rate, burst=burst, period=period: MarkovModulated(rate, burst=burst, period=period),  # type: ignore[misc]
+                    _requests(load, period), burst == 20.0 and period in (0.02, 2.0) and load < 0.9,
+                )  # fmt: skip
+    for load in LOADS[:-1]:
+        for on, off in ((0.05, 0.05), (0.1, 1.0), (0.3, 1.0)):
+            yield Traffic(
+                "on/off", f"on/off, load {load:g}: {on:g} s on, {off:g} s off", load,
+                lambda rate, on=on, off=off: OnOff(rate, on=on, off=off),  # type: ignore[misc]
+                _requests(load, on + off), (on, load) == (0.1, 0.1),
+            )  # fmt: skip
+        for period in (0.1, 10.0):
+            yield Traffic(
+                "diurnal", f"diurnal, load {load:g}: swings by 90 % in {period:g} s", load,
+                lambda rate, period=period: Sine(rate, depth=0.9, period=period),  # type: ignore[misc]
+                _requests(load, period), (period, load) == (10.0, 0.5),
+            )  # fmt: skip
+    for load in LOADS:
+        yield Traffic("Poisson", f"Poisson, load {load:g}", load, Poisson, LEAST, load == 0.5)
+    for name in ("conv", "code"):
+        for load in (0.3, 0.5, 0.7, 0.9):
+            title = f"Azure {name}, load {load:g}"
+            yield Traffic(f"Azure {name}", title, load, lambda rate, name=name: recorded(name, rate), MOST, True)  # type: ignore[misc]
+
+
+def _requests(load: float, period: float) -> int:
+    return int(np.clip(CYCLES * period * load * PROFILE.max_rate, LEAST, MOST))
+
+
+def arrivals(traffic: Traffic, rate: float, requests: int) -> Floats:
+    """Return arrivals, stretched so that their mean rate is just `rate`: it is what prices are constant at."""
+    times = traffic.make(rate).times(np.random.default_rng([7, 0]), requests)
+    return times * (Trace(times).rate / rate)
+
+
+def recorded(name: str, rate: float) -> Trace:
+    """Return the recorded arrivals, as quick as makes `rate`."""
+    times, _ = read_trace(TRACES / f"azure-{name}.csv")
+    return Trace(times * (Trace(times).rate / rate))
+
+
+def compare(effort: Effort) -> Compared:
+    """Hold `solved`, with constant prices, and `auto`, without, against greedy on all traffic."""
+    worst: dict[str, list[tuple[float, float, str]]] = {}
+    made = Compared(["traffic", "w2", "greedy costs", "solved, beside it", "auto, beside it", "clairvoyant, beside it"])
+    for traffic in traffics():
+        rate = traffic.load * PROFILE.max_rate
+        times = arrivals(traffic, rate, min(traffic.requests, effort.requests))
+        for weight in WEIGHTS:
+            seen = beside_greedy(times, rate, weight)
+            worst.setdefault(traffic.kind, []).extend(
+                (seen[each][0], weight, traffic.name) for each in ("solved", "auto")
+            )
+            if traffic.shown and weight == PRICED:
+                made.rows.append(_row(traffic.name, weight, seen, _foreseen(times, rate, weight)))
+        effort.step(traffic.name)
+    for kind, runs in worst.items():
+        more, weight, name = max(runs)
+        made.values[kind] = [each for each, _, _ in runs]
+        over = sum(each > ALLOWED for each in made.values[kind])
+        where = f"worst {more:+.2f} % ({name}, w2 = {weight:g})"
+        made.rows.append(
+            [
+                f"{kind}: {len(runs)} runs",
+                "all",
+                "",
+                f"mean {np.mean(made.values[kind]):+.1f} %",
+                where,
+                f"{over} above +{ALLOWED:g} %",
+            ]
+        )
+    return made
+
+
+Beside = dict[str, tuple[float, float, float]]
+
+
+def beside_greedy(times: Floats, rate: float, weight: float) -> Beside:
+    """Return by how many per cent each policy costs more than greedy, with its 95 % interval; of greedy the cost itself."""
+    prices = Prices(1.0, weight, rate)
+    auto = AutoPolicy(energy_weight=weight)
+    auto.adopt(bank(weight, None))
+    policies: dict[str, str | Policy] = {"greedy": "greedy", "solved": SolvedPolicy(bank(weight, rate)), "auto": auto}
+    found = simulate(PROFILE, policies, Trace(times), prices=prices, warm_up=0.0)
+    cost = found.outcomes["greedy"].cost
+    beside: Beside = {"greedy": (cost.value, cost.low, cost.high)}
+    for name in ("solved", "auto"):
+        value, low, high = (100.0 * each / cost.value for each in found.difference(name, "greedy"))
+        beside[name] = value, low, high
+    return beside
+
+
+_BANKS: dict[tuple[float, float | None], Bank] = {}
+
+
+def bank(weight: float, reference_rate: float | None) -> Bank:
+    """Return the bank for these prices, solved once."""
+    key = weight, reference_rate
+    if key not in _BANKS:
+        _BANKS[key] = solve_bank(PROFILE, Prices(1.0, weight, reference_rate))
+    return _BANKS[key]
+
+
+def _row(name: str, weight: float, seen: Beside, foreseen: float) -> list[str]:
+    more = ["{:+.2f} % ({:+.2f} to {:+.2f})".format(*seen[each]) for each in ("solved", "auto")]
+    return [name, f"{weight:g}", f"{seen['greedy'][0]:.2f}", *more, f"{100.0 * foreseen:+.1f} %"]
+
+
+def _foreseen(times: Floats, rate: float, weight: float) -> float:
+    """Return by which share the clairvoyant optimum of the first requests costs less than greedy does on them."""
+    first = times[:FORESEEN]
+    greedy = simulate(PROFILE, ["greedy"], Trace(first), prices=Prices(1.0, weight, rate), warm_up=0.0).outcomes[
+        "greedy"
+    ]
+    energy_mj = 1000.0 * greedy.power_w.value * float(first[-1] - first[0]) / len(first)
+    joule = weight * rate / 1000.0
+    cost = greedy.response_time_ms.value + joule * energy_mj
+    return clairvoyant(PROFILE, first, joule) / cost - 1.0
+
+
+def clairvoyant(profile: Profile, arrivals: Floats, joule: float) -> float:
+    """Return the least cost by row, in ms of response time + `joule` · mJ of energy, that rows arriving at `arrivals`
+    (seconds) can be served for; at most NEARLY of a row's cost above it for each batch."""
+    times, energies = profile.service_time_ms / 1000.0, joule * profile.energy_mj
+    count, largest = len(arrivals), profile.max_batch_size
+    sums = np.concatenate(([0.0], np.cumsum(1000.0 * arrivals)))
+    near = NEARLY * float(profile.service_time_ms[0] + energies[0])
+    free: list[list[Floats]] = [[] for _ in range(count + 1)]
+    cost: list[list[Floats]] = [[] for _ in range(count + 1)]
+    free[0], cost[0] = [np.zeros(1)], [np.zeros(1)]
+    for served in range(count):
+        ends, costs = _best(np.concatenate(free[served]), np.concatenate(cost[served]), near)
+        free[served], cost[served] = [], []
+        rows = np.arange(1, min(largest, count - served) + 1)
+        last = arrivals[served : served + len(rows)]
+        after = np.maximum(ends[:, None], last) + times[: len(rows)]
+        spent = costs[:, None] + 1000.0 * rows * after - (sums[served + rows] - sums[served]) + energies[: len(rows)]
+        for place in range(len(rows)):
+            free[served + place + 1].append(after[:, place])
+            cost[served + place + 1].append(spent[:, place])
+    return float(np.concatenate(cost[count]).min()) / count
+
+
+def _best(ends: Floats, costs: Floats, near: float) -> tuple[Floats, Floats]:
+    """Return the paths that are free earlier than all that cost less, or nearly as little."""
+    order = np.lexsort((costs, ends))
+    ends, costs = ends[order], costs[order]
+    before = np.minimum.accumulate(np.concatenate(([np.inf], costs[:-1])))
+    kept = costs < before - near
+    return ends[kept], costs[kept]
+
+
+COMPARISON = Comparison("bursts", "Bursts and recorded traffic", lambda seeds: sum(1 for _ in traffics()), compare)
