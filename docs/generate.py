@@ -156,7 +156,7 @@ REPOSITORY = f"""# The model repository
 
 KEYS
 and every [setting](settings.md) of a model under its own name, such as `max_batch_size`, `policy` or `workers`. In `shape` the first dimension is the batch;
-it may be left out, as in AMD's files.
+it may be left out, as in AMD's files: requests may leave it out too then, are one row, and get their answer without it.
 
 ## Files of Triton and AMD
 
@@ -166,7 +166,7 @@ it may be left out, as in AMD's files.
 | --- | --- |
 | `platform`, `backend` | `platform` |
 | `input`, `output` with `name`, `data_type`, `dims` | `inputs`, `outputs` |
-| `max_batch_size` | `max_batch_size`; 0 as 1 |
+| `max_batch_size` | `max_batch_size`; 0 is `batch_dimension = "none"`: the model does not batch, and runs each request whole and alone |
 | `instance_group` | `workers`, the sum of all `count` |
 | `dynamic_batching` | `policy` size-or-delay of the largest `preferred_batch_size`, and `max_queue_delay`; `preserve_ordering` is always so |
 | `version_policy` | `versions` |

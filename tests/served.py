@@ -70,6 +70,7 @@ class Served:
         self.url = ""
         self.table = ""
         self.log = ""
+        self.grpc = ""  # its address, once `until_grpc` has returned
 
     def __enter__(self) -> Self:
         return self
@@ -106,6 +107,11 @@ class Served:
     def until_ready(self) -> Self:
         """Wait for the table and the curl lines that are printed when all models are ready."""
         self.url = self.until_printed(r"\bcurl .*?(https?://\S+?)/infer/")[1]
+        return self
+
+    def until_grpc(self) -> Self:
+        """Wait until it listens for gRPC; to be asked before `until_ready`."""
+        self.grpc = self.until_logged(r"listening.*address=\S*?grpc://(\S+:\d+)")[1]
         return self
 
     def until_printed(self, pattern: str) -> re.Match[str]:

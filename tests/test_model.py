@@ -6,7 +6,7 @@ import pytest
 
 from weir.errors import SettingsError
 from weir.manager.settings import compose
-from weir.model import PAD, RAGGED, Model, Tensor, check_model, function_of
+from weir.model import PAD, RAGGED, Model, Tensor, check_model, function_of, is_batched
 
 X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
 
@@ -150,3 +150,32 @@ def test_a_function_is_a_model() -> None:
     for wrong in (int, 3, None):
         with pytest.raises(SettingsError, match="must be a function: a list of items in, a list of answers out"):
             Model.from_function(wrong)  # type: ignore[arg-type]
+
+
+LIST, WHOLE = Tensor("l", "FP32", (-1,)), Tensor("w", "FP32", (), batch="none")
+
+
+def test_a_model_without_a_batch_declares_whole_shapes() -> None:
+    alone = declared([Tensor("x", "FP32", (3, 8), batch="none"), WHOLE], [WHOLE])
+    assert check_model(alone) is alone
+    assert (is_batched(alone), is_batched(declared())) == (False, True)
+    assert compose(alone, {"max_batch_size": 8}).batching.max_batch_size == 1  # it may hold for all models of a server
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (declared([LIST._replace(batch="no")]), "has batch='no', must be 'required', 'optional' or 'none'"),
+        (declared([LIST, WHOLE], [LIST]), "tensor 'w' has batch='none', 'l' 'required'; they must be equal"),
+        (declared([LIST], [WHOLE]), "tensor 'w' has batch='none', 'l' 'required'; they must be equal"),
+        (declared([WHOLE._replace(batch="required")]), "it starts with the batch dimension (a model without has batch='none')"),
+        (declared([WHOLE._replace(shape=(-1, -1), varying=PAD)], [WHOLE]), "but a model without batches gets the requests one by one"),
+        (declared([WHOLE], [WHOLE], allowed_batch_sizes=(2,)), "allowed_batch_sizes is set, but a model without batches"),
+        (declared([X._replace(varying=PAD, optional=True)]), "is optional and has varying='pad'; only one may be"),
+        (declared(outputs=[Y._replace(optional=True)]), "is optional, which is for inputs"),
+    ],
+)  # fmt: skip
+def test_what_a_batch_dimension_cannot_be(model: type[Model], message: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        check_model(model)
+    assert message in refused.value.message

@@ -20,10 +20,19 @@ DATATYPES = {
 # What becomes of requests whose lengths differ (Tensor.varying).
 GROUP, PAD, RAGGED = "group", "pad", "ragged"
 
+# Whether requests have the batch as first dimension (Tensor.batch).
+REQUIRED, OPTIONAL, NONE = "required", "optional", "none"
+
 
 class Tensor(NamedTuple):
     """Declares one named tensor of a tensor model: name, datatype (as in the Open Inference Protocol), and shape with
     the batch as first dimension; -1 stands for any length.
+
+    `batch` says whether requests have that dimension, and is equal for all tensors of a model: "required"; "optional" (a
+    request of the Open Inference Protocol may leave it out of all its tensors, is one row then, and is answered without it);
+    or "none": the model cannot batch. Then `shape` is the whole shape ([] is a scalar), and each request runs alone, as it is.
+
+    A request may leave an `optional` input out: `predict` does not find it in its batch then.
 
     `varying` says what becomes of requests in which the lengths of an input's other -1 differ: "group" (they go into
     batches of their own), "pad" (each row is filled up with `pad_value` to the longest in the batch), or "ragged" (the
@@ -42,6 +51,9 @@ class Tensor(NamedTuple):
     pad_value: Any = 0
     lengths: str = ""
     like: str = ""
+    batch: str = REQUIRED
+    optional: bool = False
+    format: str = ""  # FORMAT_NCHW, say; shown in the model's configuration, and not looked at
 
     @property
     def lengths_name(self) -> str:
@@ -105,6 +117,8 @@ class Model:
     # A model that was compiled for certain batch sizes: each batch is filled up to the next of these, with copies of its
     # last row or item, whose answers are dropped. `max_batch_size` must be at most the largest of them.
     allowed_batch_sizes: ClassVar[Sequence[int] | None] = None
+    # Why the tensors of a model have no batch (Tensor.batch); shown in its configuration.
+    unbatched: ClassVar[str] = ""
     # Arrays that `predict` gets cannot be written to, and are good until it returns: large ones lie where the request was
     # received. True: they are the model's own, at the price of a copy.
     owns_inputs: ClassVar[bool] = False
@@ -182,7 +196,8 @@ class Model:
     def predict(self, batch: Any) -> Any:
         """Compute the answers: a list of preprocessed items in, a list of as many answers out, in order.
 
-        A tensor model gets a dict of arrays and returns one, with the batch as first dimension.
+        A tensor model gets a dict of arrays and returns one, with the batch as first dimension; where its tensors have no
+        batch (Tensor.batch), the arrays of one request.
 
         A streaming model's is a generator. It gets the list of preprocessed items (of a tensor model: of dicts of arrays,
         one for each request) and yields dicts: answers to give now, by index in that list. An item may be named in any
@@ -272,6 +287,11 @@ def is_tensor_model(model: type[Model]) -> bool:
     return bool(model.inputs)
 
 
+def is_batched(model: type[Model]) -> bool:
+    """Tell whether requests for `model` may share a batch; otherwise each runs alone."""
+    return not model.inputs or model.inputs[0].batch != NONE
+
+
 def check_model(model: Any) -> type[Model]:
     """Return `model` if it is a usable Model class, or the class that is made of it if it is a function.
 
@@ -291,7 +311,9 @@ def check_model(model: Any) -> type[Model]:
         raise SettingsError(f"{model.__name__}.measure: must be a classmethod or staticmethod (no model exists yet)")
     check_tensors(model)
     if model.streaming:
-        _check_streaming(model)
+        _check_not_joined(model, "a streaming model")
+    elif not is_batched(model):
+        _check_not_joined(model, "a model without batches")
     return model
 
 
@@ -349,15 +371,13 @@ def _check_synchronous(model: str, name: str, hook: Any) -> None:
         )
 
 
-def _check_streaming(model: type[Model]) -> None:
-    """A streaming model gets its requests one by one: nothing is joined for it, padded or filled up."""
+def _check_not_joined(model: type[Model], what: str) -> None:
+    """Refuse what is for batches of a model that gets its requests one by one: nothing is joined for it, padded or filled up."""
     varying = [f"{tensor.name!r} varies" for tensor in model.inputs if tensor.varying != GROUP]
     sizes = ["allowed_batch_sizes is set"] if model.allowed_batch_sizes is not None else []
     buffers = ["it has input_buffers"] if overrides(model, "input_buffers") else []
     for said in (*varying, *sizes, *buffers):
-        raise SettingsError(
-            f"{model.__name__}: {said}, but a streaming model gets the requests one by one, as they are"
-        )
+        raise SettingsError(f"{model.__name__}: {said}, but {what} gets the requests one by one, as they are")
 
 
 def _raw(model: type[Model], name: str) -> Any:
@@ -375,10 +395,14 @@ def check_tensors(model: type[Model]) -> None:
     given = {tensor.name for tensor in model.inputs}
     for tensor in model.inputs:
         _check_varying(model, tensor)
+        if tensor.optional and tensor.varying != GROUP:
+            raise _wrong(model, tensor, f"is optional and has varying={tensor.varying!r}; only one may be")
         if tensor.varying != GROUP and tensor.lengths_name in given:
             raise _wrong(model, tensor, f"has lengths={tensor.lengths_name!r}, which is an input already")
     for tensor in model.outputs:
         _check_like(model, tensor)
+        if tensor.optional:
+            raise _wrong(model, tensor, "is optional, which is for inputs")
     sizes = model.allowed_batch_sizes
     if sizes is not None and not (sizes and all(isinstance(size, int) and size >= 1 for size in sizes)):
         raise SettingsError(f"{model.__name__}: allowed_batch_sizes={sizes!r}, must be whole numbers of at least 1")
@@ -387,11 +411,16 @@ def check_tensors(model: type[Model]) -> None:
 def _check_tensor(model: type[Model], tensor: Tensor) -> None:
     if tensor.datatype not in DATATYPES:
         raise _wrong(model, tensor, f"has datatype {tensor.datatype!r}, not one of {', '.join(DATATYPES)}")
-    if not tensor.shape or any(length < -1 or length == 0 for length in tensor.shape):
+    if tensor.batch not in (REQUIRED, OPTIONAL, NONE):
+        raise _wrong(model, tensor, f"has batch={tensor.batch!r}, must be {REQUIRED!r}, {OPTIONAL!r} or {NONE!r}")
+    if tensor.batch != model.inputs[0].batch:
+        first = model.inputs[0]
+        raise _wrong(model, tensor, f"has batch={tensor.batch!r}, {first.name!r} {first.batch!r}; they must be equal")
+    if any(length < -1 or length == 0 for length in tensor.shape):
+        raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; each length is positive or -1")
+    if not tensor.shape and tensor.batch != NONE:
         raise _wrong(
-            model,
-            tensor,
-            f"has shape {list(tensor.shape)}; it starts with the batch dimension, and each length is positive or -1",
+            model, tensor, "has shape []; it starts with the batch dimension (a model without has batch='none')"
         )
 
 

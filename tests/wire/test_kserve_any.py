@@ -181,7 +181,7 @@ def test_worker_and_door_agree_on_every_body(claimed: Any) -> None:
         arrays = in_the_worker(body)
         outline = Outliner(Two.inputs)(body)
         assert outline.rows == len(arrays["x"])
-        assert outline.key == batch_key(Two.inputs, [arrays["x"].shape, arrays["y"].shape])
+        assert outline.key == batch_key(Two.inputs, {name: array.shape for name, array in arrays.items()})
 
 
 def test_deep_json_is_refused() -> None:

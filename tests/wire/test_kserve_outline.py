@@ -32,9 +32,9 @@ def test_the_key_is_that_of_the_arrays() -> None:
 
 def test_binary_outputs_are_noticed() -> None:
     outliner, a, b = Outliner(DECLARED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
-    assert outliner(body(a, b, parameters={"binary_data_output": True})).binary
-    assert outliner(body(a, b, outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}])).binary
-    assert not outliner(body(a, b, outputs=[{"name": "y", "parameters": {"binary_data": False}}])).binary
+    assert outliner(body(a, b, parameters={"binary_data_output": True})).for_server
+    assert outliner(body(a, b, outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}])).for_server
+    assert not outliner(body(a, b, outputs=[{"name": "y", "parameters": {"binary_data": False}}])).for_server
 
 
 def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,18 @@ import pytest
 
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, MSGPACK
-from weir.model import DATATYPES, PAD, RAGGED, Tensor
-from weir.wire.tensors import DTYPES, batch_key, rows_of, shape_key, to_arrays, to_plain, to_text
+from weir.model import DATATYPES, NONE, OPTIONAL, PAD, RAGGED, REQUIRED, Tensor
+from weir.wire.tensors import (
+    DTYPES,
+    batch_key,
+    check_bound,
+    leaves_batch_out,
+    rows_of,
+    shape_key,
+    to_arrays,
+    to_plain,
+    to_text,
+)
 from weir.wire.values import decode, encode
 
 T = Tensor("t", "BYTES", [-1])
@@ -143,19 +153,23 @@ def test_only_equal_shapes_have_equal_keys() -> None:
 @pytest.mark.parametrize("varying", [PAD, RAGGED])
 def test_the_key_leaves_out_where_inputs_may_differ(varying: str) -> None:
     tensors = [Tensor("x", "FP32", [-1, -1, 3], varying=varying)]
-    assert batch_key(tensors, [(1, 5, 3)]) == batch_key(tensors, [(2, 9, 3)]) == (("x", "<f4", (-1, 3)),)
+    assert batch_key(tensors, {"x": (1, 5, 3)}) == batch_key(tensors, {"x": (2, 9, 3)}) == (("x", "<f4", (-1, 3)),)
 
 
 def test_long_rows_are_padded_to_less_than_twice_their_length() -> None:
     tensors = [Tensor("x", "FP32", [-1, 2000, -1], varying=PAD)]
-    keys = [batch_key(tensors, [(1, 2000, length)])[0][2] for length in (0, 1, 1024, 1025, 2047, 2048, 4095, 1 << 20)]
+    keys = [
+        batch_key(tensors, {"x": (1, 2000, length)})[0][2] for length in (0, 1, 1024, 1025, 2047, 2048, 4095, 1 << 20)
+    ]
     free, short, long = (2000, -1), (2000, -11), (2000, -12)
     assert keys == [free, free, free, short, short, long, long, (2000, -21)]
 
 
 def test_rows_long_in_different_directions_are_not_padded_to_a_square() -> None:
     tensors = [Tensor("x", "FP32", [-1, -1, -1], varying=PAD)]
-    keys = [batch_key(tensors, [(1, *lengths)])[0][2] for lengths in ((32, 32), (1, 5), (1, 1024), (1024, 1), (33, 63))]
+    keys = [
+        batch_key(tensors, {"x": (1, *lengths)})[0][2] for lengths in ((32, 32), (1, 5), (1, 1024), (1024, 1), (33, 63))
+    ]
     assert keys == [(-1, -1), (-1, -1), (-1, -11), (-11, -1), (-6, -6)]
 
 
@@ -200,3 +214,37 @@ def test_arrays_and_numbers_of_numpy_in_lists() -> None:
     assert one("FP32", [numpy.float32(1.5), 2]).tolist() == [1.5, 2]
     assert one("FP32", [numpy.ones(2), (3, 4)], (-1, 2)).tolist() == [[1, 1], [3, 4]]
     assert one("BYTES", (b"a", "b")).tolist() == [b"a", b"b"]
+
+
+def test_without_a_batch_the_whole_shape_is_checked_and_nothing_is_shared() -> None:
+    tensors = [Tensor("x", "FP32", (3, -1), batch=NONE), Tensor("s", "INT32", (), batch=NONE)]
+    arrays = to_arrays({"x": [[1.0]] * 3, "s": 4}, tensors)
+    assert (arrays["x"].shape, arrays["s"].shape, shape_key(arrays, tensors)) == ((3, 1), (), ())
+    assert to_arrays({"x": [[]] * 3, "s": 4}, tensors)["x"].shape == (3, 0)
+    assert check_bound({"x": ("FP32", (3, 5)), "s": ("INT32", ())}, tensors) == 1
+    for shape in ((2, 5), (3,), (1, 3, 5)):
+        with pytest.raises(InvalidRequest, match=r"tensor 'x': has shape .*, must be \[3, -1\] \(-1: any length\)"):
+            check_bound({"x": ("FP32", shape), "s": ("INT32", ())}, tensors)
+
+
+def test_an_optional_input_may_be_left_out() -> None:
+    tensors = [Tensor("x", "FP32", (-1,)), Tensor("y", "FP32", (-1,), optional=True)]
+    alone, both = to_arrays({"x": [1.0]}, tensors), to_arrays({"x": [1.0], "y": [2.0]}, tensors)
+    assert (list(alone), list(both)) == (["x"], ["x", "y"])
+    assert shape_key(alone, tensors) != shape_key(both, tensors)  # predict gets either all or none
+    assert check_bound({"x": ("FP32", (2,))}, tensors) == 2
+    every = [tensor._replace(optional=True) for tensor in tensors]
+    with pytest.raises(InvalidRequest, match="there are none, must be at least one of 'x', 'y'"):
+        check_bound({}, every)
+    with pytest.raises(InvalidRequest, match="there are none, must be at least one of 'x', 'y'"):
+        to_arrays({}, every)
+
+
+def test_a_request_may_leave_an_optional_batch_out_of_all_its_tensors() -> None:
+    tensors = [Tensor("x", "FP32", (-1, 2), batch=OPTIONAL), Tensor("y", "FP32", (-1,), batch=OPTIONAL)]
+    assert leaves_batch_out({"x": (2,), "y": ()}, tensors)
+    assert not leaves_batch_out({"x": (1, 2), "y": (1,)}, tensors)
+    assert not leaves_batch_out({"x": (2,), "y": (1,)}, tensors)
+    assert not leaves_batch_out({"x": (2,), "y": ()}, [tensor._replace(batch=REQUIRED) for tensor in tensors])
+    with pytest.raises(InvalidRequest, match=r"has shape \[3\], must be \[-1, 2\] or \[2\] \(-1: any length\)"):
+        check_bound({"x": ("FP32", (3,)), "y": ("FP32", (1,))}, tensors)

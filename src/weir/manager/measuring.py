@@ -6,7 +6,7 @@ from weir.errors import InvalidRequest, ModelError, RequestError
 from weir.manager.call import Call, ThreadCall
 from weir.manager.streamed import Streamed
 from weir.messages import Kind
-from weir.model import Measure, Model, is_tensor_model, overrides
+from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 
 
 def measure(model: type[Model], item: Any) -> Measure:
@@ -65,8 +65,9 @@ def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) ->
     from weir.wire.tensors import rows_of, shape_key, to_arrays  # only tensor models need numpy
 
     call.payload = to_arrays(call.payload, model.inputs)
-    call.kind = Kind.ITEM if model.streaming else Kind.TENSORS  # a stream is not divided
-    call.rows = rows_of(call.payload)
+    alone = not is_batched(model)
+    call.kind = Kind.ITEM if model.streaming or alone else Kind.TENSORS  # a stream is not divided
+    call.rows = 1 if alone else rows_of(call.payload)
     call.cost = float(call.rows)
     shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # streams are not joined
     call.key = shapes if call.key is None else (shapes, call.key)

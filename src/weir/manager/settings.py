@@ -1,13 +1,13 @@
 """The settings of a service, and how the three dataclasses of settings are composed."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
-from weir.model import Model, check_attributes
+from weir.model import Model, check_attributes, is_batched
 from weir.workers.settings import WorkerSettings
 
 
@@ -52,7 +52,8 @@ def known_settings() -> list[str]:
 
 
 def compose(model: type[Model], given: dict[str, Any]) -> Composed:
-    """Return the settings of a service of `model`: Weir's defaults < the model's class attributes < `given`.
+    """Return the settings of a service of `model`: Weir's defaults < the model's class attributes < `given`. A model that
+    cannot batch has batches of one request, whatever they say.
 
     Raises SettingsError for a key that no settings have (naming the nearest), or a value against its rule.
     """
@@ -62,6 +63,8 @@ def compose(model: type[Model], given: dict[str, Any]) -> Composed:
             raise SettingsError(unknown_setting(key, known))
     check_attributes(model, [name for name in known if "_" in name])
     batching = BatchingSettings(**_chosen(BatchingSettings, model, given))
+    if not is_batched(model):  # what holds for all models of a server may say otherwise
+        batching = replace(batching, max_batch_size=1)
     sizes = model.allowed_batch_sizes
     if sizes is not None and batching.max_batch_size > max(sizes):
         raise SettingsError(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import SettingsError, WeirError
 from weir.messages import JSON, OBJECT
-from weir.model import Example, Measure, Model, is_tensor_model, overrides
+from weir.model import Example, Measure, Model, is_batched, is_tensor_model, overrides
 from weir.wire.values import UNWRITABLE, decode, encode
 
 
@@ -149,5 +149,8 @@ def _rows_of(model: type[Model], values: Iterable[Any]) -> Iterator[Entry]:
     for value in values:
         arrays = to_arrays(value, model.inputs, SettingsError)
         key = shape_key(arrays, model.inputs)
+        if not is_batched(model):
+            yield Entry(arrays, 1, key)
+            continue
         for row in range(rows_of(arrays)):
             yield Entry({name: array[row : row + 1] for name, array in arrays.items()}, 1, key)

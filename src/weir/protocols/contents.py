@@ -16,7 +16,15 @@ from weir.messages import JSON, Kind
 from weir.model import Tensor, is_tensor_model
 from weir.protocols.describing import ITEM_INPUTS, ITEM_OUTPUTS, outputs_of
 from weir.protocols.payloads import Work, as_work, tensor_work
-from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue, bind
+from weir.wire.inference import (
+    InferenceRequest,
+    InferenceResponse,
+    Parameters,
+    TensorValue,
+    add_batch,
+    bind,
+    take_batch,
+)
 from weir.wire.values import decode, encode
 
 if TYPE_CHECKING:
@@ -78,6 +86,7 @@ def works_of(service: "Service", request: InferenceRequest) -> list[Work]:
     """
     check_outputs(service, request)
     if is_tensor_model(service.model):
+        add_batch(request, service.model.inputs)
         return [tensor_work(service, bind(request.inputs, service.model.inputs))]
     items = _documents(service, bind(request.inputs, ITEM_INPUTS)["input"].tolist())
     if not service.needs_measure:
@@ -136,7 +145,10 @@ def response_of(
         values = _asked_arrays(service, request, outputs[0])
     else:
         values = [_items(_flat(kinds, outputs))]
-    return InferenceResponse(service.name, values, version=service.version, id=request.id)
+    response = InferenceResponse(service.name, values, version=service.version, id=request.id)
+    if request.without_batch:
+        take_batch(response)
+    return response
 
 
 def _asked_arrays(service: "Service", request: InferenceRequest, arrays: Any) -> list[TensorValue]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weir._version import __version__
-from weir.model import RAGGED, Tensor, is_tensor_model
+from weir.model import NONE, RAGGED, Tensor, is_batched, is_tensor_model
 
 if TYPE_CHECKING:
     from weir.manager.hardware import Hardware
@@ -67,12 +67,13 @@ def config(service: "Service") -> dict[str, Any]:
     batching = service.batching
     delay = int(batching.max_queue_delay * _MICROSECONDS)
     said = {"policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size)}
+    said |= {"unbatched": reason} if (reason := service.model.unbatched) else {}
     preferred = {"preferred_batch_size": sorted(sizes)} if (sizes := service.model.allowed_batch_sizes) else {}
     return {
         "name": service.name,
         "platform": service.platform,
         "backend": _BACKEND,
-        "max_batch_size": batching.max_batch_size,
+        "max_batch_size": batching.max_batch_size if is_batched(service.model) else 0,
         "input": [_declared(tensor) for tensor in inputs_of(service)],
         "output": [_declared(tensor) for tensor in outputs_of(service)],
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
@@ -83,10 +84,13 @@ def config(service: "Service") -> dict[str, Any]:
 
 
 def _declared(tensor: Tensor) -> dict[str, Any]:
-    """Return a tensor as a configuration says it: without the batch, which is its first dimension."""
+    """Return a tensor as a configuration says it: without the batch, if it has one."""
     kind = _CONFIG_TYPES.get(tensor.datatype, f"TYPE_{tensor.datatype}")
-    ragged = {"allow_ragged_batch": True} if tensor.varying == RAGGED else {}
-    return {"name": tensor.name, "data_type": kind, "dims": list(tensor.shape[1:]), **ragged}
+    dims = list(tensor.shape if tensor.batch == NONE else tensor.shape[1:])
+    more: dict[str, Any] = {"allow_ragged_batch": True} if tensor.varying == RAGGED else {}
+    more |= {"optional": True} if tensor.optional else {}
+    more |= {"format": tensor.format} if tensor.format else {}
+    return {"name": tensor.name, "data_type": kind, "dims": dims, **more}
 
 
 def statistics(service: "Service") -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import InvalidRequest, TooLarge, WeirError
 from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Kind
-from weir.model import is_tensor_model
+from weir.model import is_batched, is_tensor_model
 from weir.protocols.native import Ask
 from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays
 from weir.wire.values import decode, split
@@ -94,13 +94,14 @@ def _item_or_error(ask: Ask, body: bytes) -> Work | WeirError:
 def tensor_work(service: "Service", arrays: Arrays, key: Any = None) -> Work:
     """Make work of `arrays`, which are as the model declares them. Raises TooLarge for more rows than the line can ever take,
     and what the model's `measure` raises."""
+    alone = not is_batched(service.model)
     shapes = None if service.streaming else shape_key(arrays, service.model.inputs)  # streams are not joined
-    rows, key = rows_of(arrays), _joined(shapes, key)
+    rows, key = 1 if alone else rows_of(arrays), _joined(shapes, key)
     cost = float(rows)
     if service.needs_measure:
         measured = service.measure(arrays)
         cost, key = measured.cost, _joined(measured.key, key)
-    return as_work(service, arrays, Kind.TENSORS, rows, cost, key, accept=LENT)
+    return as_work(service, arrays, Kind.ITEM if alone else Kind.TENSORS, rows, cost, key, accept=LENT)
 
 
 def _joined(measured: Any, given: Any) -> Any:

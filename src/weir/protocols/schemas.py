@@ -67,7 +67,7 @@ def tensors_schema(tensors: Sequence[Tensor]) -> Schema:
     return {
         "type": "object",
         "properties": {tensor.name: _tensor_schema(tensor) for tensor in tensors},
-        "required": [tensor.name for tensor in tensors],
+        "required": [tensor.name for tensor in tensors if not tensor.optional],
     }
 
 

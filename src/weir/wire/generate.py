@@ -33,7 +33,9 @@ def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: s
         raise InvalidRequest(f"parameters: {error}") from None
     rows = {tensor.name: _as_rows(said[tensor.name], tensor) for tensor in declared if tensor.name in said}
     arrays = to_arrays({**said, **rows}, declared)
-    inputs = [TensorValue(tensor.name, tensor.datatype, arrays[tensor.name]) for tensor in declared]
+    inputs = [
+        TensorValue(tensor.name, tensor.datatype, arrays[tensor.name]) for tensor in declared if tensor.name in arrays
+    ]
     return InferenceRequest(model, inputs, version=version, id=name, parameters=checked)
 
 

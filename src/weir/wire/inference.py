@@ -11,7 +11,7 @@ import numpy
 
 from weir.errors import InvalidRequest
 from weir.model import Tensor
-from weir.wire.tensors import Arrays, check_bound
+from weir.wire.tensors import Arrays, check_bound, leaves_batch_out
 
 # The header, trailer or parameter in which an answer that is an error says which: the name of its class. The protocol has
 # only a text for it.
@@ -46,9 +46,12 @@ class AskedOutput(NamedTuple):
 
 
 class InferenceRequest:
-    """What a caller asks of a model. `outputs` None: all of them; `version` "": the default one; `id` "": none given."""
+    """What a caller asks of a model. `outputs` None: all of them; `version` "": the default one; `id` "": none given.
 
-    __slots__ = ("id", "inputs", "model", "outputs", "parameters", "version")
+    `without_batch`: its tensors came without the batch dimension, and its answer goes without it (see `add_batch`).
+    """
+
+    __slots__ = ("id", "inputs", "model", "outputs", "parameters", "version", "without_batch")
 
     def __init__(
         self, model: str, inputs: list[TensorValue], *, version: str = "", id: str = "",
@@ -60,6 +63,7 @@ class InferenceRequest:
         self.inputs = inputs
         self.outputs = outputs
         self.parameters: Parameters = parameters or {}
+        self.without_batch = False
 
 
 class InferenceResponse:
@@ -135,4 +139,20 @@ def bind(inputs: Sequence[TensorValue], declared: Sequence[Tensor]) -> Arrays:
             raise InvalidRequest(f"tensor {value.name!r}: is there twice, names must be unique")
         found[value.name] = value
     check_bound({name: (value.datatype, value.array.shape) for name, value in found.items()}, declared)
-    return {tensor.name: found[tensor.name].array for tensor in declared}
+    return {tensor.name: found[tensor.name].array for tensor in declared if tensor.name in found}
+
+
+def add_batch(request: InferenceRequest, declared: Sequence[Tensor]) -> None:
+    """Make `request` one row if its tensors came without the batch dimension and the model, whose inputs are `declared`,
+    allows it."""
+    if leaves_batch_out({value.name: value.array.shape for value in request.inputs}, declared):
+        request.without_batch = True
+        for value in request.inputs:
+            value.array = value.array[None]
+
+
+def take_batch(response: InferenceResponse) -> None:
+    """Write the answer to a request that came without the batch dimension as such."""
+    for value in response.outputs:
+        if len(value.array) == 1:  # a stream's answers may have other numbers of rows
+            value.array = value.array[0] if value.array.ndim > 1 else value.array.reshape(())

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from weir.errors import InvalidRequest, brief
-from weir.model import Tensor
+from weir.model import NONE, Tensor
 from weir.wire import kserve_json as plain
 from weir.wire.bytes_tensors import pack_elements
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
@@ -145,12 +145,13 @@ class _Rest:
 
 
 def _raw_shape(tensor: Tensor, size: int) -> tuple[int, ...]:
-    _, *rest = tensor.shape
+    rest = list(tensor.shape if tensor.batch == NONE else tensor.shape[1:])
+    one_row = () if tensor.batch == NONE else (1,)
     variable = [place for place, length in enumerate(rest) if length < 0]
     if tensor.datatype == "BYTES":
         if any(length > 1 for length in rest):
             raise InvalidRequest(f"tensor {tensor.name!r}: BYTES {list(tensor.shape)} cannot be one raw element")
-        return (1,) * len(tensor.shape)
+        return (*one_row, *[1] * len(rest))
     if len(variable) > 1:
         raise InvalidRequest(
             f"tensor {tensor.name!r}: {list(tensor.shape)} has {len(variable)} variable dimensions besides the batch, a raw "
@@ -163,7 +164,7 @@ def _raw_shape(tensor: Tensor, size: int) -> tuple[int, ...]:
         if not size or size % row:
             raise InvalidRequest(f"tensor {tensor.name!r}: {size} bytes, must be a multiple of {row}")
         rest[variable[0]] = size // row
-    return (1, *rest)
+    return (*one_row, *rest)
 
 
 def _written(

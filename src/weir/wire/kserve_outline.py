@@ -13,19 +13,19 @@ from weir.model import Tensor
 from weir.wire.inference import Parameters
 from weir.wire.kserve_json import Body, parse, refuse_duplicates
 from weir.wire.shapes import element_count
-from weir.wire.tensors import DTYPES, batch_key, check_bound
+from weir.wire.tensors import DTYPES, batch_key, check_bound, leaves_batch_out
 
 MAX_REMEMBERED = 256  # shapes; there are few where it matters
 
 
 class Outline(NamedTuple):
-    """What a body says besides its data. `binary`: an output is asked for as binary data, so that the worker cannot
-    write the answer."""
+    """What a body says besides its data. `for_server`: the worker cannot read it or write the answer, as an output is asked for
+    as binary data, or as the batch dimension is left out."""
 
     rows: int
     key: tuple[Any, ...]
     parameters: Parameters
-    binary: bool
+    for_server: bool
 
 
 class _Tensor(msgspec.Struct, frozen=True, gc=False):
@@ -53,7 +53,7 @@ class Outliner:
 
     def __init__(self, declared: Sequence[Tensor]) -> None:
         self._declared = tuple(declared)
-        self._known: dict[tuple[_Tensor, ...], tuple[int, tuple[Any, ...]]] = {}
+        self._known: dict[tuple[_Tensor, ...], tuple[int, tuple[Any, ...], bool]] = {}
 
     def __call__(self, body: Body) -> Outline:
         """Return the outline of `body`.
@@ -62,15 +62,15 @@ class Outliner:
         are not those declared. Of the data it looks only at the brackets: the worker refuses what is wrong there.
         """
         head = parse(_decode, body, "an inference request")
-        found = self._known.get(head.inputs) or self._learn(head.inputs)
+        rows, key, without_batch = self._known.get(head.inputs) or self._learn(head.inputs)
         parameters = head.parameters or _NO_PARAMETERS
         binary = parameters.get("binary_data_output") is True or (
             head.outputs is not None
             and any(out.parameters and out.parameters.get("binary_data") for out in head.outputs)
         )
-        return Outline(*found, parameters, binary)
+        return Outline(rows, key, parameters, binary or without_batch)
 
-    def _learn(self, inputs: tuple[_Tensor, ...]) -> tuple[int, tuple[Any, ...]]:
+    def _learn(self, inputs: tuple[_Tensor, ...]) -> tuple[int, tuple[Any, ...], bool]:
         refuse_duplicates("tensor", [tensor.name for tensor in inputs])
         shapes = {tensor.name: tensor.shape for tensor in inputs}
         for tensor in inputs:
@@ -79,8 +79,11 @@ class Outliner:
                     f"tensor {tensor.name!r}: has datatype {tensor.datatype!r}, not one of {', '.join(DTYPES)}"
                 )
             element_count(tensor.name, tensor.shape, 1)
-        rows = check_bound({tensor.name: (tensor.datatype, tensor.shape) for tensor in inputs}, self._declared)
-        found = rows, batch_key(self._declared, [shapes[tensor.name] for tensor in self._declared])
+        without_batch = leaves_batch_out(shapes, self._declared)
+        if without_batch:
+            shapes = {name: (1, *shape) for name, shape in shapes.items()}
+        rows = check_bound({tensor.name: (tensor.datatype, shapes[tensor.name]) for tensor in inputs}, self._declared)
+        found = rows, batch_key(self._declared, shapes), without_batch
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
         self._known[inputs] = found

@@ -13,7 +13,7 @@ from typing import Any
 import numpy
 
 from weir.errors import InvalidRequest, WeirError, brief
-from weir.model import DATATYPES, GROUP, RAGGED, Tensor
+from weir.model import DATATYPES, GROUP, NONE, OPTIONAL, RAGGED, Tensor
 from weir.wire.bfloat16 import to_bits, to_numbers
 from weir.wire.shapes import MAX_DIMENSIONS
 
@@ -37,10 +37,11 @@ def to_arrays(value: Any, declared: Sequence[Tensor], complain: Complain = Inval
     """Return `value` (a dict of nested lists or arrays) as the arrays `declared`, in that order.
 
     Raises what `complain` makes of a text that names the tensor, the value and the rule: names, datatypes, shapes, and
-    an equal first dimension of at least 1.
+    an equal first dimension of at least 1, where that is the batch.
     """
     arrays = read_arrays(value, declared, complain)
-    _check_rows(arrays, complain)
+    if declared[0].batch != NONE:
+        _check_rows(arrays, complain)
     return arrays
 
 
@@ -54,17 +55,23 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
     arrays: Arrays = {}
     for tensor in declared:
         if tensor.name not in value:
+            if tensor.optional:
+                continue
             raise complain(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
         array = _array(value[tensor.name], tensor, complain)
         _check_shape(array.shape, tensor, complain)
         arrays[tensor.name] = array
+    if not arrays:
+        raise complain(f"tensors: there are none, must be at least one of {_names(declared)}")
     return arrays
 
 
 def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequence[Tensor]) -> int:
-    """Check the datatypes and shapes `found`, by name, against what is `declared`; return how many rows there are.
+    """Check the datatypes and shapes `found`, by name, against what is `declared`; return how many rows there are: 1 where
+    there is no batch.
 
-    Raises InvalidRequest naming tensor, value and rule: names, datatypes, shapes, and an equal first dimension of at least 1.
+    Raises InvalidRequest naming tensor, value and rule: names, datatypes, shapes, and an equal first dimension of at least 1
+    where that is the batch.
     """
     unknown = next((name for name in found if all(name != tensor.name for tensor in declared)), None)
     if unknown is not None:
@@ -72,11 +79,16 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
     rows = 0
     for tensor in declared:
         if tensor.name not in found:
+            if tensor.optional:
+                continue
             raise InvalidRequest(f"tensor {tensor.name!r}: is missing, the model declares {_names(declared)}")
         datatype, shape = found[tensor.name]
         if datatype != tensor.datatype:
             raise InvalidRequest(f"tensor {tensor.name!r}: has datatype {datatype!r}, must be {tensor.datatype}")
         _check_shape(shape, tensor, InvalidRequest)
+        if tensor.batch == NONE:
+            rows = 1
+            continue
         if not shape[0]:
             raise InvalidRequest(f"tensor {tensor.name!r}: has 0 rows, must have at least 1")
         if shape[0] != (rows or shape[0]):
@@ -85,7 +97,16 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
                 f"tensor {tensor.name!r}: has {shape[0]} rows, tensor {first!r} has {rows}; they must be equal"
             )
         rows = shape[0]
+    if not rows:
+        raise InvalidRequest(f"tensors: there are none, must be at least one of {_names(declared)}")
     return rows
+
+
+def leaves_batch_out(shapes: Mapping[str, Sequence[int]], declared: Sequence[Tensor]) -> bool:
+    """Tell whether a request whose tensors have these `shapes`, by name, leaves the batch out, which `declared` allows."""
+    if declared[0].batch != OPTIONAL:
+        return False
+    return all(len(shapes[tensor.name]) + 1 == len(tensor.shape) for tensor in declared if tensor.name in shapes)
 
 
 def rows_of(arrays: Arrays) -> int:
@@ -95,19 +116,25 @@ def rows_of(arrays: Arrays) -> int:
 
 def shape_key(arrays: Arrays, declared: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return the batch key of a request with these `arrays`, which are as `declared`."""
-    return batch_key(declared, [arrays[tensor.name].shape for tensor in declared])
+    return batch_key(declared, {name: array.shape for name, array in arrays.items()})
 
 
-def batch_key(declared: Sequence[Tensor], shapes: Sequence[Sequence[int]]) -> tuple[Any, ...]:
-    """Return the batch key of a request whose tensors, in the order `declared`, have these shapes (rows first).
+def batch_key(declared: Sequence[Tensor], shapes: Mapping[str, Sequence[int]]) -> tuple[Any, ...]:
+    """Return the batch key of a request whose tensors have these `shapes` by name (rows first).
 
     Requests of one model share a batch if these are equal: names, dtypes and all dimensions but the first, and but
     those in which padded and ragged inputs vary, which stand in it as -1. Great lengths of padded inputs stand in it as
-    their magnitude, so that one very long row cannot make many short ones as long.
+    their magnitude, so that one very long row cannot make many short ones as long. Where there is no batch nothing is
+    shared, and the key is empty.
     """
+    if declared[0].batch == NONE:
+        return ()
     return tuple(
-        (tensor.name, DTYPES[tensor.datatype].str, _lengths_in_key(tensor, shape))
-        for tensor, shape in zip(declared, shapes, strict=True)
+        [
+            (tensor.name, DTYPES[tensor.datatype].str, _lengths_in_key(tensor, shapes[tensor.name]))
+            for tensor in declared
+            if tensor.name in shapes
+        ]
     )
 
 
@@ -282,13 +309,12 @@ def _bytes_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Compl
 
 
 def _check_shape(shape: Sequence[int], tensor: Tensor, complain: Complain) -> None:
-    """The first dimension is the batch: any length."""
-    declared = tuple(tensor.shape)
-    if len(shape) == len(declared) and all(
-        rule in (-1, length) for length, rule in zip(shape[1:], declared[1:], strict=True)
-    ):
+    """The first dimension may have any length if it is the batch."""
+    rules = tuple(tensor.shape) if tensor.batch == NONE else (-1, *tensor.shape[1:])
+    if len(shape) == len(rules) and all(rule in (-1, length) for length, rule in zip(shape, rules, strict=True)):
         return
-    raise complain(f"tensor {tensor.name!r}: has shape {list(shape)}, must be {[-1, *declared[1:]]} (-1: any length)")
+    without = f" or {list(rules[1:])}" if tensor.batch == OPTIONAL else ""
+    raise complain(f"tensor {tensor.name!r}: has shape {list(shape)}, must be {list(rules)}{without} (-1: any length)")
 
 
 def _check_rows(arrays: Arrays, complain: Complain) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from weir.errors import SettingsError
-from weir.model import GROUP, PAD, Model, Tensor
+from weir.model import GROUP, PAD, Model, Tensor, is_batched
 from weir.wire.bfloat16 import to_bits
 from weir.wire.tensors import DTYPES, Arrays, rows_of
 from weir.workers.adjoining import adjoined
@@ -33,6 +33,7 @@ class Joiner:
         self._buffers = buffers or {}
         self._sizes = Sizes(model)
         self._owns = model.owns_inputs
+        self._batched = is_batched(model)
 
     def __call__(self, entries: Sequence[Arrays | Listed]) -> Arrays:
         """Return what `predict` gets. Where one entry is the whole batch its arrays are not copied."""
@@ -47,6 +48,9 @@ class Joiner:
         return batch
 
     def _join(self, entries: Sequence[Arrays]) -> Arrays:
+        if not self._batched:
+            (entry,) = entries
+            return {name: self._whole([array]) for name, array in entry.items()}
         entries = self._filled_up(entries)
         batch: Arrays = {}
         for name in entries[0]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest
-from weir.model import GROUP, Model, Tensor, overrides
+from weir.model import GROUP, Model, Tensor, is_batched, overrides
 from weir.wire.elements import ELEMENT_TYPES, array_of, write_elements
 from weir.wire.inference import AskedOutput, bind
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
@@ -90,7 +90,12 @@ def joined(entries: Sequence[Listed], declared: Sequence[Tensor]) -> Arrays | No
 def joins_lists(model: type[Model]) -> bool:
     """Tell whether `joined` can do all that `model` wants done with its entries before `predict`. (Whether an integer is beyond
     64 bits shows only in the array: one such would spoil the batch.)"""
-    if model.streaming or model.allowed_batch_sizes or any(map(partial(overrides, model), _SEE_ENTRIES)):
+    if (
+        model.streaming
+        or model.allowed_batch_sizes
+        or not is_batched(model)
+        or any(map(partial(overrides, model), _SEE_ENTRIES))
+    ):
         return False
     return all(tensor.varying == GROUP and tensor.datatype != "UINT64" for tensor in model.inputs)
 

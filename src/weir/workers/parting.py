@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from weir.errors import ModelError
-from weir.model import RAGGED, Model, Tensor
+from weir.model import RAGGED, Model, Tensor, is_batched
 from weir.wire.tensors import Arrays, read_arrays, rows_of
 from weir.workers.kservework import Listed
 from weir.workers.sizes import Sizes
@@ -20,6 +20,7 @@ class Parter:
 
     def __init__(self, model: type[Model]) -> None:
         inputs = {tensor.name: tensor for tensor in model.inputs}
+        self._batched = is_batched(model)
         self._sizes = Sizes(model)
         self._sources = {tensor.name: (tensor, inputs[tensor.like]) for tensor in model.outputs if tensor.like}
         self._returned = [self._as_returned(tensor) for tensor in model.outputs]
@@ -30,6 +31,8 @@ class Parter:
         Raises ModelError, naming the tensor, for anything but the tensors declared, with as many rows as the batch had.
         """
         arrays = read_arrays(returned, self._returned, wrong_tensors)
+        if not self._batched:
+            return [arrays]
         counts = [entry.rows if type(entry) is Listed else rows_of(entry) for entry in entries]
         filled = self._sizes.filled(sum(counts))
         columns = [self._column(name, array, entries, counts, filled) for name, array in arrays.items()]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
-from weir.model import Model
+from weir.model import Model, is_batched
 from weir.wire.tensors import rows_of, to_arrays, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.kservework import BodyReader, BodyWriter, head_of
@@ -54,4 +54,4 @@ def part_of(model: Model) -> Callable[[Any], Any]:
 def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:
     """Return the example as often as it takes for about so many rows, at least once."""
     arrays = to_arrays(example, model.inputs)
-    return [arrays] * max(1, rows // rows_of(arrays))
+    return [arrays] * max(1, rows // rows_of(arrays)) if is_batched(model) else [arrays]

@@ -42,7 +42,10 @@ def made_request(door: Door, inputs: Sequence[Declared], rows: int, example: Any
 
 
 def _made(door: Door, tensor: Declared, rows: int, example: Any) -> TensorValue:
-    shape = (rows, *(1 if length == -1 else length for length in tensor.shape[1:]))
+    first = [
+        rows if length == -1 else length for length in tensor.shape[:1]
+    ]  # without a batch it may be fixed, or not there
+    shape = (*first, *(1 if length == -1 else length for length in tensor.shape[1:]))
     if tensor.datatype != "BYTES":
         return TensorValue(tensor.name, tensor.datatype, np.full(shape, _ALL, DATATYPES[tensor.datatype]))
     if example is None:

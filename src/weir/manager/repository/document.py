@@ -10,6 +10,7 @@ from weir.manager.repository.ensemble import ENSEMBLE, read_steps
 from weir.manager.repository.keys import KEYS
 from weir.manager.repository.pbtxt import read_pbtxt
 from weir.manager.repository.triton import translated
+from weir.model import NONE, OPTIONAL, REQUIRED
 
 TOML, PBTXT = "config.toml", "config.pbtxt"
 LARGEST = 1 << 20  # bytes of such a file
@@ -19,7 +20,8 @@ ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 class Document(NamedTuple):
-    """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes. `said` is all of it."""
+    """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes; and `batch_dimension`, which
+    its tensors get. `said` is all of it."""
 
     platform: str | None = None
     target: str | None = None
@@ -64,8 +66,12 @@ def make_document(said: Mapping[str, Any], name: str, source: str, read_settings
     if own.get("name", name) != name:
         raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
     settings = read_settings({key: value for key, value in own.items() if key not in KEYS}, source)
-    attributes = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
+    attributes: dict[str, Any] = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
     attributes |= {key: tuple(own[key]) for key in ("examples", "warmup_sizes") if _list(own, key, source)}
+    if (batch := _text(own, "batch_dimension", source)) is not None:
+        if batch not in (REQUIRED, OPTIONAL, NONE):
+            raise SettingsError(f"{source}: batch_dimension={batch!r}: must be {REQUIRED!r}, {OPTIONAL!r} or {NONE!r}")
+        attributes["batch_dimension"] = batch
     if _list(own, "steps", source):
         if own.get("platform") != ENSEMBLE:
             raise SettingsError(f"{source}: steps: are for platform = {ENSEMBLE!r}")

@@ -6,10 +6,10 @@ from typing import Any
 from weir.errors import SettingsError
 from weir.manager.chains.chain import Chain
 from weir.manager.chains.steps import Branch, Step, Steps, Switch
-from weir.manager.repository.tensors import as_tensor
+from weir.manager.repository.tensors import as_tensor, batch_said
 from weir.manager.service import Service
 from weir.manager.spec import ModelToServe
-from weir.model import Model
+from weir.model import REQUIRED, Model
 
 ENSEMBLE = "ensemble"
 
@@ -22,8 +22,10 @@ class EnsemblePlatform:
         attributes = dict(model.attributes or {})
         if "steps" not in attributes:
             raise SettingsError(f"{model.label}: platform={ENSEMBLE!r}: must have [[steps]]")
+        batch = batch_said(attributes) or REQUIRED
+        attributes.pop("batch_dimension", None)
         for key in ("inputs", "outputs"):
-            attributes[key] = tuple(as_tensor(table) for table in attributes.get(key, ()))
+            attributes[key] = tuple(as_tensor(table, batch) for table in attributes.get(key, ()))
         return type("Ensemble", (Chain,), attributes)
 
 

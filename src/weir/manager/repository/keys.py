@@ -16,6 +16,7 @@ KEYS: Mapping[str, str] = MappingProxyType(
         "route": "path of the model's own, or a list of them",
         "inputs": "tables with `name`, `datatype` and `shape` of each input tensor; must agree with what the model itself says",
         "outputs": "the same of each output tensor",
+        "batch_dimension": "whether requests have the batch as first dimension: `required`, `optional` (one row may come without) or `none` (each runs alone, as it is); without it, what the model itself says, and `max_batch_size` (0: none)",
         "examples": "list of items, or of tables of arrays, to warm up with and to check health by",
         "warmup_sizes": "batch sizes to warm up at",
     }

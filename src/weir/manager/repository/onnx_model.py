@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 from weir.errors import SettingsError
+from weir.model import DATATYPES as NUMPY
 from weir.model import Model
 from weir.workers.launch import SILENCE
 
@@ -19,6 +20,12 @@ DATATYPES: Mapping[str, str] = MappingProxyType(
         "string": "BYTES",
     }
 )  # fmt: skip
+
+TRY = "--try"  # say too whether rows can be joined
+JOINS = "joins"
+_TRIED_ROWS = 3
+_TRIED_LENGTHS = (8, 64, 224, 1)  # of dimensions that may have any
+_TOLERANCE = 0.02  # relative; quantized models take their scales from all that they get
 
 
 class OnnxModel(Model):
@@ -78,17 +85,65 @@ def _encoded(array: Any) -> Any:
     return encoded
 
 
-def describe(path: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the names, element types and shapes of the tensors that the file has."""
-    session = open_session(path, 1, optimize=False)
+def describe(session: Any) -> dict[str, list[dict[str, Any]]]:
+    """Return the names, element types and shapes of the tensors that the session's file has, and what it calls their dimensions."""
     return {"inputs": _tensors(session.get_inputs()), "outputs": _tensors(session.get_outputs())}
+
+
+def joins_rows(session: Any, inputs: Sequence[Mapping[str, Any]]) -> bool | None:
+    """Tell whether rows are answered together as they are alone, which is found out with a few made up. `inputs` are described,
+    and their first dimensions may have any length. None: it could not be tried."""
+    import numpy as np
+
+    chance = np.random.default_rng(1)
+    for length in _TRIED_LENGTHS:
+        rows = [{each["name"]: _made_up(each, length, chance) for each in inputs} for _ in range(_TRIED_ROWS)]
+        try:
+            alone = [session.run(None, row) for row in rows]
+            again = session.run(None, rows[0])
+        except Exception:  # of other lengths, perhaps
+            continue
+        if not all(_is_answer(*each) for each in zip(again, alone[0], strict=True)):
+            return None  # it is not the same twice
+        try:
+            together = session.run(None, {name: np.concatenate([row[name] for row in rows]) for name in rows[0]})
+        except Exception:
+            return False
+        columns = zip(together, *alone, strict=True)
+        return all(
+            len(whole) == len(rows) and all(_is_answer(whole[at : at + 1], part) for at, part in enumerate(parts))
+            for whole, *parts in columns
+        )
+    return None
+
+
+def _made_up(tensor: Mapping[str, Any], length: int, chance: Any) -> Any:
+    shape = (1, *[length if each == -1 else each for each in tensor["shape"][1:]])
+    if tensor["datatype"] in ("FP16", "FP32", "FP64"):
+        return chance.standard_normal(shape).astype(NUMPY[tensor["datatype"]])
+    bits = chance.integers(0, 2, shape)  # may be places in a table, or a mask
+    return bits.astype(str).astype(object) if tensor["datatype"] == "BYTES" else bits.astype(NUMPY[tensor["datatype"]])
+
+
+def _is_answer(one: Any, other: Any) -> bool:
+    import numpy as np
+
+    one, other = np.asarray(one), np.asarray(other)
+    if one.shape != other.shape or one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    widest = float(np.nanmax(np.abs(other.astype(float)), initial=0.0))
+    return bool(np.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE * widest, equal_nan=True))
 
 
 def _tensors(nodes: Sequence[Any]) -> list[dict[str, Any]]:
     return [
-        {"name": node.name, "datatype": _datatype(node), "shape": [n if isinstance(n, int) else -1 for n in node.shape]}
+        {
+            "name": node.name, "datatype": _datatype(node),
+            "shape": [length if isinstance(length, int) else -1 for length in node.shape],
+            "names": [length if isinstance(length, str) else "" for length in node.shape],
+        }
         for node in nodes
-    ]
+    ]  # fmt: skip
 
 
 def _datatype(node: Any) -> str:
@@ -101,6 +156,11 @@ def _datatype(node: Any) -> str:
 
 if __name__ == "__main__":
     try:
-        print(json.dumps(describe(sys.argv[1])))  # noqa: T201 - to the server, which has started this
+        opened = open_session(sys.argv[1], 1, optimize=False)
+        described: dict[str, Any] = dict(describe(opened))
+        print(json.dumps(described), flush=True)  # noqa: T201 - to the server, which has started this
+        shapes = [table["shape"] for key in ("inputs", "outputs") for table in described[key]]
+        if sys.argv[2:] == [TRY] and all(shape[:1] == [-1] for shape in shapes):
+            print(json.dumps({**described, JOINS: joins_rows(opened, described["inputs"])}))  # noqa: T201
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")

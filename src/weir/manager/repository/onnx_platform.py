@@ -1,6 +1,7 @@
 """Models that are ONNX files. Their tensors are read from the file, in a process of its own: onnxruntime is not loaded into the
 server, and a file that makes it crash harms nobody."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from weir.errors import SettingsError
-from weir.manager.repository.onnx_model import OnnxModel
+from weir.manager.delivery import logger
+from weir.manager.repository.onnx_batching import Batching, find_batching, says_batching
+from weir.manager.repository.onnx_model import TRY, OnnxModel
 from weir.manager.repository.paths import file_within
 from weir.manager.repository.tensors import with_attributes
 from weir.manager.spec import ModelToServe
-from weir.model import Model, Tensor
+from weir.model import NONE, Model, Tensor
 from weir.workers.launch import python_path
 from weir.workers.source import declared
 
@@ -32,10 +35,17 @@ class OnnxPlatform:
             )
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         path = _file(model.folder, model.target, model.label)
-        described = _described(path, model.label)
-        tensors = {key: [_tensor(table, model.label) for table in described[key]] for key in ("inputs", "outputs")}
-        attributes = {**tensors, **_batches(described, model.label), "path": str(path)}
-        return with_attributes(declared(OnnxModel, attributes), model)
+        said = model.attributes or {}
+        described = _described(path, model.label, *([] if says_batching(said) else [TRY]))
+        batching = find_batching(described, said, model.label)
+        if batching.reason:
+            logger.info("model %r: each request runs alone: %s", model.label, batching.reason)
+        tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in ("inputs", "outputs")}
+        sizes: dict[str, Any] = {}
+        if batching.size:  # the file was made for batches of this size, and takes no others
+            sizes = {"max_batch_size": batching.size, "allowed_batch_sizes": (batching.size,)}
+        found = declared(OnnxModel, {**tensors, **sizes, "path": str(path), "unbatched": batching.reason})
+        return with_attributes(found, model)
 
 
 def _file(folder: Path, file: str, source: str) -> Path:
@@ -50,36 +60,24 @@ def _file(folder: Path, file: str, source: str) -> Path:
     return files[0]
 
 
-def _described(path: Path, source: str) -> Mapping[str, Any]:
+def _described(path: Path, source: str, *more: str) -> Mapping[str, Any]:
+    """Return what is in the file. With TRY, also whether its rows can be joined, unless it cannot be found out."""
     environment = {"PYTHONPATH": python_path(""), "PATH": ""}
-    command = [sys.executable, "-P", "-m", "weir.manager.repository.onnx_model", str(path)]
+    command = [sys.executable, "-P", "-m", "weir.manager.repository.onnx_model", str(path), *more]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        raise SettingsError(f"{source}: {path.name}: its tensors could not be read within {LONGEST:g} s") from None
-    if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]
-        raise SettingsError(f"{source}: {path.name}: its tensors cannot be read: {said}")
-    described: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return described
+        done = subprocess.run(command, capture_output=True, timeout=LONGEST, env=environment, check=False)
+        lines, ended = done.stdout.splitlines(), done.stderr.decode(errors="replace").strip().splitlines()
+    except subprocess.TimeoutExpired as error:
+        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {LONGEST:g} s"]
+    for line in reversed(lines):  # the last one says the most, if it is whole
+        with contextlib.suppress(ValueError):
+            described: dict[str, Any] = json.loads(line)
+            return described
+    why = ended[-1] if ended else "it ended without a word"
+    raise SettingsError(f"{source}: {path.name}: its tensors cannot be read: {why}")
 
 
-def _tensor(table: Mapping[str, Any], source: str) -> Tensor:
-    shape = table["shape"]
-    if not shape:
-        raise SettingsError(f"{source}: tensor {table['name']!r} is a scalar: the first dimension must be the batch")
-    return Tensor(table["name"], table["datatype"], (-1, *shape[1:]))
-
-
-def _batches(described: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return what the first dimensions say of batches: a file compiled for batches of a fixed size takes no others."""
-    sizes = {table["shape"][0] for table in described["inputs"] if table["shape"]}
-    fixed = sizes - {-1}
-    if len(fixed) > 1:
-        raise SettingsError(
-            f"{source}: its inputs have different first dimensions, {sorted(fixed)}: they must be the batch"
-        )
-    if not fixed:
-        return {}
-    (size,) = fixed
-    return {"max_batch_size": size, "allowed_batch_sizes": (size,)}
+def _tensor(table: Mapping[str, Any], batching: Batching) -> Tensor:
+    shape = tuple(table["shape"])
+    whole = shape if batching.batch == NONE else (-1, *shape[1:])
+    return Tensor(table["name"], table["datatype"], whole, batch=batching.batch)

@@ -5,28 +5,59 @@ from typing import Any
 
 from weir.errors import SettingsError
 from weir.manager.spec import ModelToServe
-from weir.model import Model, Tensor, check_model
+from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model
 from weir.workers.source import declared
 
 NAMES = ("inputs", "outputs")
 
 
 def with_attributes(model: type[Model], said: ModelToServe) -> type[Model]:
-    """Return `model` with what its file says of it: tensors where it says none itself, examples, sizes to warm up at.
+    """Return `model` with what its file says of it: tensors where it says none itself, whether they have a batch dimension,
+    examples, sizes to warm up at.
 
     Raises SettingsError where the two contradict each other.
     """
     attributes: dict[str, Any] = dict(said.attributes or {})
+    batch = batch_said(attributes)
+    attributes.pop("batch_dimension", None)
     for key in NAMES:
         tables = attributes.pop(key, None)
-        if tables is None:
-            continue
         own: Sequence[Tensor] = getattr(model, key)
         if own:
-            check_agree(tables, own, f"{said.label}: {key}")
-        else:
-            attributes[key] = tuple(as_tensor(table) for table in tables)
+            attributes[key] = tuple(_with_batch(tensor, batch, f"{said.label}: {key}") for tensor in own)
+            if tables is not None:
+                check_agree(tables, attributes[key], f"{said.label}: {key}")
+        elif tables is not None:
+            attributes[key] = tuple(as_tensor(table, batch or REQUIRED) for table in tables)
+    attributes = {key: value for key, value in attributes.items() if value != getattr(model, key, None)}
     return check_model(declared(model, attributes)) if attributes else model
+
+
+def batch_said(attributes: Mapping[str, Any]) -> str | None:
+    """Return what a file says of the batch dimension (Tensor.batch), by itself or by the shapes in its tables; None: nothing."""
+    said: str | None = attributes.get("batch_dimension")
+    tables = [table for key in NAMES for table in attributes.get(key, ())]
+    if said != NONE and tables and all(leaves_batch_out(table) for table in tables):
+        return OPTIONAL  # AMD's clients send what the file says: no batch
+    return said
+
+
+def leaves_batch_out(table: Mapping[str, Any]) -> bool:
+    """Tell whether a table gives the shape of one row, and means that requests may have it too."""
+    return not table.get("batched") and table["shape"][:1] != [-1]
+
+
+def _with_batch(tensor: Tensor, said: str | None, source: str) -> Tensor:
+    if said is None or said == tensor.batch:
+        return tensor
+    if said == REQUIRED and tensor.batch == NONE:
+        raise SettingsError(
+            f"{source}: {tensor.name!r} has no batch dimension, says the model itself: max_batch_size must be 0"
+        )
+    keeps = (
+        said == REQUIRED or tensor.batch == NONE
+    )  # an optional dimension is there; one that is not cannot be left out
+    return tensor if keeps else tensor._replace(batch=said)
 
 
 def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], source: str) -> None:
@@ -42,7 +73,8 @@ def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], sour
             raise SettingsError(
                 f"{source}: {tensor.name!r} has datatype {table['datatype']!r}; the model itself has {tensor.datatype!r}"
             )
-        if not any(_fits(shape, tensor.shape) for shape in (table["shape"], [-1, *table["shape"]])):
+        shapes = [table["shape"]] if tensor.batch == NONE else [table["shape"], [-1, *table["shape"]]]
+        if not any(_fits(shape, tensor.shape) for shape in shapes):
             raise SettingsError(
                 f"{source}: {tensor.name!r} has shape {table['shape']}; the model itself has {list(tensor.shape)}"
             )
@@ -54,9 +86,9 @@ def _fits(said: Sequence[int], own: Sequence[int]) -> bool:
     )
 
 
-def as_tensor(table: Mapping[str, Any]) -> Tensor:
-    """Return the tensor that a table of a file declares."""
+def as_tensor(table: Mapping[str, Any], batch: str) -> Tensor:
+    """Return the tensor that a table of a file declares, whose model has this `batch` dimension."""
     shape = table["shape"]
     # Where a file of Triton's says `dims`, and in AMD's examples, the batch is left out.
-    whole = shape if shape[:1] == [-1] and not table.get("batched") else [-1, *shape]
-    return Tensor(table["name"], table["datatype"], tuple(whole))
+    whole = batch == NONE or (shape[:1] == [-1] and not table.get("batched"))
+    return Tensor(table["name"], table["datatype"], tuple(shape if whole else [-1, *shape]), batch=batch)

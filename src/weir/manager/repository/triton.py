@@ -6,6 +6,7 @@ from typing import Any
 
 from weir.errors import SettingsError
 from weir.manager.repository.keys import REFUSED
+from weir.model import NONE, REQUIRED
 
 PLATFORMS = {"onnx_onnxv1": "onnx", "onnxruntime_onnx": "onnx", "onnxruntime": "onnx", "amdinfer_python": "python"}
 # Of the AMD server and Triton: nobody here runs them.
@@ -21,7 +22,9 @@ _HARMLESS = ("parameters", "model_control_mode", "default_priority_level")
 def translated(said: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Return what `said` says in our keys. Raises SettingsError naming the key that means nothing here, or its value."""
     own: dict[str, Any] = {}
-    for key, value in said.items():
+    for key, value in sorted(
+        said.items(), key=lambda each: each[0] == "batch_dimension"
+    ):  # which goes before max_batch_size
         if key in REFUSED:
             raise SettingsError(f"{source}: {key}: {REFUSED[key]}")
         translate = _TRANSLATORS.get(key)
@@ -58,7 +61,9 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
 
 
 def _max_batch_size(value: Any, source: str) -> dict[str, Any]:
-    return {"max_batch_size": value or 1}  # Triton's 0: the model's first dimension is not a batch
+    if type(value) is int and value == 0:
+        return {"max_batch_size": 1, "batch_dimension": NONE}  # models of items too run them one by one
+    return {"max_batch_size": value, "batch_dimension": REQUIRED}
 
 
 def _instances(value: Any, source: str) -> dict[str, Any]:

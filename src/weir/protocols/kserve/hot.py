@@ -73,9 +73,9 @@ class KserveRequest(HttpRequest):
 
     def _goes_undecoded(self, body: Body, outline: Outliner) -> bool:
         """Take from the body what the line must know; tell whether the worker can do the rest."""
-        rows, key, parameters, binary = outline(body)
+        rows, key, parameters, for_server = outline(body)
         service = self.ask.service
-        if binary or rows > service.batching.max_batch_size or FOR_THE_DOOR.search(body) is not None:
+        if for_server or rows > service.batching.max_batch_size or FOR_THE_DOOR.search(body) is not None:
             return False
         if rows > 1:
             self.large = as_work(service, None, Kind.ITEM, rows, float(rows), key).large
@@ -104,7 +104,7 @@ class KserveRequest(HttpRequest):
         self.asked = asked = read_body(self.ask, body, self._memory())
         (work,) = works_of(self.ask.service, asked)
         schedule = schedule_of(asked.parameters)
-        if self.ask.header_length is not None and work.kind is Kind.TENSORS:
+        if self.ask.header_length is not None and is_tensor_model(self.ask.service.model):
             self.payload = self._with_block(work.payload)
             self._learn(body, asked, work, schedule)
         else:

@@ -86,4 +86,5 @@ def layout_of(
     bare = InferenceRequest(
         asked.model, [], version=asked.version, id=asked.id, outputs=asked.outputs, parameters=asked.parameters
     )
+    bare.without_batch = asked.without_batch
     return Layout(header, [places[name] for name in work.payload], bare, work._replace(payload=None), schedule)

@@ -10,7 +10,7 @@ import numpy
 
 from weir import errors
 from weir.messages import JSON, OCTETS
-from weir.model import Model, Tensor, is_tensor_model
+from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.describing import ITEM_INPUTS, inputs_of, outputs_of
 from weir.protocols.kserve.routes import PREFIX, offered
 from weir.protocols.kserve.site import Site
@@ -169,7 +169,7 @@ def _streamed(inference: dict[str, Any], name: str, body: dict[str, Any]) -> dic
 def _generate(inputs: Sequence[Tensor]) -> Schema:
     return {
         "type": "object",
-        "required": [tensor.name for tensor in inputs],
+        "required": [tensor.name for tensor in inputs if not tensor.optional],
         "properties": {
             "id": {"type": "string"},
             "parameters": _PARAMETERS,
@@ -246,4 +246,5 @@ def _tensor(tensor: Tensor) -> Schema:
 def _shape(tensor: Tensor) -> Schema:
     """Return the schema of a shape: its length alone, for too many tools cannot read a rule for each place."""
     rank = len(tensor.shape)
-    return {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": rank, "maxItems": rank}
+    least = rank - 1 if tensor.batch == OPTIONAL else rank
+    return {"type": "array", "items": {"type": "integer", "minimum": 1}, "minItems": least, "maxItems": rank}

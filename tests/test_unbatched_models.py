@@ -1,0 +1,302 @@
+"""Models that cannot batch, on a real server: each request runs whole and alone, and gets what onnxruntime answers to it."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import numpy as np
+import onnxruntime
+import pytest
+import tritonclient.http as triton
+from onnx import TensorProto, helper
+from tests.manager.repository.shelf import write
+from tests.served import Served
+from tritonclient.utils import np_to_triton_dtype, shared_memory
+from websockets.sync.client import connect
+
+GRPC_CLIENT = Path(__file__).parent / "protocols" / "grpc" / "clients" / "asking.py"
+FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
+Arrays = dict[str, Any]
+Shapes = Mapping[str, tuple[int, tuple[int | str, ...]]]
+
+
+def onnx_file(nodes: list[Any], inputs: Shapes, outputs: Shapes, constants: Arrays | None = None) -> bytes:
+    """Return a file with these nodes; `inputs` and `outputs` are (type, shape) by name."""
+    made = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
+        [helper.make_tensor(name, INT64, array.shape, array) for name, array in (constants or {}).items()],
+    )  # fmt: skip
+    opset = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString())
+
+
+def node(kind: str, inputs: str, outputs: str, **attributes: Any) -> Any:
+    return helper.make_node(kind, inputs.split(), outputs.split(), **attributes)
+
+
+FLOATS = np.random.default_rng(3)
+
+
+def floats(*shape: int) -> Any:
+    return FLOATS.standard_normal(shape).astype(np.float32)
+
+
+ALONE = "max_batch_size: 0\n"
+# Each: the file, its configuration, and requests for it.
+CASES: dict[str, tuple[bytes, str, list[Arrays]]] = {
+    # Over all that it gets: what is cut up or joined gives something else.
+    "softmax": (
+        onnx_file([node("Softmax", "x", "y", axis=0)], {"x": (FLOAT, (3,))}, {"y": (FLOAT, (3,))}),
+        ALONE, [{"x": floats(3)} for _ in range(6)],
+    ),
+    "softmax_unsaid": (
+        onnx_file([node("Softmax", "x", "y", axis=0)], {"x": (FLOAT, ("n", 2))}, {"y": (FLOAT, ("n", 2))}),
+        "", [{"x": floats(rows, 2)} for rows in (1, 3, 3, 3, 5)],
+    ),
+    "image": (
+        onnx_file([node("ReduceMean", "x", "y", axes=[0], keepdims=1)], {"x": (FLOAT, (3, 8, 8))}, {"y": (FLOAT, (1, 8, 8))}),
+        "", [{"x": floats(3, 8, 8)} for _ in range(6)],
+    ),
+    "image_said": (
+        onnx_file([node("ReduceMean", "x", "y", axes=[0], keepdims=1)], {"x": (FLOAT, (3, 8, 8))}, {"y": (FLOAT, (1, 8, 8))}),
+        ALONE + 'input [{ name: "x" data_type: TYPE_FP32 dims: [3, 8, 8] }]', [{"x": floats(3, 8, 8)} for _ in range(6)],
+    ),
+    "scalar": (
+        onnx_file([node("Add", "x x", "y")], {"x": (FLOAT, ())}, {"y": (FLOAT, ())}),
+        "", [{"x": np.array(number, np.float32)} for number in (1, 2, 3)],
+    ),
+    "total": (
+        onnx_file([node("ReduceSum", "x", "y", keepdims=0)], {"x": (FLOAT, ("n", "m"))}, {"y": (FLOAT, ())}),
+        "", [{"x": floats(rows, 2)} for rows in (1, 2, 3)],
+    ),
+    # The protocol's own example: inputs and outputs of their own lengths.
+    "example": (
+        onnx_file(
+            [node("Identity", "input0", "output0"), node("ReduceSum", "input1", "output1", keepdims=1)],
+            {"input0": (FLOAT, (2, 2)), "input1": (FLOAT, (3,))}, {"output0": (FLOAT, (2, 2)), "output1": (FLOAT, (1,))},
+        ),
+        "", [{"input0": floats(2, 2), "input1": floats(3)} for _ in range(4)],
+    ),
+    "repeat": (
+        onnx_file(
+            [node("Concat", "IN DELAY", "OUT", axis=0), node("Shape", "IN", "IDX")],
+            {"IN": (INT64, ("a",)), "DELAY": (INT64, ("b",))}, {"OUT": (INT64, ("c",)), "IDX": (INT64, (1,))},
+        ),
+        ALONE, [{"IN": np.arange(n, dtype=np.int64), "DELAY": np.arange(m, dtype=np.int64)} for n, m in ((1, 2), (4, 1), (2, 2))],
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    for name, (data, config, _) in CASES.items():
+        write(root, {f"{name}/1/model.onnx": data, f"{name}/config.pbtxt": config})
+    amd = """
+        platform = "onnx_onnxv1"
+        inputs = [{name = "x", datatype = "FP32", shape = [3]}]
+        outputs = [{name = "y", datatype = "FP32", shape = [3]}]
+    """
+    double = onnx_file([node("Add", "x x", "y")], {"x": (FLOAT, ("n", 3))}, {"y": (FLOAT, ("n", 3))})
+    write(root, {"amd/1/model.onnx": double, "amd/config.toml": amd})
+    chain = """
+        platform = "ensemble"
+        max_batch_size = 0
+        inputs = [{name = "x", datatype = "FP32", dims = [3]}]
+        outputs = [{name = "z", datatype = "FP32", dims = [3]}]
+        steps = [{model = "softmax"}, {model = "softmax", inputs = {x = "y"}, outputs = {y = "z"}}]
+    """
+    write(root, {"chain/1/nothing": "", "chain/config.toml": chain})
+    return root
+
+
+@pytest.fixture(scope="module")
+def server(repository: Path) -> Iterator[Served]:
+    with Served("--model-repository", repository, "--grpc-port", "0", "--allow-shared-memory") as served:
+        served.until_grpc().until_ready()
+        yield served
+
+
+def truth(repository: Path, name: str, given: Arrays) -> Arrays:
+    session = onnxruntime.InferenceSession(
+        str(repository / name / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    names = [each.name for each in session.get_outputs()]
+    return dict(zip(names, session.run(names, given), strict=True))
+
+
+def check(name: str, given: Arrays, found: Arrays, repository: Path) -> None:
+    expected = truth(repository, name, given)
+    assert {key: array.shape for key, array in found.items()} == {
+        key: np.shape(array) for key, array in expected.items()
+    }
+    for key, array in expected.items():
+        np.testing.assert_allclose(found[key], array, rtol=1e-6)
+
+
+def infer(server: Served, name: str, given: Arrays, *, binary: bool) -> Arrays:
+    """Ask with Triton's client over HTTP."""
+    inputs = [
+        triton.InferInput(key, list(array.shape), np_to_triton_dtype(array.dtype)) for key, array in given.items()
+    ]
+    for each, array in zip(inputs, given.values(), strict=True):
+        each.set_data_from_numpy(array, binary_data=binary)
+    with triton.InferenceServerClient(server.url.removeprefix("http://")) as client:
+        names = [each["name"] for each in client.get_model_metadata(name)["outputs"]]
+        outputs = [triton.InferRequestedOutput(each, binary_data=binary) for each in names]
+        result = client.infer(name, inputs, outputs=outputs)
+    return {key: result.as_numpy(key) for key in names}
+
+
+def infer_over_grpc(server: Served, requests: list[tuple[str, Arrays]], folder: Path) -> list[Any]:
+    """Ask all that with Triton's client over gRPC, in a process of its own: it can't be imported beside KServe's."""
+    source, target = folder / "requests", folder / "answers"
+    source.write_bytes(pickle.dumps(requests))
+    command = [sys.executable, "-W", "ignore", GRPC_CLIENT, server.grpc, source, target]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
+    assert run.returncode == 0, run.stderr
+    answers: list[Any] = pickle.loads(target.read_bytes())
+    return answers
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("binary", [False, True])
+def test_each_request_gets_what_onnxruntime_answers_to_it(
+    server: Served, repository: Path, name: str, binary: bool
+) -> None:
+    requests = CASES[name][2] * 3
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda given: infer(server, name, given, binary=binary), requests))
+    for given, found in zip(requests, answers, strict=True):
+        check(name, given, found, repository)
+
+
+def test_and_so_over_grpc(server: Served, repository: Path, tmp_path: Path) -> None:
+    requests = [(name, given) for name, case in CASES.items() for given in case[2]] * 3
+    for (name, given), found in zip(requests, infer_over_grpc(server, requests, tmp_path), strict=True):
+        check(name, given, found, repository)
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_metadata_and_the_configuration_say_so(client: httpx.Client, repository: Path, name: str) -> None:
+    session = onnxruntime.InferenceSession(
+        str(repository / name / "1" / "model.onnx"), providers=["CPUExecutionProvider"]
+    )
+    metadata, config = client.get(f"/v2/models/{name}").json(), client.get(f"/v2/models/{name}/config").json()
+    for key, ours, theirs in (
+        ("inputs", "input", session.get_inputs()),
+        ("outputs", "output", session.get_outputs()),
+    ):
+        shapes = [[length if isinstance(length, int) else -1 for length in each.shape] for each in theirs]
+        assert [each["shape"] for each in metadata[key]] == [each["dims"] for each in config[ours]] == shapes
+    assert config["max_batch_size"] == 0
+    assert config["parameters"]["unbatched"]["string_value"]
+
+
+def test_a_request_of_another_shape_is_refused_and_spoils_nobody(client: httpx.Client) -> None:
+    body = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 8, 8], "data": [0.0] * 64}]}
+    answer = client.post("/v2/models/image/infer", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"] == "tensor 'x': has shape [1, 8, 8], must be [3, 8, 8] (-1: any length)"
+
+
+@pytest.mark.parametrize("name", ["softmax", "image", "scalar", "repeat"])
+def test_the_native_endpoints_do_so_too(client: httpx.Client, repository: Path, name: str) -> None:
+    requests = CASES[name][2]
+    items = [{key: array.tolist() for key, array in given.items()} for given in requests]
+    single = [client.post(f"/infer/{name}", json=item).json() for item in items]
+    together = [each["output"] for each in client.post(f"/infer/{name}/batch", json=items).json()]
+    for given, alone, beside in zip(requests, single, together, strict=True):
+        for found in (alone, beside):
+            check(name, given, {key: np.array(value) for key, value in found.items()}, repository)
+
+
+@pytest.mark.parametrize("name", ["softmax", "image", "scalar"])
+def test_websockets_do_so_too(server: Served, repository: Path, name: str) -> None:
+    requests = {str(number): given for number, given in enumerate(CASES[name][2])}
+    with connect(server.url.replace("http", "ws") + "/v2/ws") as socket:
+        for number, given in requests.items():
+            inputs = [
+                {"name": key, "datatype": "FP32", "shape": list(array.shape), "data": array.ravel().tolist()}
+                for key, array in given.items()
+            ]
+            socket.send(json.dumps({"model_name": name, "id": number, "inputs": inputs}))
+        for _ in requests:
+            answer = json.loads(socket.recv())
+            found = {each["name"]: np.array(each["data"]).reshape(each["shape"]) for each in answer["outputs"]}
+            check(name, requests[answer["id"]], found, repository)
+
+
+def test_a_chain_of_them_does_not_batch_either(client: httpx.Client, repository: Path) -> None:
+    x = floats(3)
+    answer = client.post("/infer/chain", json={"x": x.tolist()}).json()
+    once = truth(repository, "softmax", {"x": x})["y"]
+    np.testing.assert_allclose(answer["z"], truth(repository, "softmax", {"x": once})["y"], rtol=1e-6)
+    assert client.get("/v2/models/chain/config").json()["max_batch_size"] == 0
+
+
+def test_a_raw_body_is_the_whole_tensor(client: httpx.Client, repository: Path) -> None:
+    x = floats(3, 8, 8)
+    answer = client.post(
+        "/v2/models/image/infer", content=x.tobytes(), headers={"inference-header-content-length": "0"}
+    )
+    assert answer.status_code == 200, answer.text
+    found = np.frombuffer(answer.content[int(answer.headers["inference-header-content-length"]) :], np.float32)
+    check("image", {"x": x}, {"y": found.reshape(1, 8, 8)}, repository)
+
+
+def test_shared_memory_holds_the_whole_tensor(server: Served, repository: Path) -> None:
+    x, key = floats(3, 8, 8), f"weir_test_{uuid4().hex}"
+    handle = shared_memory.create_shared_memory_region("image", key, 2048)
+    try:
+        shared_memory.set_shared_memory_region(handle, [x])
+        with triton.InferenceServerClient(server.url.removeprefix("http://")) as client:
+            client.register_system_shared_memory("image", key, 2048)
+            given, wanted = triton.InferInput("x", [3, 8, 8], "FP32"), triton.InferRequestedOutput("y")
+            given.set_shared_memory("image", 768)
+            wanted.set_shared_memory("image", 256, offset=1024)
+            client.infer("image", [given], outputs=[wanted])
+            client.unregister_system_shared_memory("image")
+        found = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 8, 8], offset=1024)
+        check("image", {"x": x}, {"y": found.copy()}, repository)
+    finally:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+def test_a_request_of_several_rows_is_refused_by_a_model_of_a_fixed_shape(server: Served, tmp_path: Path) -> None:
+    (said,) = infer_over_grpc(server, [("image", {"x": floats(6, 8, 8)})], tmp_path)
+    assert "has shape [6, 8, 8], must be [3, 8, 8]" in said
+
+
+def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Served, tmp_path: Path) -> None:
+    requests = [floats(3), floats(1, 3), floats(3), floats(5, 3), floats(3), floats(3)]
+    with ThreadPoolExecutor(6) as pool:
+        for binary in (False, True):
+            answers = list(pool.map(lambda x: infer(server, "amd", {"x": x}, binary=binary)["y"], requests * 4))  # noqa: B023
+            for given, found in zip(requests * 4, answers, strict=True):
+                np.testing.assert_array_equal(found, given + given)  # of the same shape too
+    over_grpc = infer_over_grpc(server, [("amd", {"x": x}) for x in requests], tmp_path)
+    for given, answer in zip(requests, over_grpc, strict=True):
+        np.testing.assert_array_equal(answer["y"], given + given)
+
+
+def test_the_native_endpoint_takes_what_a_model_declares(client: httpx.Client) -> None:
+    assert client.post("/infer/amd", json={"x": [[1, 2, 3]]}).json() == {"y": [[2.0, 4.0, 6.0]]}
+    assert client.get("/v2/models/amd").json()["inputs"][0]["shape"] == [-1, 3]
+    said = {"x": [1, 2, 3]}
+    assert client.post("/infer/amd", json=said).status_code == 400
