@@ -161,7 +161,7 @@ def infer_over_grpc(server: Served, requests: list[tuple[str, Arrays]], folder: 
     """Ask all that with Triton's client over gRPC, in a process of its own: it can't be imported beside KServe's."""
     source, target = folder / "requests", folder / "answers"
     source.write_bytes(pickle.dumps(requests))
-    command = [sys.executable, "-W", "ignore", GRPC_CLIENT, server.grpc, source, target]
+    command = [sys.executable, "-W", "ignore", str(GRPC_CLIENT), server.grpc, str(source), str(target)]
     run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=50)
     assert run.returncode == 0, run.stderr
     answers: list[Any] = pickle.loads(target.read_bytes())

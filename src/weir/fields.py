@@ -11,7 +11,7 @@ from os import PathLike
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-from weir.errors import SettingsError
+from weir.errors import SettingsError, brief
 
 Rule = tuple[Callable[[Any], bool], str]
 
@@ -19,6 +19,7 @@ POSITIVE: Rule = (lambda value: value > 0, "must be greater than 0")
 AT_LEAST_ZERO: Rule = (lambda value: value >= 0, "must be 0 or more")
 SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 AT_LEAST_ONE: Rule = (lambda value: value >= 1, "must be 1 or more")
+ROWS: Rule = (lambda value: 1 <= value < 1 << 31, "must be 1 or more, and at most 2147483647")
 
 
 def one_of(*values: Any) -> Rule:
@@ -43,6 +44,8 @@ def check(settings: Any) -> None:
     """
     for declared in fields(settings):
         rule, value = declared.metadata.get("rule"), getattr(settings, declared.name)
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise SettingsError(f"{declared.name}={brief(value)}: must be a number of at most 64 bits")
         if value is None:
             continue
         if not _fits(declared.type, value):

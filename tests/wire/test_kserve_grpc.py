@@ -185,3 +185,14 @@ def test_large_and_small_are_read_alike() -> None:
     assert len(body) > 8192 and list(map(bytes, parsed.raw)) == list(whole.raw_input_contents)
     del whole.raw_input_contents[:]
     assert parsed.message == whole
+
+
+def test_empty_contents_beside_raw_bytes_say_nothing() -> None:
+    raw = np.array([1, 2], np.int32).tobytes()
+    read = asked(inputs=[tensor(contents={})], raw_input_contents=[raw])
+    assert read.inputs[0].array.tolist() == [1, 2]
+    with pytest.raises(InvalidRequest, match="only one may be"):
+        asked(inputs=[tensor(contents={"int_contents": [1, 2]})], raw_input_contents=[raw])
+    with pytest.raises(InvalidRequest, match="has 0 elements in int_contents, its shape \\[2\\] takes 2"):
+        asked(inputs=[tensor(contents={})])
+    assert asked(inputs=[tensor(contents={}, shape=[0])]).inputs[0].array.tolist() == []

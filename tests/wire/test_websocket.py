@@ -43,6 +43,13 @@ def test_a_request_as_text() -> None:
     assert read.inputs[0].array.tolist() == [[1.5, 2.5]]
 
 
+def test_a_request_in_the_words_of_amds_client() -> None:
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1.5], "parameters": {}}]
+    read = read_request(json.dumps({"model": "simple", "id": "7", "inputs": inputs, "parameters": {}, "outputs": []}))
+    assert isinstance(read, InferenceRequest)
+    assert (read.model, read.version, read.id) == ("simple", "", "7")
+
+
 def test_a_request_as_binary() -> None:
     message = write_request(request(outputs=[AskedOutput("y", {"binary_data": True})], parameters={"priority": 1}))
     assert isinstance(message, bytes)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Any
 
-from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, SHARE, check, setting
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, ROWS, SHARE, check, setting
 
 
 @dataclass(frozen=True)
 class BatchingSettings:
     """How requests become batches. Durations are in seconds, sizes in rows."""
 
-    max_batch_size: int = setting(64, "largest batch, in rows; 1 switches batching off", rule=AT_LEAST_ONE)
+    max_batch_size: int = setting(64, "largest batch, in rows; 1 switches batching off", rule=ROWS)
     policy: Any = setting(
         "greedy",
         "when a batch is cut: greedy, size-or-delay:size=32,delay=5ms, full, control-limit:8, auto, FILE.npz, or module:Class",

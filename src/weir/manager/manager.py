@@ -244,6 +244,8 @@ class Manager:
         try:
             with self._states.during(name, versions, "LOADING"):
                 for model in models:
+                    self.registry.check_claim(name, model.routes)
+                for model in models:
                     services.append(await beside(partial(self._make, model, parameters, fresh=True)))
                 self.registry.join(services)
                 await self._load_steps(services)

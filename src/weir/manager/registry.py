@@ -160,16 +160,22 @@ class Registry:
 
     def claim(self, name: str, paths: str | Sequence[str]) -> None:
         """Let these paths lead to the model `name`, whenever it is there. Raises SettingsError; see the class."""
+        self._paths = self.check_claim(name, paths)
+
+    def check_claim(self, name: str, paths: str | Sequence[str]) -> dict[str, str]:
+        """Raise what `claim` would; return all paths as they would be then."""
+        found = dict(self._paths)
         for path in [paths] if isinstance(paths, str) else paths:
             check_route(path, self._reserved)
-            claimed = self._paths.setdefault(path, name)
+            claimed = found.setdefault(path, name)
             if claimed != name:
                 raise SettingsError(
                     f"route={path!r}: both {claimed!r} and {name!r} claim it; a path leads to one model"
                 )
-        for path in self._paths:
-            if path.removesuffix("/batch") in self._paths.keys() - {path}:
+        for path in found:
+            if path.removesuffix("/batch") in found.keys() - {path}:
                 raise SettingsError(f"route={path!r}: is where the route {path.removesuffix('/batch')!r} takes lists")
+        return found
 
     def reserve(self, segments: Iterable[str]) -> None:
         """Keep paths that begin with one of these segments for pages of the server. Raises SettingsError for a route that

@@ -1,5 +1,6 @@
 """How every model is: those that run, those that are being loaded or unloaded, and those that could be."""
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
@@ -7,6 +8,8 @@ from typing import NamedTuple
 from weir.manager.registry import Registry, version_order
 from weir.manager.service import Service
 from weir.manager.spec import Repository
+
+_PATH = re.compile(r"(?<![\w.~:/-])/(?:[^/\s'\":,;()]+/)+(?=[^/\s'\":,;()])")
 
 READY, UNAVAILABLE = "READY", "UNAVAILABLE"
 LOADING = ("loading", "not started")
@@ -61,7 +64,7 @@ class States:
         idle = {(name, ""): (UNAVAILABLE, "not loaded") for name in self._repository.names() if name not in known}
         every = {**idle, **failed, **noted, **states}
         keys = sorted(every, key=lambda key: (key[0], version_order(key[1])))
-        found = [ModelState(*key, *every[key]) for key in keys]
+        found = [ModelState(*key, state, without_paths(reason)) for key in keys for state, reason in [every[key]]]
         return [each for each in found if each.state == READY] if ready_only else found
 
     def _of(self, service: Service) -> tuple[str, str]:
@@ -74,3 +77,8 @@ class States:
 
     def _tell(self) -> None:
         self._registry.loading = {name for (name, _), state in self._under_way.items() if state == "LOADING"}
+
+
+def without_paths(text: str) -> str:
+    """Return `text` with the last name alone of every absolute path in it: anybody may ask for the index."""
+    return _PATH.sub("", text)

@@ -34,8 +34,10 @@ class Call(NamedTuple):
     version: str = "1.1"  # of HTTP
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object that the body is; {} if it is empty. Raises InvalidRequest."""
+        """Return the JSON object that the body is; {} if it is empty or null. Raises InvalidRequest."""
         said = parse(msgspec.json.decode, self.body, "an object") if self.body.strip() else {}
+        if said is None:
+            return {}
         if not isinstance(said, dict):
             raise InvalidRequest(f"body: must be an object as JSON, is {brief(said, 40)}")
         return said

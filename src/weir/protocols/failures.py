@@ -16,6 +16,11 @@ from weir.protocols.settings import HttpSettings
 
 _log = logging.getLogger("weir.http")
 
+# Where clients of the Open Inference Protocol may come by, who know errors as texts only: AMD's ask here over WebSockets, and
+# those that were given an address with a slash at its end, there.
+_AMD_WEBSOCKET = "/models/infer"
+_DOUBLED = "//v2"
+
 
 def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
     """Return Starlette's table of handlers."""
@@ -35,12 +40,19 @@ def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]
 def _router_error(request: Request, error: Exception) -> Response:
     """Answer what Starlette's router refuses: a path that is not there, a method that does not belong."""
     path = request.scope["path"]
+    allow = None
+    message = f"{path}: there is no such path; GET / lists those there are"
     if isinstance(error, HTTPException) and error.status_code == 405:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         where = "; GET / lists the paths that there are" if path == "/" else ""
         message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
+    if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
+        headers = [(b"content-type", b"application/json")]
+        headers += [] if allow is None else [(b"allow", ", ".join(allow).encode())]
+        return as_response(Answer(404 if allow is None else 405, headers, encode_safely({"error": message})))
+    if allow is not None:
         return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
-    return as_response(not_found(f"{path}: there is no such path; GET / lists those there are"))
+    return as_response(not_found(message))
 
 
 def not_found(message: str) -> Answer:

@@ -221,7 +221,7 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, fin
     count = count_of(name, datatype, shape)
     parameters = read_parameters(tensor.parameters) if tensor.parameters else {}
     found = find(name, parameters) if parameters else None
-    typed = tensor.HasField("contents")
+    typed = tensor.HasField("contents") and (bool(tensor.contents.ListFields()) or not (raw or found is not None))
     if typed and (raw or found is not None):
         raise InvalidRequest(f"tensor {name!r}: has contents, but {field} or shared memory too; only one may be")
     if typed:

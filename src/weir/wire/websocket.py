@@ -1,6 +1,6 @@
 """What WebSocket messages say: inference requests and responses of the Open Inference Protocol, answered by id.
 
-A text message is the JSON of the protocol; a request has `model_name` in it, and `model_version` where one is meant, since
+A text message is the JSON of the protocol; a request has `model_name` (or `model`) in it, and `model_version` where one is meant, since
 a connection has no path for each. A binary message is the binary tensor extension: the length of the JSON (4 bytes, most
 significant first), the JSON, and after it the raw bytes of tensors, in order.
 
@@ -49,6 +49,7 @@ class _Envelope(msgspec.Struct):
     """What tells messages apart."""
 
     model_name: str | None = None
+    model: str | None = None  # in the words of the AMD Inference Server's client
     model_version: str | None = None
     cancel: str | None = None
     error: str | None = None
@@ -68,12 +69,13 @@ def read_request(message: Message) -> InferenceRequest | Cancel:
     envelope: _Envelope = parse(_decode_envelope, header, "a message")
     if envelope.cancel is not None:
         return Cancel(envelope.cancel)
-    if not envelope.model_name:
+    model = envelope.model_name or envelope.model
+    if not model:
         raise InvalidRequest("message: has no 'model_name', and none to 'cancel' either")
     version = envelope.model_version or ""
     if length is None:
-        return kserve_json.read_request(header, envelope.model_name, version)
-    return kserve_binary.read_request(memoryview(message)[4:], length, envelope.model_name, version)  # type: ignore[arg-type]  # bytes, for it has a length
+        return kserve_json.read_request(header, model, version)
+    return kserve_binary.read_request(memoryview(message)[4:], length, model, version)  # type: ignore[arg-type]  # bytes, for it has a length
 
 
 def read_answer(message: Message) -> InferenceResponse | Failure:

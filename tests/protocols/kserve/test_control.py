@@ -81,6 +81,29 @@ def test_files_need_a_flag_of_their_own(client: httpx.Client) -> None:
     assert answer.status_code == 403 and "allow_model_files" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("body", [b"", b"null", b" null ", b"{}", b'{"parameters": null}', b'{"ready": null}'])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v2/repository/index", "/v2/repository/models/simple/unload", "/v2/repository/models/simple/load",
+        "/v2/workers/square/load", "/v2/systemsharedmemory/unregister",
+    ],
+)  # fmt: skip
+def test_a_body_that_is_optional_may_be_null(client: httpx.Client, path: str, body: bytes) -> None:
+    if path == "/v2/workers/square/load" and b":" in body:
+        return  # there each key is a parameter
+    answer = client.post(path, content=body)
+    assert answer.status_code == 200, answer.text
+    if path.endswith("/unload"):
+        client.post("/v2/repository/models/simple/load")
+
+
+def test_null_is_no_value_where_one_is_needed(client: httpx.Client) -> None:
+    answer = client.post("/v2/hardware", content=b"null")
+    assert (answer.status_code, answer.json()["error"]) == (400, "name: is missing, must be a text")
+    assert client.post("/v2/hardware", json={"name": "cpu", "num": None}).status_code == 200
+
+
 @pytest.mark.parametrize(
     "parameters", [{"file:1/model.py": 3}, {"file:1/model.py": "%"}, {"other": 1}, [], {"config": {}}]
 )

@@ -178,7 +178,7 @@ def test_who_leaves_is_forgotten(serve: Serve) -> None:
 def test_paths_that_belong_to_no_extension(serve: Serve) -> None:
     client = serve(vector()).client
     for method, path, code in (
-        ("GET", "/v2/", 404), ("GET", "/v2/x", 404), ("POST", "/v2/logging", 501), ("GET", "/v2/trace/setting", 501),
+        ("GET", "/v2/x", 404), ("GET", "/v2//", 404), ("POST", "/v2/logging", 501), ("GET", "/v2/trace/setting", 501),
         ("POST", "/v2", 405), ("POST", "/v2/cudasharedmemory/region/r/register", 501),
         ("POST", "/v2/repository/index", 501), ("POST", "/v2/workers/vector/load", 501),
     ):  # fmt: skip
@@ -217,3 +217,13 @@ def test_without_a_manager_models_do_not_change_and_the_rest_is_there() -> None:
             assert (answer.status_code, list(answer.json())) == (501, ["error"])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("path", "code"), [("//v2/models", 404), ("//v2", 404), ("/models/infer", 405)])
+def test_errors_are_texts_where_clients_of_the_protocol_may_come_by(client: httpx.Client, path: str, code: int) -> None:
+    answer = client.post(f"{client.base_url}".rstrip("/") + path)
+    assert (answer.status_code, type(answer.json()["error"])) == (code, str)
+
+
+def test_the_metadata_are_at_the_slash_too(client: httpx.Client) -> None:
+    assert client.get("/v2/").json() == client.get("/v2").json()

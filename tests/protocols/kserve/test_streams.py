@@ -53,6 +53,22 @@ def test_each_answer_is_a_response(streaming: httpx.Client) -> None:
     assert [event["outputs"][0]["data"] for _, event in events(response)] == [[1], [2]]
 
 
+def test_generate_gives_one_answer(streaming: httpx.Client, client: httpx.Client) -> None:
+    answer = client.post("/v2/models/vector/generate", json={"x": [3, 4], "id": "7"})
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.json() == {"model_name": "vector", "model_version": "", "id": "7", "sum": 7.0, "twice": [6.0, 8.0]}
+    refused = client.post("/v2/models/vector/generate", json={"y": [3, 4]})
+    assert (refused.status_code, list(refused.json())) == (400, ["error"])
+    assert client.post("/v2/models/nobody/generate", json={}).status_code == 404
+    assert client.get("/v2/models/vector/generate").status_code == 405
+    assert streaming.post("/v2/models/count/generate", json={"input": "1"}).json()["output"] == "1"
+    for count, what in (("3", "several answers"), ("0", "no answer")):
+        refused = streaming.post("/v2/models/count/generate", json={"input": count})
+        assert (refused.status_code, refused.json()["error"]) == (
+            501, f"model 'count' has given {what}, and this call has one: POST generate_stream",
+        )  # fmt: skip
+
+
 def test_generating_takes_and_gives_flat_objects(streaming: httpx.Client) -> None:
     response = streaming.post("/v2/models/prefixes/generate_stream", json={"x": [[1, 2], [3, 4]]})
     assert events(response) == [

@@ -1,5 +1,6 @@
 """A folder of models, as a Repository."""
 
+import re
 import shutil
 import weakref
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from weir.manager.repository.ensemble import ENSEMBLE
 from weir.manager.repository.paths import model_folder, upload_path
 from weir.manager.repository.platforms import guess
 from weir.manager.spec import ModelToServe, Reading
+
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 # Puts what holds for every model of the server around a model's own settings.
 Around = Callable[[Mapping[str, Any]], dict[str, Any]]
@@ -89,8 +92,9 @@ class Folder:
 
 
 def versions_in(folder: Path) -> list[str]:
-    """Return the versions in a model's folder, the lowest first: folders that are called by a number."""
-    names = [each.name for each in folder.iterdir() if each.name.isascii() and each.name.isdigit() and each.is_dir()]
+    """Return the versions in a model's folder, the lowest first: folders that are called by a number from 1 on, written without
+    zeros before it."""
+    names = [each.name for each in folder.iterdir() if _VERSION.fullmatch(each.name) and each.is_dir()]
     return sorted(names, key=version_order)
 
 

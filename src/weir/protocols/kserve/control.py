@@ -80,8 +80,10 @@ class Changes:
 
 
 def parameters_of(call: Call) -> dict[str, Any]:
-    """Return the object `parameters` of the body's document; {} if there is none. Raises InvalidRequest."""
-    parameters = call.document().get("parameters", {})
+    """Return the object `parameters` of the body's document; {} if there is none, or null. Raises InvalidRequest."""
+    parameters = call.document().get("parameters")
+    if parameters is None:
+        return {}
     if not isinstance(parameters, dict):
         raise InvalidRequest(f"parameters={brief(parameters)}: must be an object")
     return parameters

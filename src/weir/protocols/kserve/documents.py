@@ -21,13 +21,15 @@ def text_of(said: dict[str, Any], name: str) -> str:
 
 
 def count_of(said: dict[str, Any], name: str, default: int | None = None) -> int:
-    """Return the integer `name` of a document. Raises InvalidRequest."""
-    return default if default is not None and name not in said else _of_type(said, name, int, "an integer")
+    """Return the integer `name` of a document; `default` if it is not there, or null. Raises InvalidRequest."""
+    if default is not None and said.get(name) is None:
+        return default
+    return _of_type(said, name, int, "an integer")
 
 
 def flag_of(said: dict[str, Any], name: str) -> bool:
-    """Return the truth value `name` of a document; False if it is not there. Raises InvalidRequest."""
-    return _of_type(said, name, bool, "true or false") if name in said else False
+    """Return the truth value `name` of a document; False if it is not there, or null. Raises InvalidRequest."""
+    return False if said.get(name) is None else _of_type(said, name, bool, "true or false")
 
 
 def _of_type(said: dict[str, Any], name: str, kind: type[T], rule: str) -> T:

@@ -1,24 +1,32 @@
 """Inference, as one task for each request: what the fast lane does not take, and all of it under another ASGI server."""
 
 import asyncio
+from collections.abc import Coroutine
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive
 
-from weir.errors import WeirError
+from weir.errors import Unsupported, WeirError
 from weir.protocols.account import charge
 from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import disconnected
+from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
-from weir.protocols.inferring import infer, told
+from weir.protocols.inferring import infer, stream, told
 from weir.protocols.kserve.bodies import inflated, read_body
 from weir.protocols.kserve.heads import InferAsk, read_head
-from weir.protocols.kserve.replies import reply_to
+from weir.protocols.kserve.replies import JSON_TYPE, reply_to
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
 from weir.protocols.regions import Memory
 from weir.telemetry.tracecontext import CURRENT, Trace
+from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_json import REGION
+
+if TYPE_CHECKING:
+    from weir.manager.service import Service
 
 _LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
 
@@ -26,7 +34,7 @@ _MANY = 20_000  # elements whose writing would
 
 
 class Inference:
-    """The handler of POST /v2/models/{model}[/versions/{version}]/infer."""
+    """The handlers of POST /v2/models/{model}[/versions/{version}]/infer and generate."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -41,12 +49,33 @@ class Inference:
         request = self._read(ask, call.body, memory)
         trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
         CURRENT.set(trace)
-        response = await _answered(ask, request, call.receive, trace)
+        response = await _unless_left(infer(ask.service, request, door=DOOR, trace=trace), call.receive)
         if response is None:
             return None
         answer = await _written(request, response, memory)
         if ask.accept_coding and len(answer.body) > site.http.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
+        for observer in ask.service.observers:
+            observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
+        return answer
+
+    async def generate(self, call: Call) -> Answer | None:
+        """Answer a flat object (Triton's generate extension) with one; None if the client leaves."""
+        site, version = self._site, call.path.get("version")
+        path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
+        ask = read_head(site.registry, site.http, "POST", path, call.headers, streams=True)
+        assert ask is not None, "the path is one of inference: this is a bug"
+        try:
+            request = read_generate(call.body, inputs_of(ask.service), ask.service.name, ask.version)
+            charge(sum([each.array.nbytes for each in request.inputs]))
+        except WeirError as error:
+            raise told(ask.service, DOOR, error) from None
+        trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
+        CURRENT.set(trace)
+        response = await _unless_left(one_answer(ask.service, request, trace), call.receive)
+        if response is None:
+            return None
+        answer = Answer(200, [JSON_TYPE], write_generated(response))
         for observer in ask.service.observers:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
@@ -62,11 +91,23 @@ class Inference:
             raise told(ask.service, DOOR, error) from None
 
 
-async def _answered(
-    ask: InferAsk, request: InferenceRequest, receive: Receive, trace: Trace | None
-) -> InferenceResponse | None:
+async def one_answer(service: "Service", request: InferenceRequest, trace: Trace | None) -> InferenceResponse:
+    """Return the only answer to `request`, of a model that streams too. Raises Unsupported if it gives another number of them."""
+    answers: list[InferenceResponse] = []
+    async with aclosing(stream(service, request, door=DOOR, trace=trace)) as parts:
+        async for part in parts:
+            answers.append(part.response)
+            if len(answers) > 1:
+                break
+    if len(answers) != 1:
+        number = "several answers" if answers else "no answer"
+        raise Unsupported(f"model {service.label!r} has given {number}, and this call has one: POST generate_stream")
+    return answers[0]
+
+
+async def _unless_left(answer: Coroutine[Any, Any, InferenceResponse], receive: Receive) -> InferenceResponse | None:
     """Return the answer, or None, and nothing goes on, if the client leaves."""
-    answering = asyncio.ensure_future(infer(ask.service, request, door=DOOR, trace=trace))
+    answering = asyncio.ensure_future(answer)
     leaving = asyncio.ensure_future(disconnected(receive))
     try:
         await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)

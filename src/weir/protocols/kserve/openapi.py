@@ -65,7 +65,7 @@ _BODIES: dict[str, Schema] = {
     },
 }  # fmt: skip
 
-_INFERENCE = ("/infer", "/infer_stream", "/generate_stream")
+_INFERENCE = ("/infer", "/generate", "/infer_stream", "/generate_stream")
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -83,6 +83,7 @@ def kserve_paths(site: Site) -> dict[str, Any]:
         paths[f"{path}/infer"] = {"post": inference}
         paths[f"{path}/infer_stream"] = {"post": _streamed(inference, "infer", inference["requestBody"])}
         flat = {"required": True, "content": {JSON: {"schema": _generate(inputs_of(service))}}}
+        paths[f"{path}/generate"] = {"post": _generated(inference, flat, outputs_of(service))}
         paths[f"{path}/generate_stream"] = {"post": _streamed(inference, "generate", flat) | {"parameters": []}}
     return paths
 
@@ -166,6 +167,27 @@ def _streamed(inference: dict[str, Any], name: str, body: dict[str, Any]) -> dic
     }
 
 
+def _generated(inference: dict[str, Any], body: dict[str, Any], outputs: Sequence[Tensor]) -> dict[str, Any]:
+    """Return the operation that takes and gives flat objects, instead of the `inference` that does so with tensors."""
+    schema = {
+        "type": "object",
+        "required": ["model_name"],
+        "properties": {"model_name": {"type": "string"}, "model_version": {"type": "string"}, **_flat(outputs)},
+    }
+    answer = {"description": "The answer", "content": {JSON: {"schema": schema}}}
+    return inference | {
+        "operationId": inference["operationId"].removesuffix("infer") + "generate",
+        "summary": f"{inference['summary']} by name",
+        "parameters": [],
+        "requestBody": body,
+        "responses": inference["responses"] | {"200": answer},
+    }
+
+
+def _flat(tensors: Sequence[Tensor]) -> Schema:
+    return {tensor.name: {"description": f"{tensor.datatype}, shape {list(tensor.shape)}"} for tensor in tensors}
+
+
 def _generate(inputs: Sequence[Tensor]) -> Schema:
     return {
         "type": "object",
@@ -173,7 +195,7 @@ def _generate(inputs: Sequence[Tensor]) -> Schema:
         "properties": {
             "id": {"type": "string"},
             "parameters": _PARAMETERS,
-            **{tensor.name: {"description": f"{tensor.datatype}, shape {list(tensor.shape)}"} for tensor in inputs},
+            **_flat(inputs),
         },
     }
 

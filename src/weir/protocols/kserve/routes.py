@@ -56,7 +56,8 @@ class Kserve:
 
 def handlers(site: Site) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
-    return every(site) | {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
+    refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
+    return every(site) | {("GET", "/"): Pages(site).server} | refused
 
 
 def offered(site: Site) -> dict[tuple[str, str], Handler]:
@@ -80,6 +81,7 @@ def every(site: Site) -> dict[tuple[str, str], Handler]:
         ("GET", "/models/{model}/config"): pages.config,
         ("GET", "/models/{model}/stats"): pages.statistics,
         ("POST", "/models/{model}/infer"): infer,
+        ("POST", "/models/{model}/generate"): infer.generate,
         ("POST", "/models/{model}/infer_stream"): streams.infer,
         ("POST", "/models/{model}/generate_stream"): streams.generate,
         ("POST", "/repository/index"): changes.index,
