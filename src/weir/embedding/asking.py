@@ -10,6 +10,7 @@ from weir.embedding.jsons import read_json
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.wire.surrogates import without_nul, words_without_nul
+from weir.wire.values import uncollected
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
@@ -68,7 +69,8 @@ _WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 
 def _unpacked(body: bytes) -> Any:
     try:
-        return msgspec.msgpack.decode(body)
+        with uncollected(len(body)):
+            return msgspec.msgpack.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 

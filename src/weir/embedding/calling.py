@@ -16,6 +16,7 @@ from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
 from weir.protocols.native import Wishes
+from weir.protocols.offloading import off_loop
 from weir.protocols.settings import HttpSettings
 
 CLIENT_ID = b"x-client-id"
@@ -23,7 +24,6 @@ TRUNCATED = b"x-weir-truncated"
 _LONGEST_CLIENT_ID = 128
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
 _LARGEST = 1_000_000  # numbers that are about 20 MB as text
-_LONG_BODY = 262_144  # bytes whose reading would
 
 T = TypeVar("T")
 
@@ -230,7 +230,7 @@ def check_text(text: Any, where: str) -> str:
 
 async def read(body: bytes, reader: Callable[[], T]) -> T:
     """Return what `reader` makes of `body`; of a large one in a thread."""
-    return await asyncio.to_thread(reader) if len(body) > _LONG_BODY else reader()
+    return await off_loop(len(body), reader)
 
 
 def truncated_places(encoded: Encoded) -> list[int]:

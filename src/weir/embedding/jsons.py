@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest
 from weir.wire.surrogates import find_half, without_halves
+from weir.wire.values import uncollected
 
 
 def read_json(body: bytes, *, clean: str = "") -> Any:
@@ -18,7 +19,8 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
     Raises InvalidRequest saying what is wrong; its details name the field (`param`) if it is one's.
     """
     try:
-        return msgspec.json.decode(body)
+        with uncollected(len(body)):
+            return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         half = find_half(body)
         if half is None:

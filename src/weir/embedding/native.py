@@ -9,7 +9,7 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope
 
-from weir.embedding.calling import TRUNCATED, Caller, Site, read, unless_left
+from weir.embedding.calling import TRUNCATED, Caller, Site, unless_left
 from weir.embedding.items import Item, Wish, read_items
 from weir.embedding.jsons import as_json
 from weir.embedding.texts import Encoded, Encodes, Text
@@ -18,8 +18,10 @@ from weir.messages import JSON, OCTETS, Dispatch
 from weir.protocols.answers import Answer, batch_body, error_answer, explain_headers
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask
+from weir.protocols.offloading import off_loop
 
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
+_ITEM_BYTES = 8  # as which a byte of items counts that are looked into one by one
 _AT_ONCE = 64  # wishes of one request that are under way; each is a request of its own to the encoder
 
 
@@ -63,7 +65,7 @@ class NativeTexts:
 
     async def _items(self, ask: Ask, body: bytes) -> list[Item | WeirError]:
         try:
-            items = await read(body, partial(read_items, ask, body, self._site, self._encoder))
+            items = await off_loop(_ITEM_BYTES * len(body), partial(read_items, ask, body, self._site, self._encoder))
         except WeirError as error:
             raise told(ask.service, DOOR, error) from None
         for item in items:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from weir.errors import InvalidRequest, ModelError, Unsupported, WeirError, brief
+from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
 from weir.manager.delivery import is_block
 from weir.manager.service import LONGEST_TIMEOUT
 from weir.messages import JSON, Kind
@@ -88,7 +88,11 @@ def works_of(service: "Service", request: InferenceRequest) -> list[Work]:
     if is_tensor_model(service.model):
         add_batch(request, service.model.inputs)
         return [tensor_work(service, bind(request.inputs, service.model.inputs))]
-    items = _documents(service, bind(request.inputs, ITEM_INPUTS)["input"].tolist())
+    array = bind(request.inputs, ITEM_INPUTS)["input"]
+    most = service.batching.max_queue_size
+    if len(array) > most:  # before they are looked at one by one
+        raise TooLarge(f"body of {len(array)} rows: must have at most {most} (max_queue_size)")
+    items = _documents(service, array.tolist())
     if not service.needs_measure:
         count = len(items)
         return [as_work(service, items, Kind.ITEMS, count, float(count), None, content_type=JSON, accept=JSON)]

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,7 +17,8 @@ from weir.protocols.bodies import Body, disconnected, has_large_body, unpacked
 from weir.protocols.events import EventStream
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
-from weir.protocols.payloads import Work, empty_body, read_work
+from weir.protocols.offloading import off_loop
+from weir.protocols.payloads import Work, bytes_to_read, empty_body, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -111,7 +113,8 @@ class Inference:
     async def _read(self, ask: Ask, body: bytes) -> list[Work | WeirError] | Answer:
         """Return the work in `body`, or the answer that refuses it."""
         try:
-            works = read_work(ask, await self._inflated(ask, body))
+            plain = await self._inflated(ask, body)
+            works = await off_loop(bytes_to_read(ask, plain), partial(read_work, ask, plain))
             charge(sum([arrays_size(work.payload) for work in works if isinstance(work, Work)]))
             return works
         except WeirError as error:

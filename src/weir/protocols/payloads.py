@@ -58,6 +58,17 @@ def read_work(ask: Ask, body: bytes) -> list[Work | WeirError]:
     return works
 
 
+# An item of a list that is looked into takes as long as so many bytes.
+_ITEM_BYTES = 8
+
+
+def bytes_to_read(ask: Ask, body: bytes) -> int:
+    """Return about how many bytes `read_work` has to read of `body`; those of lists whose items are looked into count more."""
+    if ask.plain:
+        return 0
+    return len(body) * (_ITEM_BYTES if ask.batch and reads_items(ask) else 1)
+
+
 def reads_items(ask: Ask) -> bool:
     """Tell whether the items of a list are looked into one by one, each then a request of its own."""
     return ask.service.needs_measure or is_tensor_model(ask.service.model)

@@ -9,6 +9,7 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, brief
@@ -49,6 +50,9 @@ class Regions:
         self._max_read = max_read
         self._folder = folder
         self._regions: dict[str, Region] = {}
+        self._lock = (
+            Lock()
+        )  # a region is not closed while a thread reads from it: its descriptor would be another file's
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open the region: `byte_size` bytes from `offset` on of the shared memory object `key`."""
@@ -73,10 +77,11 @@ class Regions:
     def unregister(self, name: str = "") -> None:
         """Close the region of this name, if there is one; without a name, all."""
         self._check_allowed()
-        for each in [name] if name else list(self._regions):
-            region = self._regions.pop(each, None)
-            if region is not None:
-                os.close(region.fd)
+        with self._lock:
+            for each in [name] if name else list(self._regions):
+                region = self._regions.pop(each, None)
+                if region is not None:
+                    os.close(region.fd)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return what there is: the region of this name, or without a name all."""
@@ -86,20 +91,21 @@ class Regions:
 
     def read(self, name: str, offset: int, byte_size: int) -> bytearray:
         """Return a copy of `byte_size` bytes of a region, from `offset` on."""
-        region = self._within(name, offset, byte_size)
-        if byte_size > self._max_read:
-            raise TooLarge(
-                f"shared memory region {name!r}: {byte_size} bytes for a tensor: must be at most {self._max_read} "
-                "(max_body_size)"
-            )
-        data = bytearray(byte_size)
-        view, at = memoryview(data), 0
-        while at < byte_size:
-            count = os.preadv(region.fd, [view[at:]], region.offset + offset + at)
-            if not count:
-                raise InvalidRequest(f"shared memory region {name!r}: its client has made {region.key!r} shorter")
-            at += count
-        return data
+        with self._lock:
+            region = self._within(name, offset, byte_size)
+            if byte_size > self._max_read:
+                raise TooLarge(
+                    f"shared memory region {name!r}: {byte_size} bytes for a tensor: must be at most {self._max_read} "
+                    "(max_body_size)"
+                )
+            data = bytearray(byte_size)
+            view, at = memoryview(data), 0
+            while at < byte_size:
+                count = os.preadv(region.fd, [view[at:]], region.offset + offset + at)
+                if not count:
+                    raise InvalidRequest(f"shared memory region {name!r}: its client has made {region.key!r} shorter")
+                at += count
+            return data
 
     def write(self, name: str, offset: int, room: int, data: bytes | memoryview) -> None:
         """Write `data` into a region, from `offset` on, where a client has left `room` bytes for it."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -10,6 +11,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from weir.errors import Cancelled, CapacityError, Conflict, WeirError, bounded, brief
 from weir.protocols import inferring
 from weir.protocols.account import Account
+from weir.protocols.offloading import off_loop
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
@@ -121,7 +123,7 @@ class Session:
     async def _take(self, message: Message) -> None:
         """Begin what a message asks for, or say what is wrong with it."""
         try:
-            asked = read_request(message)
+            asked = await off_loop(len(message), partial(read_request, message))
             if isinstance(asked, Cancel):
                 self._withdraw(asked.id)
                 return
@@ -130,7 +132,7 @@ class Session:
             size = len(message) + sum([each.array.nbytes for each in asked.inputs])
             self._claim.take(size)
         except WeirError as error:
-            await self._send_failure(id_of(message), error)
+            await self._send_failure(await off_loop(len(message), partial(id_of, message)), error)
             return
         task = asyncio.ensure_future(self._answer(asked, len(message)))
         self._under_way[asked.id] = task

@@ -14,7 +14,7 @@ import numpy
 
 from weir.errors import InvalidRequest
 from weir.wire.tensors import DTYPES
-from weir.wire.values import UNREADABLE
+from weir.wire.values import UNREADABLE, uncollected
 
 # The least number that rounds to an infinity, for each float: numbers must be nearer to 0.
 _TOO_LARGE = {"FP32": 3.4028235677973366e38}
@@ -62,7 +62,8 @@ def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, da
 
 def _decoded(name: str, data: Any) -> Any:
     try:
-        return _ANY.decode(data)
+        with uncollected(len(bytes(data))):
+            return _ANY.decode(data)
     except UNREADABLE as error:  # nested too deeply, or a number beyond all floats
         raise InvalidRequest(f"tensor {name!r}: data cannot be read ({error})") from None
 

@@ -4,20 +4,20 @@ Tensors travel raw (the bytes that kserve_binary.py knows) or typed (lists of nu
 message. Raw bytes of large messages are not copied: arrays are views into the body.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, brief
 from weir.wire.inference import ERROR_NAME, AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_binary import raw_bytes
-from weir.wire.kserve_json import REGION, Find, item_bytes, nowhere, read_raw, refuse_duplicates
+from weir.wire.kserve_json import REGION, Find, item_bytes, nowhere, read_raw, refuse_duplicates, refuse_too_many
 from weir.wire.kserve_typed import has_typed_form, read_typed, write_typed
 from weir.wire.protobuf import message
-from weir.wire.shapes import element_count
+from weir.wire.shapes import MAX_DIMENSIONS, element_count
 from weir.wire.tensors import DTYPES
 from weir.wire.varints import read_varint, write_varint
 
@@ -36,6 +36,10 @@ _INFER_RESPONSE = 2  # of ModelStreamInferResponse
 _SCAN_ABOVE = 8192  # bytes
 # What is longer is not worth remembering: strangers choose it.
 _SHORT = 256
+# Parameters of one request or tensor; fields of a message that are looked at one by one. Each costs a microsecond, however few bytes
+# it has.
+MAX_PARAMETERS = 4096
+_MAX_FIELDS = 4096
 
 # Wire types.
 _VARINT = 0
@@ -56,6 +60,17 @@ def parse_request(body: bytes) -> Parsed:
     return _parse(ModelInferRequest, body, RAW_INPUTS)
 
 
+def bytes_to_read(body: bytes) -> int:
+    """Return about how many bytes of a ModelInferRequest must be read one by one: not those of raw tensors, unless they are BYTES."""
+    if len(body) < _SCAN_ABOVE:
+        return len(body)
+    try:
+        rest, _ = _split(memoryview(body), _NUMBERS[RAW_INPUTS])
+    except (IndexError, ValueError):
+        return len(body)
+    return len(body) if b"BYTES" in rest else len(rest)
+
+
 def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceRequest:
     """Return the request.
 
@@ -63,6 +78,7 @@ def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceReques
     the tensors are the model's is not looked at (see inference.bind).
     """
     read = parsed.message
+    refuse_too_many("output", len(read.outputs))
     asked = [AskedOutput(each.name, read_parameters(each.parameters)) for each in read.outputs]
     if asked:
         refuse_duplicates("output", [each.name for each in asked])
@@ -175,7 +191,9 @@ def read_stream_response(body: bytes) -> tuple[str, InferenceResponse]:
 
 
 def read_parameters(parameters: Any) -> Parameters:
-    """Return a map of InferParameter as a dict. InvalidRequest for one without a value."""
+    """Return a map of InferParameter as a dict. InvalidRequest for one without a value, or for too many."""
+    if len(parameters) > MAX_PARAMETERS:
+        raise InvalidRequest(f"parameters: {len(parameters)} of them, there may be {MAX_PARAMETERS}")
     read: Parameters = {}
     for name, parameter in parameters.items():
         choice = parameter.WhichOneof("parameter_choice")
@@ -206,17 +224,38 @@ def _add(tensors: Any, tensor: TensorValue) -> Any:
 
 
 def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[TensorValue]:
+    refuse_too_many("tensor", len(tensors))
     refuse_duplicates("tensor", [tensor.name for tensor in tensors])
-    rest = iter(raw)
+    rest = _Rest(raw)
     values = [_value(tensor, raw, rest, field, find) for tensor in tensors]
-    left = sum(1 for _ in rest)
+    left = len(raw) - rest.taken
     if left:
         raise InvalidRequest(f"{field}: has {len(raw)} elements, {left} more than there are tensors to be sent so")
     return values
 
 
-def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, find: Find) -> TensorValue:
-    name, datatype, shape = tensor.name, tensor.datatype, tuple(tensor.shape)
+class _Rest:
+    """Raw tensors, handed out one after the other."""
+
+    def __init__(self, raw: Sequence[Raw]) -> None:
+        self._raw = raw
+        self.taken = 0
+
+    def next(self) -> Raw | None:
+        """Return the next; None if there is none."""
+        if self.taken == len(self._raw):
+            return None
+        self.taken += 1
+        return self._raw[self.taken - 1]
+
+
+def _value(tensor: Any, raw: Sequence[Raw], rest: _Rest, field: str, find: Find) -> TensorValue:
+    name, datatype = tensor.name, tensor.datatype
+    if len(tensor.shape) > MAX_DIMENSIONS:
+        raise InvalidRequest(
+            f"tensor {brief(name)}: has {len(tensor.shape)} dimensions, must have at most {MAX_DIMENSIONS}"
+        )
+    shape = tuple(tensor.shape)
     count_of = _count if len(name) + len(datatype) + len(shape) <= _SHORT else _count.__wrapped__
     count = count_of(name, datatype, shape)
     parameters = read_parameters(tensor.parameters) if tensor.parameters else {}
@@ -227,7 +266,9 @@ def _value(tensor: Any, raw: Sequence[Raw], rest: Iterator[Raw], field: str, fin
     if typed:
         array = read_typed(name, datatype, shape, count, tensor.contents)
     else:
-        data = next(rest, None if count else b"") if found is None else found
+        data = rest.next() if found is None else found
+        if data is None and not count:
+            data = b""
         if data is None:
             raise InvalidRequest(f"tensor {name!r}: has no data, neither contents nor an element of {field}")
         array = read_raw(name, datatype, shape, count, memoryview(data))
@@ -242,14 +283,15 @@ def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
     return element_count(name, shape, item_bytes(datatype))
 
 
-class _Grouped(ValueError):
-    """There is a group, of which nobody knows the length; protobuf reads, and passes over, those that it does not know."""
+class _Unsplit(ValueError):
+    """There is a group, of which nobody knows the length, or there are too many fields to look at: protobuf reads, or passes over,
+    what they are."""
 
 
 def _parse(kind: Any, body: bytes, field: str) -> Parsed:
     try:
         if len(body) >= _SCAN_ABOVE:
-            with suppress(_Grouped):
+            with suppress(_Unsplit):
                 rest, raw = _split(memoryview(body), _NUMBERS[field])
                 return Parsed(kind.FromString(rest), raw)
         parsed = kind.FromString(body)
@@ -264,6 +306,8 @@ def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
     raw: list[memoryview] = []
     start = 0
     while start < len(body):
+        if len(rest) + len(raw) == _MAX_FIELDS:
+            raise _Unsplit
         number, kind, content, end = _field(body, start)
         if end > len(body):
             raise ValueError(f"field {number} is cut off")
@@ -285,7 +329,7 @@ def _field(body: memoryview, start: int) -> tuple[int, int, int, int]:
     if kind == _VARINT:
         return number, kind, content, read_varint(body, content)[1]
     if kind in _GROUP:
-        raise _Grouped
+        raise _Unsplit
     if kind not in _FIXED:
         raise ValueError(f"field {number} has wire type {kind}")
     return number, kind, content, content + _FIXED[kind]

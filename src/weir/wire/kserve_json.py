@@ -17,7 +17,7 @@ from weir.wire.nonfinite import find_nonfinite
 from weir.wire.shapes import element_count
 from weir.wire.surrogates import find_half
 from weir.wire.tensors import DTYPES
-from weir.wire.values import UNREADABLE
+from weir.wire.values import UNREADABLE, uncollected
 
 Body = bytes | bytearray | memoryview
 # What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they say of none.
@@ -138,7 +138,8 @@ def write_response(response: InferenceResponse) -> bytes:
 def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
     """Return what `decode` makes of `body`; InvalidRequest whatever is wrong with it."""
     try:
-        return decode(body)
+        with uncollected(len(body)):
+            return decode(body)
     except RecursionError:
         raise InvalidRequest(f"body: must be {what} as JSON, nested less deeply") from None
     except UNREADABLE as error:
@@ -183,8 +184,19 @@ def tensors_of(tensors: list[ReadTensor], find: Find) -> list[TensorValue]:
     return [_value_of(tensor, find) for tensor in tensors]
 
 
+# Tensors, or outputs asked for, of one request: each costs microseconds, however few bytes it has.
+MAX_TENSORS = 4096
+
+
+def refuse_too_many(what: str, count: int) -> None:
+    """Raise InvalidRequest for more tensors, or outputs asked for, than a request may have."""
+    if count > MAX_TENSORS:
+        raise InvalidRequest(f"{what}s: {count} of them, a request may have {MAX_TENSORS}")
+
+
 def refuse_duplicates(what: str, names: list[str]) -> None:
-    """Raise InvalidRequest if a name is there twice."""
+    """Raise InvalidRequest if there are too many names, or if one is there twice."""
+    refuse_too_many(what, len(names))
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.errors import InvalidRequest
-from weir.messages import JSON
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_json import encode, parse
-from weir.wire.values import DECODE, UNREADABLE
+from weir.wire.values import UNREADABLE
 
 # In the parameters of every response: whether it is the last one to its request.
 FINAL = "triton_final_response"
@@ -55,6 +54,13 @@ class _Envelope(msgspec.Struct):
     error: str | None = None
 
 
+class _Identified(msgspec.Struct):
+    """What a message is called, whatever else there is in it."""
+
+    id: Any = None
+
+
+_decode_id = msgspec.json.Decoder(_Identified).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _decode_failure = msgspec.json.Decoder(Failure).decode
 _dumps = msgspec.json.encode
@@ -117,10 +123,9 @@ def write_failure(failure: Failure) -> str:
 def id_of(message: Message) -> str:
     """Return the id in a message that cannot be read; "" if none can be found in it."""
     try:
-        said: Any = DECODE[JSON](_header(message)[0])
+        found: Any = _decode_id(_header(message)[0]).id
     except (InvalidRequest, *UNREADABLE):
         return ""
-    found = said.get("id") if isinstance(said, dict) else None
     return found[:_LONGEST_ID] if isinstance(found, str) else ""
 
 

@@ -300,9 +300,11 @@ def test_items_of_different_size_are_measured() -> None:
         async with site(executor, model=Words) as here:
             transport = here.connect()
             for item, rows in ((b'"a b c"', 3), (b'"' + b"x " * 20_000 + b'"', 20_000)):
+                transport.written.clear()
                 transport.receive(post(item))
                 await settled()
                 if rows > here.service.batching.max_queue_size:
+                    await transport.written.wait()  # a long body is read in a thread
                     break
                 assert here.observer.dispatches[-1].rows == rows
                 executor.answer_next(always(b"9"))

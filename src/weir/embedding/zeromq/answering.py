@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
@@ -25,6 +26,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.protocols.control import Control
+from weir.protocols.offloading import off_loop
 from weir.protocols.status import http_code
 from weir.wire import zeromq
 from weir.wire.zeromq import Ask, Said, Wishes
@@ -33,7 +35,6 @@ from weir.wire.zmtp import Received
 DOOR = "zeromq"
 CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
 _NUMBER = 4  # bytes
-_LONG_PAYLOAD = 262_144  # bytes whose reading would keep the event loop for more than about a millisecond
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full line again
 
 
@@ -139,8 +140,7 @@ class Answering:
                 f"model {wishes.model!r}: there is none of that name; there are {', '.join(means.served)}"
             )
         self._check_answer(ask.size, _NUMBER * ask.size * means.served[name].dimensions)
-        long = len(ask.payload) > _LONG_PAYLOAD
-        return await asyncio.to_thread(zeromq.read_texts, ask) if long else zeromq.read_texts(ask)
+        return await off_loop(len(ask.payload), partial(zeromq.read_texts, ask))
 
     async def _encode(self, ask: Ask, wishes: Wishes, texts: Sequence[Text]) -> Encoded:
         means, model = self._means, self._means.served[_model(self._means.served, wishes)]

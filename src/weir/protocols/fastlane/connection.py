@@ -10,6 +10,7 @@ a connection that was handed over does not come back.
 """
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weir.errors import Overloaded, TooLarge, WeirError
@@ -25,7 +26,7 @@ from weir.workers.executor import Block
 if TYPE_CHECKING:
     from weir.manager.service import Service
     from weir.protocols.fastlane.lane import Lane
-    from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.plan import HotRequest, Plan
 
 _log = logging.getLogger("weir.http")
 
@@ -288,8 +289,12 @@ class Connection(Link):
     def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
         self._request = request = plan.manner.request(self, plan, payload)
         self.phase = BUSY
+        self.attempt(request, plan, request.begin)
+
+    def attempt(self, request: "HotRequest", plan: "Plan", step: Callable[[], None]) -> None:
+        """Take a step of the request in flight; what it raises is the request's end."""
         try:
-            request.begin()
+            step()
         except WeirError as error:
             discard(request.payload)
             request.fail(error)

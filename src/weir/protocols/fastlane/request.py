@@ -1,19 +1,24 @@
 """The request that the batcher knows; its end is written on the connection at once, by no task and through no future."""
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weir.errors import WeirError
+from weir.manager.delivery import discard
 from weir.messages import Dispatch, Kind, RequestBase
 from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body, trace_headers
 from weir.protocols.fastlane.plan import HotAsk, Plan
 from weir.protocols.native import DOOR
-from weir.protocols.payloads import read_item
+from weir.protocols.offloading import LONG_BODY, read_later
+from weir.protocols.payloads import Work, read_item
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
 
 _ITEM = Kind.ITEM
+Step = Callable[[], None]
 
 _LONG_WORK = 256 << 10  # bytes to be compressed that would keep the event loop too long
 
@@ -21,7 +26,7 @@ _LONG_WORK = 256 << 10  # bytes to be compressed that would keep the event loop 
 class HttpRequest(RequestBase):
     """One request of `connection`."""
 
-    __slots__ = ("ask", "connection", "plan")
+    __slots__ = ("ask", "connection", "plan", "reading")
 
     ask: Any  # as its manner knows it
 
@@ -49,34 +54,72 @@ class HttpRequest(RequestBase):
         self.connection = connection
         self.plan = plan
         self.ask = ask
+        self.reading = False  # in a thread
 
     def begin(self) -> None:
-        """Put it into the line. Raises the WeirError that refuses it."""
-        ask = self.ask
-        if not ask.plain:
-            self._measured()
+        """Put it into the line, once its body has been read if that must be. Raises the WeirError that refuses it."""
+        if self.ask.plain:
+            self._submit()
+        elif (size := self.bytes_to_read()) <= LONG_BODY:
+            self._take(self._read())
+        else:
+            self.reading = True
+            read_later(size, self.reader(), self._has_read)
+
+    def _submit(self) -> None:
         try:
-            ask.service.submit(self, self.arrival)
+            self.ask.service.submit(self, self.arrival)
         except WeirError:
             raise
         except Exception:
             self.settled = True  # it may stand in the line
             raise
 
-    def _measured(self) -> None:
+    def _read(self) -> Step | Exception:
         try:
-            self.measure()
+            return self.reader()()
+        except WeirError as error:
+            return error
+
+    def _has_read(self, found: Step | Exception) -> None:
+        if self.reading:
+            self.reading = False
+            self.connection.attempt(self, self.plan, partial(self._take, found))
+        else:  # the caller has left meanwhile
+            discard(self.payload)
+
+    def _take(self, found: Step | Exception) -> None:
+        """Go on with what was found in the body. Raises it if it is an error."""
+        try:
+            if isinstance(found, Exception):
+                raise found
+            found()
         except WeirError as error:  # which no service has heard of
             self.connection.lane.refused(self.ask.service, error)
             raise
+        self._submit()
 
     def leave(self) -> None:
         """Withdraw it from the line."""
-        self.ask.service.cancel(self)
+        if self.reading:
+            self.reading = False
+            self.settled = True
+        else:
+            self.ask.service.cancel(self)
 
-    def measure(self) -> None:
-        """Find out how large the item is. Raises InvalidRequest or TooLarge for one that cannot be taken."""
-        work = read_item(self.ask, self.payload)
+    def bytes_to_read(self) -> int:
+        """Return how many bytes `reader` will look at."""
+        return len(self.payload)
+
+    def reader(self) -> Callable[[], Step]:
+        """Return what finds out how large the item is, in a thread if the body is long. It changes nothing, but returns the step that
+        does, on the event loop. Both raise the WeirErrors that refuse the body."""
+        return self._read_item
+
+    def _read_item(self) -> Step:
+        return partial(self._take_size, read_item(self.ask, self.payload))
+
+    def _take_size(self, work: Work) -> None:
         self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:

@@ -1,5 +1,6 @@
 """One request and its answer, as the messages of gRPC have them."""
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weir.errors import WeirError
@@ -7,14 +8,36 @@ from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import DOOR, headers_of
 from weir.protocols.inferring import find, told
 from weir.protocols.kserve.site import Site
+from weir.protocols.offloading import off_loop
 from weir.protocols.regions import Memory
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
-from weir.wire.kserve_grpc import Parsed, is_typed, read_request, write_response
+from weir.wire.kserve_grpc import Parsed, bytes_to_read, is_typed, parse_request, read_request, write_response
 from weir.wire.kserve_json import REGION
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
+
+
+Read = tuple[Parsed, InferenceRequest | WeirError]
+
+
+def read(site: Site, call: Call, body: bytes) -> Read:
+    """Return the message in `body`, and the request that it is or what is wrong with it. Raises InvalidRequest if it is no message."""
+    parsed = parse_request(body)
+
+    def find_in_memory(name: str, parameters: Parameters) -> memoryview | None:
+        return site.memory(call.peer, headers_of(call)).find(name, parameters) if REGION in parameters else None
+
+    try:
+        return parsed, read_request(parsed, find=find_in_memory)
+    except WeirError as error:
+        return parsed, error
+
+
+async def read_long(site: Site, call: Call, body: bytes) -> Read:
+    """Return the same; what takes long is read in a thread."""
+    return await off_loop(bytes_to_read(body), partial(read, site, call, body))
 
 
 class Exchange:
@@ -22,17 +45,16 @@ class Exchange:
 
     __slots__ = ("_parsed", "_site", "call", "request", "service")
 
-    def __init__(self, site: Site, parsed: Parsed, call: Call) -> None:
-        """Read the request. Raises RequestErrors; the observers of its service hear of one that is malformed."""
-        self._site = site
+    def __init__(self, site: Site, call: Call, parsed: Parsed, read: InferenceRequest | WeirError) -> None:
+        """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
         self.call = call
+        self._site = site
         self._parsed = parsed
         asked = parsed.message
         self.service: Service = find(site.registry, asked.model_name, asked.model_version)
-        try:
-            self.request: InferenceRequest = read_request(self._parsed, find=self._find)
-        except WeirError as error:
-            raise told(self.service, DOOR, error) from None
+        if isinstance(read, WeirError):
+            raise told(self.service, DOOR, read) from None
+        self.request = read
 
     def trace(self) -> Trace | None:
         """Return the trace of the request, within that of its caller; None if nobody traces."""
@@ -54,9 +76,6 @@ class Exchange:
         """Tell the observers."""
         for observer in self.service.observers:
             observer.transferred(self.service.label, DOOR, received_bytes, sent_bytes)
-
-    def _find(self, name: str, parameters: Parameters) -> memoryview | None:
-        return self._memory.find(name, parameters) if REGION in parameters else None
 
     @property
     def _memory(self) -> Memory:

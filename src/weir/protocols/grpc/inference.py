@@ -9,12 +9,13 @@ from weir.protocols.contents import response_of
 from weir.protocols.grpc.call import Call, Trailers
 from weir.protocols.grpc.calls import DOOR, in_task, refuse
 from weir.protocols.grpc.core import Handler
-from weir.protocols.grpc.exchange import Exchange
+from weir.protocols.grpc.exchange import Exchange, read, read_long
 from weir.protocols.inferring import infer, works_for_one_answer
 from weir.protocols.kserve.site import Site
+from weir.protocols.offloading import LONG_BODY
 from weir.protocols.payloads import Work
 from weir.telemetry.tracecontext import HEADER
-from weir.wire.kserve_grpc import parse_request
+from weir.wire.kserve_grpc import bytes_to_read
 
 
 class Inferred(RequestBase):
@@ -76,7 +77,10 @@ class Inference:
         try:
             if self.refusing:
                 raise refusal()
-            exchange = Exchange(self._site, parse_request(body), call)
+            if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
+                in_task(self._read_long, development=self._development)(call, body)
+                return
+            exchange = Exchange(self._site, call, *read(self._site, call, body))
             service = exchange.service
             if service.tracing is not None or service.needs_measure or service.deputy is not None:
                 in_task(partial(self._infer, exchange), development=self._development)(call, body)
@@ -87,8 +91,11 @@ class Inference:
         except Exception as error:
             refuse(error, call, development=self._development)
 
+    async def _read_long(self, call: Call, body: bytes) -> None:
+        await self._infer(Exchange(self._site, call, *await read_long(self._site, call, body)), call, body)
+
     async def _infer(self, exchange: Exchange, call: Call, body: bytes) -> None:
-        """Answer where one request may become several, or its log lines carry a trace."""
+        """Answer where one request may become several, its log lines carry a trace, or it was read in a thread."""
         trailers: Trailers = ()
         try:
             trace = exchange.trace()

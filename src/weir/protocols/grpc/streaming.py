@@ -11,12 +11,12 @@ from contextlib import aclosing, suppress
 from weir.protocols.grpc.call import Call, Left
 from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
 from weir.protocols.grpc.core import Handler
-from weir.protocols.grpc.exchange import Exchange
+from weir.protocols.grpc.exchange import Exchange, read_long
 from weir.protocols.grpc.inference import refusal
 from weir.protocols.inferring import stream
 from weir.protocols.kserve.site import Site
 from weir.wire.inference import InferenceResponse
-from weir.wire.kserve_grpc import error_in_stream, in_stream, parse_request
+from weir.wire.kserve_grpc import error_in_stream, in_stream
 
 # Whoever sets this parameter of a request gets a last answer without outputs, if the last one with outputs did not say so.
 WANTS_FINAL = "triton_enable_empty_final_response"
@@ -101,9 +101,9 @@ class OneStream:
         try:
             self._claim.take(len(body))
             charged = len(body)
-            parsed = parse_request(body)
+            parsed, read = await read_long(self._site, self._call, body)
             model, request_id = parsed.message.model_name, parsed.message.id
-            exchange = Exchange(self._site, parsed, self._call)
+            exchange = Exchange(self._site, self._call, parsed, read)
             sent = 0
             async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:

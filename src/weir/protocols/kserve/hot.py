@@ -5,6 +5,8 @@ where the worker put them.
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -17,19 +19,20 @@ from weir.model import is_tensor_model
 from weir.protocols.account import arrays_size
 from weir.protocols.answers import Answer, trace_headers
 from weir.protocols.contents import Schedule, response_of, schedule_of, works_of
-from weir.protocols.fastlane.request import HttpRequest
+from weir.protocols.fastlane.request import HttpRequest, Step
 from weir.protocols.inferring import find
 from weir.protocols.kserve.bodies import FOR_THE_DOOR, inflated, read_body
 from weir.protocols.kserve.heads import InferAsk, named_in, read_head
 from weir.protocols.kserve.layouts import Layout, layout_of
 from weir.protocols.kserve.replies import Reply, error_answer, reply_to
 from weir.protocols.kserve.site import Site
+from weir.protocols.offloading import LONG_BODY
 from weir.protocols.payloads import Work, as_work
 from weir.protocols.regions import Memory
 from weir.wire.inference import ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import lead
 from weir.wire.kserve_json import Body
-from weir.wire.kserve_outline import Outliner
+from weir.wire.kserve_outline import Outline, Outliner
 from weir.wire.tensors import Arrays
 
 if TYPE_CHECKING:
@@ -53,32 +56,54 @@ class KserveRequest(HttpRequest):
         self.asked: InferenceRequest | None = None
         self.layout: Layout | None = None
 
-    def measure(self) -> None:
-        """Find out what the line must know of the body. Raises RequestErrors naming tensor, value and rule."""
+    def bytes_to_read(self) -> int:
+        """See HttpRequest. Of tensors as binary data, other than BYTES, only the header is looked at."""
         ask: InferAsk = self.ask
+        body, length = self._body(), ask.header_length
+        if length is None or len(body) <= LONG_BODY:
+            return len(body)
+        header = bytes(body[:length])
+        if length > LONG_BODY or b"BYTES" in header or b"\\" in header:  # what has an escape may say BYTES too
+            return len(body)
+        return length
+
+    def reader(self) -> Callable[[], Step]:
+        """See HttpRequest. Raises RequestErrors naming tensor, value and rule."""
+        ask: InferAsk = self.ask
+        body = self._body()
+        if ask.layout is not None and memoryview(body)[: ask.header_length] == ask.layout.header:
+            return partial(partial, self._take_layout, ask.layout, body)
+        return partial(self._read_body, body, self._memory())
+
+    def _body(self) -> Body:
         body: Body = self.payload
-        if type(body) is not bytes:
-            body = self.payload.view[ask.lead :]
+        return body if type(body) is bytes else self.payload.view[self.ask.lead :]
+
+    def _read_body(self, body: Body, memory: Memory) -> Step:
+        """Find out what the line must know of the body."""
+        ask: InferAsk = self.ask
+        plain = body
         if ask.header_length is None:
             plain = inflated(body, self.connection.lane.settings.max_body_size)
-            if plain is not body:
-                self.connection.charge(len(plain))
-                self._take_over(plain)
-                body = plain
-            if ask.outline is not None and self._goes_undecoded(body, ask.outline):
-                return
-        elif ask.layout is not None and self._is_laid_out(body, ask.layout):
-            return
-        self._read(body)
+            if ask.outline is not None and (found := self._undecoded(plain, ask.outline)) is not None:
+                return partial(self._take_outline, None if plain is body else plain, found)
+        asked = read_body(ask, plain, memory)
+        (work,) = works_of(ask.service, asked)
+        return partial(self._take_read, plain, asked, work, schedule_of(asked.parameters))
 
-    def _goes_undecoded(self, body: Body, outline: Outliner) -> bool:
-        """Take from the body what the line must know; tell whether the worker can do the rest."""
-        rows, key, parameters, for_server = outline(body)
+    def _undecoded(self, body: Body, outline: Outliner) -> Outline | None:
+        """Return what the line must know of a body that the worker can read; None if it cannot."""
+        found = outline(body)
         service = self.ask.service
-        if for_server or rows > service.batching.max_batch_size or FOR_THE_DOOR.search(body) is not None:
-            return False
+        if found.for_server or found.rows > service.batching.max_batch_size or FOR_THE_DOOR.search(body) is not None:
+            return None
+        return found
+
+    def _take_outline(self, plain: Body | None, found: Outline) -> None:
+        """`plain` is the body where it was compressed."""
+        rows, key, parameters, _ = found
         if rows > 1:
-            self.large = as_work(service, None, Kind.ITEM, rows, float(rows), key).large
+            self.large = as_work(self.ask.service, None, Kind.ITEM, rows, float(rows), key).large
             self.rows, self.cost = rows, float(rows)
         self.key = key
         if parameters:
@@ -86,31 +111,26 @@ class KserveRequest(HttpRequest):
             self.priority = wish.priority
             if wish.timeout is not None:
                 self._expire_after(wish.timeout)
-        return True
+        if plain is not None:
+            self.connection.charge(len(plain))
+            self._take_over(plain)
 
-    def _is_laid_out(self, body: Body, layout: Layout) -> bool:
-        """Tell whether the body begins with the header that `layout` knows; if so, take it from there."""
-        view = memoryview(body)
-        if view[: self.ask.header_length] != layout.header:
-            return False
+    def _take_layout(self, layout: Layout, body: Body) -> None:
         self.layout = layout
         self.asked = layout.asked
-        self.payload = self._with_block(layout.arrays(view))
-        self._take(layout.work, layout.schedule)
-        return True
+        self.payload = self._with_block(layout.arrays(memoryview(body)))
+        self._take_work(layout.work, layout.schedule)
 
-    def _read(self, body: Body) -> None:
-        """Decode the body here."""
-        self.asked = asked = read_body(self.ask, body, self._memory())
-        (work,) = works_of(self.ask.service, asked)
-        schedule = schedule_of(asked.parameters)
+    def _take_read(self, body: Body, asked: InferenceRequest, work: Work, schedule: Schedule) -> None:
+        """Take a body that was decoded here."""
+        self.asked = asked
         if self.ask.header_length is not None and is_tensor_model(self.ask.service.model):
             self.payload = self._with_block(work.payload)
             self._learn(body, asked, work, schedule)
         else:
             self.connection.charge(arrays_size(work.payload) or len(body))
             self._take_over(work.payload)
-        self._take(work, schedule)
+        self._take_work(work, schedule)
 
     def _memory(self) -> Memory:
         peer = self.connection.transport.get_extra_info("peername")
@@ -132,7 +152,7 @@ class KserveRequest(HttpRequest):
         """Return `arrays`, which are views of the body, with the place that it is in."""
         return ArenaArrays(arrays, self.payload) if is_block(self.payload) else arrays
 
-    def _take(self, work: Work, schedule: Schedule) -> None:
+    def _take_work(self, work: Work, schedule: Schedule) -> None:
         self.kind, self.content_type, self.accept = work.kind, work.content_type, work.accept
         self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
         self.priority = schedule.priority

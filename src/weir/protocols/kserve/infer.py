@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive
@@ -19,6 +20,7 @@ from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import JSON_TYPE, reply_to
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
+from weir.protocols.offloading import off_loop
 from weir.protocols.regions import Memory
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.wire.generate import read_generate, write_generated
@@ -46,7 +48,7 @@ class Inference:
         ask = read_head(site.registry, site.http, "POST", path, call.headers)
         assert ask is not None, "the path is one of inference: this is a bug"
         memory = site.memory(call.peer, call.headers)
-        request = self._read(ask, call.body, memory)
+        request = await self.read(ask, call.body, memory)
         trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
         CURRENT.set(trace)
         response = await _unless_left(infer(ask.service, request, door=DOOR, trace=trace), call.receive)
@@ -66,7 +68,8 @@ class Inference:
         ask = read_head(site.registry, site.http, "POST", path, call.headers, streams=True)
         assert ask is not None, "the path is one of inference: this is a bug"
         try:
-            request = read_generate(call.body, inputs_of(ask.service), ask.service.name, ask.version)
+            read = partial(read_generate, call.body, inputs_of(ask.service), ask.service.name, ask.version)
+            request = await off_loop(len(call.body), read)
             charge(sum([each.array.nbytes for each in request.inputs]))
         except WeirError as error:
             raise told(ask.service, DOOR, error) from None
@@ -80,12 +83,17 @@ class Inference:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
 
-    def _read(self, ask: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
+    async def read(self, ask: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
+        """Return the request in `body`. Raises what is wrong with it, of which the observers have been told."""
+
+        def read() -> InferenceRequest:
+            plain = inflated(body, self._site.http.max_body_size) if ask.header_length is None else body
+            return read_body(ask, plain, memory)
+
         try:
-            if ask.header_length is not None:
-                return read_body(ask, body, memory)
-            request = read_body(ask, inflated(body, self._site.http.max_body_size), memory)
-            charge(sum([each.array.nbytes for each in request.inputs]))
+            request = await off_loop(len(body), read)
+            if ask.header_length is None:
+                charge(sum([each.array.nbytes for each in request.inputs]))
             return request
         except WeirError as error:
             raise told(ask.service, DOOR, error) from None

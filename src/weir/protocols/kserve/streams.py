@@ -15,6 +15,7 @@ from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import error_answer, error_event
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
+from weir.protocols.offloading import off_loop
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -45,7 +46,7 @@ class Streams:
         assert ask is not None, "the path is one of inference: this is a bug"
         service = ask.service
         try:
-            request = read(ask, call)
+            request = await off_loop(len(call.body), partial(read, ask, call))
         except WeirError as error:
             for observer in service.observers:
                 observer.refused(service.label, DOOR, error)

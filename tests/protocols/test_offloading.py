@@ -1,0 +1,232 @@
+"""Long bodies are read in threads, at every door."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tests.protocols.doors import DOORS, running
+from tests.protocols.fastlane.kit import ArenaExecutor, always, post, run, settled, site, statuses
+from tests.protocols.grpc.kit import asking, refused, serving
+from tests.protocols.kserve.models import Vector
+from tests.protocols.models import Words
+from tests.protocols.websocket_kit import Sum
+from tests.protocols.websocket_kit import serving as serving_sockets
+
+from weir.errors import InvalidRequest
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.model import Model, Tensor
+from weir.protocols import offloading, payloads
+from weir.protocols.offloading import LONG_BODY, off_loop, read_later
+from weir.protocols.settings import HttpSettings
+from weir.wire import elements, kserve_grpc, kserve_typed, tensors
+from weir.wire.inference import InferenceResponse
+from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read
+from weir.wire.websocket import Failure, read_answer
+
+
+def thread() -> str:
+    return threading.current_thread().name
+
+
+def test_where_a_body_is_read_depends_on_its_length() -> None:
+    async def main() -> None:
+        assert await off_loop(LONG_BODY, thread) == thread()
+        assert await off_loop(LONG_BODY + 1, thread) == "weir-read-long_0"
+        assert await off_loop(1 << 20, thread) == "weir-read-long_0"
+        assert await off_loop((1 << 20) + 1, thread) == "weir-read-large_0"
+
+    asyncio.run(main())
+
+
+def test_large_bodies_do_not_delay_long_ones() -> None:
+    async def main() -> None:
+        go_on = threading.Event()
+        large = [asyncio.ensure_future(off_loop(16 << 20, go_on.wait)) for _ in range(20)]
+        await asyncio.sleep(0)
+        assert await off_loop(1 << 20, lambda: "read") == "read"
+        assert not any(each.done() for each in large)
+        go_on.set()
+        assert await asyncio.gather(*large) == [True] * 20
+
+    asyncio.run(main())
+
+
+def test_errors_come_back() -> None:
+    async def main() -> None:
+        def read() -> None:
+            raise InvalidRequest("no")
+
+        with pytest.raises(InvalidRequest, match="no"):
+            await off_loop(1 << 20, read)
+        found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        read_later(1 << 20, read, found.set_result)
+        assert isinstance(await found, InvalidRequest)
+        found = asyncio.get_running_loop().create_future()
+        read_later(1 << 20, lambda: 3, found.set_result)
+        assert await found == 3
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the threads in which elements of tensors were read."""
+    names: list[str] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **said: Any) -> Any:
+            names.append(thread())
+            return function(*args, **said)
+
+        return call
+
+    monkeypatch.setattr("weir.wire.kserve_json.read_elements", noted(elements.read_elements))
+    monkeypatch.setattr("weir.wire.kserve_grpc.read_typed", noted(kserve_typed.read_typed))
+    monkeypatch.setattr("weir.protocols.payloads.to_arrays", noted(tensors.to_arrays))
+    return names
+
+
+def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
+    return {"name": name, "datatype": "FP32", "shape": shape, "data": data}
+
+
+COUNT = 20_000
+NESTED = [[1.5]] * COUNT
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_open_inference_protocol_over_http(door: str, readers: list[str]) -> None:
+    service = Service(Vector, executor="inline", max_queue_size=2 * COUNT, max_batch_size=2 * COUNT)
+    with running(door, Registry([service]), HttpSettings(port=0)) as server:
+
+        def ask(data: Any, shape: list[int]) -> Any:
+            said = {"inputs": [tensor(data, shape)], "outputs": [{"name": "sum", "parameters": {"binary_data": True}}]}
+            return server.client.post("/v2/models/vector/infer", json=said)
+
+        answer = ask(NESTED, [COUNT, 1])
+        assert answer.status_code == 200
+        assert np.frombuffer(answer.content[-4 * COUNT :], "<f4").tolist() == [1.5] * COUNT
+        assert ask([[1.0]], [1, 1]).status_code == 200
+        wrong = ask([*NESTED[:-1], ["a"]], [COUNT, 1])
+        assert wrong.status_code == 400 and 'has the element \\"a\\"' in wrong.text
+        assert [name.startswith("weir-read") for name in readers] == [True, False, True]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_list_of_tensors_over_http(door: str, readers: list[str]) -> None:
+    with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
+        items = [{"x": [[float(place)]]} for place in range(1000)]
+        answer = server.client.post("/infer/vector/batch", json=items)
+        assert [each["output"]["sum"] for each in answer.json()] == [[float(place)] for place in range(1000)]
+        assert readers and all(name.startswith("weir-read") for name in readers)
+
+
+def test_grpc(readers: list[str]) -> None:
+    class Same(Model):
+        """Gives its input back."""
+
+        inputs = (Tensor("x", "FP32", (-1, -1)),)
+        outputs = (Tensor("y", "FP32", (-1, -1)),)
+
+        def predict(self, batch: Any) -> Any:
+            return {"y": batch["x"]}
+
+    def typed(values: list[float], count: int, id: str) -> dict[str, Any]:
+        given = {"name": "x", "datatype": "FP32", "shape": [1, count], "contents": {"fp32_contents": values}}
+        return {"model_name": "same", "id": id, "inputs": [given]}
+
+    async def main() -> None:
+        async with serving(Service(Same, executor="inline")) as rig:
+            for values in ([0.5] * COUNT, [0.5]):
+                answer = await rig.call("ModelInfer", **typed(values, len(values), "7"))
+                assert list(answer.outputs[0].contents.fp32_contents) == values
+            code, text = await refused(rig.call("ModelInfer", **typed([0.5] * COUNT, 3, "8")))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT and "its shape [1, 3] takes 3" in text
+            assert (await refused(rig.infer(asking(1, 2, model="other"))))[0] is grpc.StatusCode.NOT_FOUND
+            stream = rig.stream()
+            for count, name in ((COUNT, "fine"), (3, "wrong")):
+                await stream.write(ModelInferRequest(**typed([0.5] * COUNT, count, name)).SerializeToString())
+            await stream.done_writing()
+            ends = [kserve_grpc.ModelStreamInferResponse.FromString(body) async for body in stream]
+            assert {end.infer_response.id: bool(end.error_message) for end in ends} == {"fine": False, "wrong": True}
+        assert [name.startswith("weir-read") for name in readers] == [True, False, True, True, True]
+
+    asyncio.run(main())
+
+
+def test_raw_tensors_of_grpc_are_not_long() -> None:
+    raw = ModelInferRequest(raw_input_contents=[bytes(1 << 20)])
+    raw.inputs.add(name="x", datatype="FP32", shape=[1, 1 << 18])
+    assert bytes_to_read(raw.SerializeToString()) < 100
+    raw.inputs[0].datatype = "BYTES"
+    assert bytes_to_read(raw.SerializeToString()) > 1 << 20
+    many = ModelInferRequest(raw_input_contents=[b""] * 10_000).SerializeToString()
+    assert bytes_to_read(many) == len(many)
+    assert bytes_to_read(b"\xff" * 10_000) == 10_000
+
+
+def test_websockets(readers: list[str]) -> None:
+    async def main() -> None:
+        async with serving_sockets(Service(Sum, executor="thread")) as server, server.connect(max_size=None) as client:
+            for name, data in (("fine", [[0.5] * COUNT]), ("wrong", [[0.5] * (COUNT - 1) + ["a"]])):
+                said = {"model_name": "sum", "inputs": [tensor(data, [1, COUNT])]}
+                await client.send(json.dumps({**said, "id": name}))
+            ends = [read_answer(await client.recv()) for _ in range(2)]
+            fine = next(end for end in ends if isinstance(end, InferenceResponse))
+            wrong = next(end for end in ends if isinstance(end, Failure))
+            assert (fine.id, fine.outputs[0].array.tolist()) == ("fine", [COUNT / 2])
+            assert (wrong.id, wrong.status) == ("wrong", 400)
+        assert readers == ["weir-read-long_0", thread(), "weir-read-long_0"]  # the answer was read here
+
+    asyncio.run(main())
+
+
+def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+
+    def held(*said: Any) -> Any:
+        reading.set()
+        assert go_on.wait(20)
+        return plain(*said)
+
+    plain = payloads.read_item
+    monkeypatch.setattr("weir.protocols.fastlane.request.read_item", held)
+
+    async def body() -> None:
+        executor = ArenaExecutor()
+        async with site(executor, model=Words) as here:
+            transport = here.connect()
+            transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
+            await asyncio.to_thread(reading.wait)
+            transport.abort()
+            await settled()
+            go_on.set()
+            await off_loop(LONG_BODY + 1, thread)  # behind it in the same thread
+            await settled()
+            assert not here.observer.dispatches and not transport.sent
+            other = here.connect()
+            other.receive(post(b'"a b"'))
+            await settled()
+            executor.answer_next(always(b"9"))
+            await settled()
+            assert statuses(other.sent) == [200]
+
+    run(body)
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    before = dict(offloading._threads)
+    try:
+        offloading._forget()
+        assert all(offloading._threads[name] is not threads for name, threads in before.items())
+        asyncio.run(off_loop(1 << 20, thread))
+    finally:
+        for threads in offloading._threads.values():
+            threads.shutdown()
+        offloading._threads.update(before)
