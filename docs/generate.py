@@ -15,6 +15,9 @@ from weir.manager.repository.keys import KEYS, REFUSED
 from weir.manager.repository.triton import FOREIGN, PLATFORMS
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
+from weir.protocols.account import Account
+from weir.protocols.metrics import Held
+from weir.protocols.settings import HttpSettings
 from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
 from weir.telemetry.exposition import Exposition
@@ -219,7 +222,7 @@ def _first_line(kind: type) -> str:
 
 def metrics_page() -> str:
     """Return the page of all metrics."""
-    shown = Exposition(Metrics(), lambda door, error: "").collect()
+    shown = [*Exposition(Metrics(), lambda door, error: "").collect(), *Held(Account(HttpSettings())).collect()]
     rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in shown]
     reasons = ", ".join(f"`{reason.name.lower()}`" for reason in Reason)
     text = f"The values of `reason` are {reasons}; they add up to the number of batches. Beside these there are the usual\n`process_*` metrics.\n"

@@ -32,11 +32,12 @@ from weir.manager.repository.watching import load_library, watching
 from weir.manager.spec import Known, Reading
 from weir.messages import Observer
 from weir.protocols.access import Access
+from weir.protocols.account import allow_descriptors
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
 from weir.protocols.kserve.site import Site
-from weir.protocols.metrics import make_exposition
+from weir.protocols.metrics import Held, make_exposition
 from weir.protocols.product import Product
 from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer
@@ -94,6 +95,8 @@ class App:
             manager=self.manager,
             access=self.access,
         )
+        if exposition is not None:
+            exposition.registry.register(Held(site.account))
         context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end, self.access)
         websockets = WebSockets(self.registry, settings.http, site.account)
         asgi = make_app(
@@ -105,6 +108,7 @@ class App:
             self.registry, asgi, settings.http, heard, site=site, websockets=websockets, manners=manners
         )
         self.registry.changed.append(self.server.routes_changed)
+        self._account = site.account
         grpc = make_grpc(site, settings.grpc, settings.http)
         self.doors: list[Door] = [self.server, *([] if grpc is None else [grpc])]
         self.doors += open_doors(settings.doors.doors, context)
@@ -125,6 +129,8 @@ class App:
         with ExitStack() as listening:
             for listener in self._listeners:
                 listening.enter_context(listener)
+            if warning := allow_descriptors(self._account):
+                self._logger.warning(warning)
             await self._serve(ready)
         self._logger.info("stopped")
 

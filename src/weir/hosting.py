@@ -30,7 +30,7 @@ from weir.telemetry.metrics import Metrics
 Target = str | type[Model] | type[Service] | Service
 
 # What belongs to the server that hosts the application, and is said there.
-_OF_THE_HOST = ("host", "port", "uds", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
+_OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
 _HTTP = {declared.name for declared in fields(HttpSettings)}.difference(_OF_THE_HOST)
 _CONTROL = {declared.name for declared in fields(ControlSettings)}
 _ACCESS = {declared.name for declared in fields(AccessSettings)}

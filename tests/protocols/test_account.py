@@ -8,7 +8,7 @@ import pytest
 
 from weir.errors import Overloaded, TooLarge
 from weir.protocols import account as module
-from weir.protocols.account import CLAIM, Account, charge, usable_memory
+from weir.protocols.account import CLAIM, Account, allow_descriptors, charge, usable_memory
 from weir.protocols.settings import HttpSettings
 
 
@@ -94,3 +94,25 @@ def test_memory_is_that_of_the_container_and_of_the_limits(monkeypatch: pytest.M
     assert usable_memory() == machine // 2
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (machine // 3, resource.RLIM_INFINITY))
     assert usable_memory() == machine // 3
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "then", "connections"),
+    [
+        (5000, 5000, None, 1000),
+        (256, 5000, (1128, 5000), 1000),
+        (256, resource.RLIM_INFINITY, (1128, resource.RLIM_INFINITY), 1000),
+        (256, 300, (300, 300), 172),
+        (100, 100, (100, 100), 1),
+    ],
+)
+def test_there_are_no_more_connections_than_files_may_be_open(
+    soft: int, hard: int, then: tuple[int, int] | None, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: done.append(limits))
+    account = made(max_connections=1000)
+    warning = allow_descriptors(account)
+    assert (account.max_connections, done) == (connections, [] if then is None else [then])
+    assert bool(warning) is (connections < 1000)

@@ -5,7 +5,9 @@ import pytest
 
 import weir
 from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, WeirError, WorkerLost
-from weir.protocols.metrics import code_of, make_exposition
+from weir.protocols.account import Account
+from weir.protocols.metrics import Held, code_of, make_exposition
+from weir.protocols.settings import HttpSettings
 from weir.telemetry.metrics import Metrics
 from weir.testing import FakeExecutor
 
@@ -60,3 +62,15 @@ def test_versions_of_a_model_are_told_apart() -> None:
     assert [f'weir_waiting_rows{{model="sq",version="{version}"}} 0.0' in text for version in ("1", "2", "3")] == [
         True, True, False,
     ]  # fmt: skip
+
+
+def test_what_clients_hold_is_shown() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=100, max_connections=7))
+    account.take(60)
+    with pytest.raises(Overloaded):
+        account.take(60)
+    account.counters.append(lambda: 3)
+    assert {family.name: family.samples[0].value for family in Held(account).collect()} == {
+        "weir_held_bytes": 60, "weir_max_held_bytes": 100, "weir_connections": 3, "weir_max_connections": 7,
+        "weir_held_refusals": 1,
+    }  # fmt: skip

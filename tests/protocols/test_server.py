@@ -1,9 +1,11 @@
 """The listener and the fast lane on real sockets, on uvloop and on asyncio's own loop."""
 
 import asyncio
+import os
 import resource
 import socket
 import ssl
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -381,3 +383,24 @@ def test_observers_of_the_server_hear_of_what_is_no_request(run: Run) -> None:
         assert [(model, door) for model, door, _ in observer.refusals] == [("", "http")]
 
     run(test)
+
+
+@pytest.mark.parametrize(("mode", "permissions"), [("600", 0o600), ("660", 0o660), ("0666", 0o666)])
+def test_a_unix_socket_is_its_owners_unless_told(mode: str, permissions: int, run: Run, tmp_path: Path) -> None:
+    async def test() -> None:
+        path = str(tmp_path / "s")
+        said: dict[str, Any] = {} if mode == "600" else {"uds_mode": mode}
+        before = os.umask(0)
+        try:
+            async with serving(uds=path, **said):
+                assert stat.S_IMODE(os.stat(path).st_mode) == permissions
+                assert os.umask(0) == 0
+        finally:
+            os.umask(before)
+
+    run(test)
+
+
+def test_permissions_are_three_octal_digits() -> None:
+    with pytest.raises(SettingsError, match="uds_mode='9'"):
+        HttpSettings(uds_mode="9")

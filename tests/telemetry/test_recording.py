@@ -114,3 +114,14 @@ def test_a_server_of_two_models_records_each(tmp_path: Path) -> None:
         assert served.wait() == 0
     assert len(recorded(tmp_path / "a.square.csv")) == 2
     assert len(recorded(tmp_path / "a.power.csv")) == 1
+
+
+def test_a_full_disk_ends_the_recording_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    for count in (1, 10_000):
+        recorder = Recorder("/dev/full", kept=100)
+        with recorder:
+            for _ in range(count):
+                recorder.refused("m", "http", Overloaded("full"))
+        recorder.close()
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == ["record='/dev/full': cannot be written any more: No space left on device"] * 2

@@ -30,6 +30,9 @@ _CONNECTION_PART = 8
 # Bodies that are decompressed at the same time. They are charged as what they may become, so many may not begin at once.
 _UNPACKED_AT_ONCE = 2
 
+# Files that a server may have open beside its connections: models, workers, logs.
+_OTHER_FILES = 128
+
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -184,6 +187,21 @@ class Counted:
                 await self._app(scope, receive, send)
             finally:
                 CLAIM.reset(token)
+
+
+def allow_descriptors(account: Account) -> str:
+    """Have the system allow as many open files as the connections of `account` need, or, where it does not, let there be fewer connections.
+    Return what to warn of; "" where all is well."""
+    wanted = account.max_connections + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= wanted:
+        return ""
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
+    if allowed >= wanted:
+        return ""
+    account.max_connections = max(1, allowed - _OTHER_FILES)
+    return f"max_connections: this process may open {allowed} files (ulimit -n), so {account.max_connections} connections may be open"
 
 
 def usable_memory() -> int:

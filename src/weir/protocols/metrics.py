@@ -1,9 +1,14 @@
 """What /metrics shows: the counts of an observer, with the codes of the doors and the levels of the running models."""
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from weir.errors import WeirError
+from weir.protocols.account import Account
 from weir.protocols.status import codes_of_type
 from weir.telemetry.exposition import Exposition, Levels
 from weir.telemetry.metrics import Metrics
@@ -25,6 +30,30 @@ def make_exposition(metrics: Metrics, registry: "Registry", *, triton_names: boo
     if triton_names:
         exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
     return exposition
+
+
+class Held(Collector):
+    """Shows what all clients of a server hold together."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        account = self._account
+        for name, text, value in (
+            ("weir_held_bytes", "Bytes that requests and answers of all clients hold.", account.held_bytes),
+            ("weir_max_held_bytes", "Bytes that they may hold (max_waiting_bytes).", account.max_bytes),
+            ("weir_connections", "Connections of every kind that are open.", account.connections),
+            ("weir_max_connections", "Connections that may be open.", account.max_connections),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        text = "Times that bytes were refused, for want of room."
+        yield CounterMetricFamily("weir_held_refusals", text, account.refused)
 
 
 def counted(service: "Service") -> Counted:

@@ -6,6 +6,7 @@ import errno
 import os
 import socket
 import ssl
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from operator import methodcaller
@@ -81,8 +82,8 @@ class HttpServer:
             options.update(ssl_handshake_timeout=settings.header_timeout, ssl_shutdown_timeout=_CLOSE_TIMEOUT)
         try:
             if settings.uds is not None:
-                check_unclaimed(settings.uds)
-                return await loop.create_unix_server(self._connect, settings.uds, **options)
+                listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
+                return await loop.create_unix_server(self._connect, sock=listener, **options)
             return await loop.create_server(self._connect, settings.host, settings.port, **options)
         except socket.gaierror as error:  # its numbers are not those of the system's errors
             raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
@@ -227,6 +228,25 @@ def waiting_at(listening: int) -> Iterator[socket.socket]:
             connection, _ = own.accept()
             connection.setblocking(False)
             yield connection
+
+
+def unix_socket(path: str, mode: int) -> socket.socket:
+    """Return a Unix socket at `path`, in place of what a dead server has left there, with these permissions from the first moment.
+    Raises OSError."""
+    check_unclaimed(path)
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o777 & ~mode)
+    try:
+        listener.bind(path)
+    except BaseException:
+        listener.close()
+        raise
+    finally:
+        os.umask(mask)
+    return listener
 
 
 def check_unclaimed(path: str) -> None:

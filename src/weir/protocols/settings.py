@@ -1,10 +1,14 @@
 """The settings of the HTTP door."""
 
+import re
 from dataclasses import dataclass
 
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 
+MODE: Rule = (
+    lambda value: re.fullmatch("0?[0-7]{3}", value) is not None, "must be three octal digits, such as 600 or 660",
+)  # fmt: skip
 PORT: Rule = (lambda value: 0 <= value <= 65535, "must be a port number, 0 to 65535 (0: any free one)")
 
 
@@ -15,6 +19,9 @@ class HttpSettings:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes any free one", rule=PORT)
     uds: str | None = setting(None, "path of a Unix socket to listen on instead of host and port", metavar="PATH")
+    uds_mode: str = setting(
+        "600", "permissions of that socket, octal: who may write to it may call, and control the server", rule=MODE
+    )
     max_body_size: int = setting(16 << 20, "largest request body in bytes, also after decompression", rule=AT_LEAST_ONE)
     max_header_size: int = setting(64 << 10, "largest head of a request, in bytes", rule=AT_LEAST_ONE)
     idle_timeout: float = setting(75.0, "a connection without a request is closed after this long", rule=POSITIVE)

@@ -7,7 +7,7 @@ same as Weir's own. A value whose key sounds like a secret never reaches a line.
 import logging
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 import structlog
@@ -57,7 +57,7 @@ def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Ite
 
 def _file_handler(path: str) -> logging.Handler:
     try:
-        handler = logging.FileHandler(path, encoding="utf-8")
+        handler = _File(path, encoding="utf-8")
     except OSError as error:
         raise SettingsError(f"log_file={path!r}: cannot be written: {error.strerror}") from error
     handler.setFormatter(_formatter("json", colors=False))
@@ -71,6 +71,30 @@ class _Stderr(logging.StreamHandler[TextIO]):
         """Write one line."""
         self.stream = sys.stderr
         super().emit(record)
+
+
+class _File(logging.FileHandler):
+    """Writes to a file as long as it can: a disk that is full is said once, and ends no server."""
+
+    def __init__(self, path: str, *, encoding: str) -> None:
+        super().__init__(path, encoding=encoding)
+        self._path = path
+        self._failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once that a line could not be written; an error of our own is said each time."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            with suppress(OSError):
+                sys.stderr.write(f"weir: log_file={self._path!r}: cannot be written: {error.strerror}\n")
+
+    def close(self) -> None:
+        """End it; what is buffered is lost where there is no room."""
+        with suppress(OSError):
+            super().close()
 
 
 def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:

@@ -3,8 +3,10 @@
 The form is CSV with the header `arrival_s,rows`: seconds from the first arrival, and the rows of the request.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
@@ -12,6 +14,8 @@ from typing import Self, TextIO
 from weir.errors import CapacityError, DeadlineExceeded, SettingsError, WeirError
 from weir.messages import Request
 from weir.telemetry.silent import SilentObserver
+
+logger = logging.getLogger("weir")
 
 # Requests are heard of at their end, and so not in the order of their arrival: as many as this are kept to be sorted.
 # More than that are seldom under way at once.
@@ -52,10 +56,13 @@ class Recorder(SilentObserver):
 
     def close(self) -> None:
         """Write what is kept, and end the file. Idempotent."""
-        if self._file is not None:
-            self._write(len(self._arrivals))
-            self._file.close()
-            self._file = None
+        self._write(len(self._arrivals))
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                file.close()  # which writes what is buffered
+            except OSError as error:
+                self._gave_up(error)
 
     def __enter__(self) -> Self:
         self.open()
@@ -84,14 +91,27 @@ class Recorder(SilentObserver):
             self._write(WRITTEN_AT_ONCE)
 
     def _write(self, count: int) -> None:
-        """Write the `count` earliest."""
+        """Write the `count` earliest. Where that fails, recording ends and the server goes on."""
         if self._file is None or not count:
             return
+        try:
+            self._write_lines(self._file, count)
+        except OSError as error:
+            file, self._file = self._file, None
+            with suppress(OSError):
+                file.close()
+            self._gave_up(error)
+
+    def _gave_up(self, error: OSError) -> None:
+        self._arrivals.clear()
+        logger.error("record=%r: cannot be written any more: %s", str(self.path), error.strerror)
+
+    def _write_lines(self, file: TextIO, count: int) -> None:
         self._arrivals.sort()
         if self._first is None:
             self._first = self._arrivals[0][0]
         first, last = self._first, self._last
-        self._file.writelines(f"{max(at - first, last):.6f},{rows}\n" for at, rows in self._arrivals[:count])
+        file.writelines(f"{max(at - first, last):.6f},{rows}\n" for at, rows in self._arrivals[:count])
         self._last = max(self._arrivals[count - 1][0] - first, last)
         del self._arrivals[:count]
 
