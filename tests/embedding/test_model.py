@@ -142,6 +142,33 @@ def test_each_token_may_have_a_vector(directory: Path, cache: str, mask_special:
     assert bool(short[0].any()) is not mask_special
 
 
+@pytest.mark.parametrize("pooling", ["mean", "max", "mean-max", "hierarchical"])
+def test_hidden_special_tokens_are_as_if_there_were_none(directory: Path, cache: str, pooling: str) -> None:
+    said = {"pooling": pooling, "positions": False, "mask_special": True}  # they would have places otherwise
+    hidden = encode(loaded(directory, cache, hide_special=True, **said), *TEXTS)
+    assert same(
+        hidden, encode(loaded(directory, cache, special_tokens=False, **said | {"mask_special": False}), *TEXTS)
+    )
+    assert not same(hidden, encode(loaded(directory, cache, **said), *TEXTS))
+
+
+def test_special_tokens_are_not_hidden_from_a_pooling_that_reads_them(directory: Path, cache: str) -> None:
+    for pooling in ("cls", "sep"):
+        hidden, shown = (
+            encode(loaded(directory, cache, pooling=pooling, hide_special=hide), "so it is") for hide in (True, False)
+        )
+        assert same(hidden, shown)
+
+
+def test_hidden_tokens_have_zeros_where_each_token_has_a_vector(directory: Path, cache: str) -> None:
+    hidden, masked = (
+        encode(loaded(directory, cache, pooling="none", mask_special=True, hide_special=hide), "so it is")[0]
+        for hide in (True, False)
+    )
+    assert not hidden[[0, -1]].any() and hidden[1:-1].any(axis=1).all()
+    assert hidden.shape == masked.shape and not same(hidden, masked)
+
+
 def test_a_fixed_length_changes_no_vector(directory: Path, cache: str) -> None:
     fixed, free = (loaded(directory, cache, fixed_length=length) for length in (True, False))
     assert same(encode(fixed, "so sunny")[0], encode(free, "so sunny")[0])

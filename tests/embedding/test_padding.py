@@ -46,5 +46,14 @@ def test_special_tokens_do_not_count_where_that_is_asked_unless_there_are_no_oth
     assert inputs.pool.tolist() == [[0, 1, 1, 0], [1, 1, 0, 0]]
 
 
+def test_hidden_tokens_are_not_there_for_the_others() -> None:
+    texts = [read(2, 7, 8, 3), read(2, 3), read(2, 5, 3, 6, 3, second=3)]
+    inputs = filled(texts, pad_id=0, mask_special=True, hide_special=True)
+    assert inputs.mask.tolist() == [[0, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 1, 0, 1, 0]]
+    assert inputs.pool.tolist() == inputs.mask.tolist()
+    shown = filled(texts, pad_id=0, mask_special=False, hide_special=True)
+    assert shown.pool.tolist() == inputs.pool.tolist() and shown.ids.tolist() == inputs.ids.tolist()
+
+
 def test_a_fixed_length_fills_every_text_up() -> None:
     assert filled([read(2, 3)], pad_id=0, mask_special=False, length=4).ids.shape == (1, 4)

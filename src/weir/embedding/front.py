@@ -62,7 +62,7 @@ class Front:
         self._tokenizer = checkpoint.tokenizer(
             TokenizerOptions(
                 lowercase=None if text.cased is None else not text.cased, special_tokens=text.special_tokens,
-                pair_separator=text.pair_separator,
+                word_special_tokens=text.word_special_tokens, pair_separator=text.pair_separator,
                 prompt=prompt_of_server(text.prompt, checkpoint.prompts),
             )
         )  # fmt: skip
@@ -119,6 +119,7 @@ class Front:
             "pair_separator",
             "prompt",
             "special_tokens",
+            "hide_special",
             "run_tokens",
             "padding_cost",
         ):

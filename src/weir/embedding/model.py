@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import msgspec
 
 from weir.embedding.choosing import chosen_recipe
-from weir.embedding.recipe import Pooling
+from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling
 from weir.embedding.runtime import Computing, open_runtime
 from weir.embedding.runtime.devices import CPU, check_devices, may_use_gpu
 from weir.embedding.texts import Tokens
@@ -61,6 +61,7 @@ class TextEncoder(Model):
 
     `pooling`, `layers`, `normalize` and `max_length` are the model's own where they are None. `devices` has one for each worker (auto, cpu, cuda, cuda:1), going round;
     `threads` are for one run on a CPU. `fixed_length` fills every text up to `max_length` tokens, and with zeros the vectors of its tokens.
+    With `hide_special` no token attends to the first and the last, unless the pooling reads one of them.
     `window` is that of the hierarchical pooling. `run_tokens` bounds one run of the network, in tokens with
     what is filled up, which counts `padding_cost` times.
     """
@@ -80,7 +81,7 @@ class TextEncoder(Model):
         gpu_memory_fraction: float | None = None, max_length: int | None = None, fixed_length: bool = False,
         truncate: bool = True, special_tokens: bool = True, cased: bool | None = None, pair_separator: str | None = None,
         run_tokens: int | None = None, padding_cost: float = 1.0, cache: str | None = None, window: int | None = None,
-        prompt: str | None = None,
+        prompt: str | None = None, hide_special: bool = False,
     ) -> None:  # fmt: skip
         check_devices(devices)
         self.directory = Path(directory)
@@ -95,6 +96,7 @@ class TextEncoder(Model):
         self.devices = list(devices)
         self.max_length = max_length
         self.fixed_length = fixed_length
+        self.hide_special = hide_special
         self.truncate = truncate
         self.reading: dict[str, Any] = {
             "lowercase": None if cased is None else not cased,
@@ -106,6 +108,7 @@ class TextEncoder(Model):
         self._padding_cost = padding_cost
         self._checkpoint: Checkpoint
         self._recipe: Recipe
+        self._hides: bool
         self._texts: Texts
         self._runtime: Runtime | None = None
 
@@ -118,6 +121,7 @@ class TextEncoder(Model):
 
         self._checkpoint = checkpoint = read_for(self.computing.kind, self.directory)
         self._recipe = chosen_recipe(checkpoint, **self.chosen)
+        self._hides = self.hide_special and not set(self._recipe.poolings) & set(OF_SPECIAL_TOKENS)
         self._longest = min(self.max_length or checkpoint.max_length, checkpoint.architecture.max_length)
         self._pad_id = checkpoint.architecture.pad_id
         prompt = prompt_of_server(self.prompt, checkpoint.prompts)
@@ -151,7 +155,9 @@ class TextEncoder(Model):
         lengths = [fixed or len(text.ids) for text in batch]
         for places in runs(lengths, self.run_tokens or 1, self._padding_cost):
             texts = [batch[place] for place in places]
-            inputs = filled(texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed)
+            inputs = filled(
+                texts, pad_id=self._pad_id, mask_special=self._recipe.mask_special, length=fixed, hide_special=self._hides,
+            )  # fmt: skip
             for place, vector in zip(places, self._runtime.run(*inputs), strict=True):
                 answers[place] = vector
         if self._recipe.pooling is Pooling.NONE:

@@ -42,10 +42,13 @@ def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> 
         yield run
 
 
-def filled(texts: Sequence[Read], *, pad_id: int, mask_special: bool, length: int | None = None) -> Inputs:
+def filled(
+    texts: Sequence[Read], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False
+) -> Inputs:
     """Return the arrays of one run, filled up with `pad_id` to the longest text, or to `length` tokens.
 
-    With `mask_special` the first token and the last of a text do not count in the pooling, unless it has no others.
+    With `mask_special` the first token and the last of a text do not count in the pooling, unless it has no others. With `hide_special` they,
+    and the one before the second text, are not there for the other tokens either: they keep their places, and nobody looks at them.
     """
     shape = len(texts), length or max(len(text.ids) for text in texts)
     ids = np.full(shape, pad_id, np.int32)
@@ -59,4 +62,7 @@ def filled(texts: Sequence[Read], *, pad_id: int, mask_special: bool, length: in
             types[row, second:count] = 1
         inner = slice(1, count - 1) if mask_special and count > 2 else slice(0, count)
         pool[row, inner] = 1
+        if hide_special and count > 2:
+            mask[row, [0, count - 1, *([second - 1] if second else [])]] = 0
+            pool[row] *= mask[row]
     return Inputs(ids, mask, types, pool)

@@ -25,6 +25,9 @@ class Pooling(Enum):
     )
 
 
+# Those that read the first token or the last, which cannot be hidden from them.
+OF_SPECIAL_TOKENS = (Pooling.CLS, Pooling.SEP, Pooling.POOLER, Pooling.CLASSIFICATION, Pooling.REGRESSION)
+
 # What bert-as-service calls them, and what it calls them also.
 OLD_NAMES = {
     "NONE": Pooling.NONE, "REDUCE_MAX": Pooling.MAX, "REDUCE_MEAN": Pooling.MEAN, "REDUCE_MEAN_MAX": Pooling.MEAN_MAX,

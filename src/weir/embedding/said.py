@@ -60,7 +60,7 @@ class Said(NamedTuple):
             "fixed_length": text.fixed_length, "truncate": text.truncate and not text.split, "special_tokens": text.special_tokens,
             "cased": text.cased, "pair_separator": text.pair_separator, "prompt": text.prompt,
             "run_tokens": run_tokens if computing.run_tokens is None else computing.run_tokens,
-            "padding_cost": padding_cost, "cache": computing.cache,
+            "padding_cost": padding_cost, "cache": computing.cache, "hide_special": text.hide_special,
         }  # fmt: skip
 
     def of_workers(self) -> dict[str, Any]:

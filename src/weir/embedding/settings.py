@@ -47,7 +47,14 @@ class TextSettings:
         rule=_LAYERS, metavar="NUMBERS",
     )  # fmt: skip
     mask_special: bool = setting(False, "leave the first token and the last out of the pooling")
+    hide_special: bool = setting(
+        False,
+        "let no token attend to the first and the last, as -mask_cls_sep does, unless the pooling reads one of them",
+    )
     special_tokens: bool = setting(True, "put the model's special tokens around a text")
+    word_special_tokens: bool = setting(
+        True, "put them around a list of words that are tokens too (is_tokenized), which -no_special_token prevents"
+    )
     positions: bool = setting(True, "tell the model where in the text a token stands")
     normalize: bool | None = setting(None, "bring vectors to length 1 (default: as the model says)")
     dimensions: int | None = setting(None, "keep only the first numbers of each vector", rule=AT_LEAST_ONE)

@@ -34,7 +34,7 @@ def stock_fields(
         "pooling_layer": list(recipe.layers),
         "pooling_strategy": None if recipe.joined else STOCK_POOLING.get(recipe.pooling),
         "mask_cls_sep": recipe.mask_special,
-        "no_special_token": not text.special_tokens,
+        "no_special_token": not (text.special_tokens and text.word_special_tokens),
         "no_position_embeddings": not recipe.positions,
         "fixed_embed_length": text.fixed_length,
         "show_tokens_to_client": show_tokens,

@@ -8,6 +8,7 @@ from tests.embedding import tiny
 from tests.served import weir_here
 
 from weir.commands.embed.benchmark import _numbers, _split
+from weir.commands.embed.old_names import _server_last, _with_commas
 from weir.errors import SettingsError
 
 
@@ -29,16 +30,60 @@ def test_flags_of_the_server_stand_behind_the_directory() -> None:
         _split(["one", "two"])
 
 
+def test_the_flags_of_bert_serving_benchmark_are_taken_as_they_are() -> None:
+    old = ["-model_dir", "dir", "-num_worker=4", "-cpu", "-max_batch_size", "8", "-port", "5555", "-port_out=5556"]
+    tested = [
+        "-test_client_batch_size",
+        "1",
+        "16",
+        "-test_num_client",
+        "-test_pooling_layer",
+        "-1",
+        "-2",
+        "-num_repeat",
+        "3",
+    ]
+    assert _server_last(list(_with_commas([*tested, *old]))) == [
+        "dir", "-test_client_batch_size", "1,16", "-test_num_client", "", "-test_pooling_layer", "-1,-2", "-num_repeat", "3",
+        "--", "-num_worker=4", "-cpu", "-max_batch_size=8",
+    ]  # fmt: skip
+    assert _server_last(["dir", "--clients", "1", "--", "-cpu", "x"]) == ["dir", "--clients", "1", "--", "-cpu", "x"]
+    assert _server_last(["dir", "-xla", "--batch-size", "2"]) == ["dir", "--batch-size", "2", "--", "-xla"]
+    assert _server_last(["dir", "-max_seq_len"]) == ["dir", "--", "-max_seq_len"]
+
+
 def test_a_server_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> None:
     done = weir_here(
-        "embed", "benchmark", tmp_path, "--client_batch", "1", "--length", "", "--batch-size", "", "--layer", ""
+        "embed",
+        "benchmark",
+        "-model_dir",
+        tmp_path,
+        "-test_client_batch_size",
+        "1",
+        "2",
+        "--length",
+        "",
+        "--batch-size",
+        "",
+        "--layer",
+        "",
     )
     assert done.returncode == 2 and "the server did not start" in done.stderr and str(tmp_path) in done.stderr
 
 
 def test_a_tiny_model_is_measured(tmp_path: Path) -> None:
     model = tiny.sentence_model(tmp_path / "small")
-    only = ("--test-max-seq-len", "12", "--test-client-batch-size", "1,4", "--test_num_client", "2", "--batch-size", "")
+    only = (
+        "-test_max_seq_len",
+        "12",
+        "-test_client_batch_size",
+        "1",
+        "4",
+        "--test_num_client",
+        "2",
+        "--batch-size",
+        "",
+    )
     flags = (
         "--quick",
         "--layer",

@@ -8,7 +8,15 @@ from tests.served import weir_here
 
 def test_a_checkpoint_becomes_a_directory_that_can_be_served(tmp_path: Path) -> None:
     bundles.write_original(tmp_path / "original", labels=0)
-    done = weir_here("embed", "convert", tmp_path / "original", tmp_path / "made", "--ckpt_name", "bert_model.ckpt")
+    done = weir_here(
+        "embed",
+        "convert",
+        tmp_path / "original",
+        tmp_path / "made",
+        "-ckpt_name",
+        "bert_model.ckpt",
+        "-cased_tokenization",
+    )
     assert (done.returncode, done.stdout) == (0, f"wrote {tmp_path}/made: weir embed serve {tmp_path}/made\n"), (
         done.stderr
     )

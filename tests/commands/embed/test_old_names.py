@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 import pytest
+from tests.served import weir_here
 from typer.core import TyperGroup
 from typer.main import get_command
 
@@ -14,12 +15,16 @@ from weir.commands.embed.old_names import (
     OLD,
     ONE_DASH,
     PREFETCH,
+    VERSION,
+    XLA,
+    Translated,
     old_parameters,
     translated,
 )
+from weir.commands.embed.serve import _with_stock_ports
 from weir.errors import SettingsError
 from weir.settings import declared_settings, value_of
-from weir.textserver import TEXTS
+from weir.textserver import TEXTS, text_settings
 
 TABLE: list[tuple[str, object, str, object]] = [
     ("max_seq_len", "40", "max_length", 40),
@@ -27,7 +32,7 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("pooling_layer", "-4,-3", "layers", [-4, -3]),
     ("pooling_strategy", "REDUCE_MEAN_MAX", "pooling", "REDUCE_MEAN_MAX"),
     ("mask_cls_sep", True, "mask_special", True),
-    ("no_special_token", True, "special_tokens", False),
+    ("no_special_token", True, "word_special_tokens", False),
     ("no_position_embeddings", True, "positions", False),
     ("show_tokens_to_client", True, "zmq_show_tokens", True),
     ("fixed_embed_length", True, "fixed_length", True),
@@ -44,7 +49,6 @@ TABLE: list[tuple[str, object, str, object]] = [
     ("device", "1", "device_map", ["1"]),
     ("cpu", True, "device_map", ["cpu"]),
     ("fp16", True, "precision", "fp16"),
-    ("xla", True, "compile", True),
     ("verbose", True, "log_level", "debug"),
     ("prefetch", "10", "pipeline_depth", 2),
     ("prefetch_size", "0", "pipeline_depth", 1),
@@ -53,15 +57,16 @@ TABLE: list[tuple[str, object, str, object]] = [
 
 @pytest.mark.parametrize(("flag", "value", "setting", "meant"), TABLE)
 def test_a_flag_is_the_setting_that_it_is_now(flag: str, value: object, setting: str, meant: object) -> None:
-    directories, today = translated(None, {flag: value if value is True else [value]})
-    assert directories == [] and list(today) == [setting]
+    directories, today, stock, *_ = translated(None, {flag: value if value is True else [value]})
+    assert directories == [] and next(iter(today)) == setting and stock
+    assert list(today)[1:] == (["hide_special"] if flag == "mask_cls_sep" else [])
     assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
 
 
 def test_no_flag_is_forgotten_here() -> None:
     tried = {flag for flag, *_ in TABLE}
     assert tried == {*OLD, *PREFETCH}
-    assert len(old_parameters()) == len({*tried, MODEL_DIRECTORY, *ELSEWHERE}) + len(ONE_DASH)
+    assert len(old_parameters()) == len({*tried, MODEL_DIRECTORY, VERSION, XLA, *ELSEWHERE}) + len(ONE_DASH)
 
 
 def parsed(*words: str) -> dict[str, Any]:
@@ -78,8 +83,8 @@ def parsed(*words: str) -> dict[str, Any]:
 def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setting: str, meant: object) -> None:
     words = [f"{dashes}{flag}"] if value is True else [f"{dashes}{flag}={value}"]
     assert translated(None, parsed(*words)) == translated(None, parsed(*words[0].split("=")))
-    _, today = translated(None, parsed(*words))
-    assert list(today) == [setting]
+    today = translated(None, parsed(*words)).today
+    assert next(iter(today)) == setting
     assert value_of(declared_settings(TEXTS)[setting], today[setting]) == meant
 
 
@@ -89,26 +94,24 @@ def test_one_dash_says_what_two_say(dashes: str, flag: str, value: object, setti
      ("-device_map", "device_map"), ("-gpu_memory_fraction", "gpu_memory_fraction")],
 )  # fmt: skip
 def test_what_is_a_flag_of_today_too(flag: str, setting: str) -> None:
-    assert translated(None, parsed("-model_dir", "dir", flag, "1")) == (["dir"], {setting: ["1"]})
+    assert translated(None, parsed("-model_dir", "dir", flag, "1"))[:2] == (["dir"], {setting: ["1"]})
 
 
 @pytest.mark.parametrize("flag", ELSEWHERE)
 @pytest.mark.parametrize("dashes", ["-", "--"])
 def test_what_is_said_elsewhere_is_refused_with_where(flag: str, dashes: str) -> None:
-    words = parsed(f"{dashes}{flag}", *([] if flag == "version" else ["value"]))
+    words = parsed(f"{dashes}{flag}", "value")
     with pytest.raises(SettingsError, match=f"-{flag}: is not taken here: {re.escape(ELSEWHERE[flag])}"):
         translated(None, words)
 
 
 def test_none_as_a_length_leaves_it_to_the_model() -> None:
-    assert translated(["dir"], {"max_seq_len": ["NONE"], "model_dir": ["other"]}) == (
-        ["dir", "other"],
-        {"max_length": []},
-    )
+    found = translated(["dir"], {"max_seq_len": ["NONE"], "model_dir": ["other"]})
+    assert found[:2] == (["dir", "other"], {"max_length": []})
 
 
 def test_both_names_at_once_are_one_too_many() -> None:
-    _, today = translated(None, {"pooling": ["cls"], "pooling_strategy": ["REDUCE_MAX"]})
+    today = translated(None, {"pooling": ["cls"], "pooling_strategy": ["REDUCE_MAX"]}).today
     with pytest.raises(SettingsError, match="--pooling: given 2 times"):
         value_of(declared_settings(TEXTS)["pooling"], today["pooling"])
 
@@ -116,3 +119,82 @@ def test_both_names_at_once_are_one_too_many() -> None:
 def test_a_prefetch_that_is_no_number_is_refused() -> None:
     with pytest.raises(SettingsError, match="--prefetch-size='x': must be a whole number"):
         translated(None, {"prefetch_size": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("words", "layers"),
+    [
+        (("-pooling_layer", "-1", "-2"), [-1, -2]), (("--pooling_layer", "-1", "-2", "dir"), [-1, -2]),
+        (("-pooling_layer", "-4,-3"), [-4, -3]), (("-pooling_layer=-4,-3", "dir"), [-4, -3]), (("-pooling-layer", "-12"), [-12]),
+    ],
+)  # fmt: skip
+def test_several_layers_may_have_spaces_between_them(words: tuple[str, ...], layers: list[int]) -> None:
+    found = translated(None, parsed("-num_worker", "2", *words, "-cpu"))
+    assert value_of(declared_settings(TEXTS)["layers"], found.today["layers"]) == layers
+    assert found.today["workers"] == ["2"] and found.today["device_map"] == ["cpu"]
+
+
+def test_several_devices_may_have_spaces_between_them() -> None:
+    found = translated(None, parsed("-device_map", "0", "1", "2", "-model_dir", "dir"))
+    assert value_of(declared_settings(TEXTS)["device_map"], found.today["device_map"]) == ["0", "1", "2"]
+    assert found.directories == ["dir"]
+    said = parsed("--device-map", "cpu", "0")
+    assert said == {"device_map": ["cpu"], "directories": ["0"]}
+    assert parsed("-device_map", "cpu") == {"one_dash_device_map": ["cpu"]}
+
+
+def test_vectors_of_tokens_have_the_length_that_was_chosen() -> None:
+    there = {"pooling_strategy": ["NONE"], "max_seq_len": ["25"]}
+    assert translated(None, there).today["fixed_length"] == ["true"]
+    assert "fixed_length" not in translated(None, there | {"max_seq_len": ["NONE"]}).today
+    assert "fixed_length" not in translated(None, there | {"pooling_strategy": ["CLS_TOKEN"]}).today
+
+
+def test_xla_compiles_with_torch_and_changes_nothing_else() -> None:
+    assert translated(None, {"xla": True, "runtime": ["torch"]}) == Translated(
+        [], {"runtime": ["torch"], "compile": ["true"]}, stock=True, xla=True
+    )
+    assert translated(None, {"xla": True}) == Translated([], {}, stock=True, xla=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "ports"),
+    [
+        (("-model_dir=dir", "-num_worker=4"), {}, (5555, 5556)),
+        (("dir", "-port", "4000", "-port_out", "4001"), {}, (4000, 4001)),
+        (("dir", "-port_in=4000"), {}, (4000, 5556)),  # as there: each has a default of its own
+        (("dir", "-port_out=4001"), {}, (5555, 4001)),
+        (("dir", "-cpu", "--zmq-port", "4000"), {}, (4000, None)),  # today's: the one after
+        (("dir", "-cpu", "--zmq-port", "0"), {}, (0, None)),
+        (("dir", "-cpu"), {"WEIR_ZMQ_PORT": "4000"}, (4000, None)),
+        (("dir",), {}, (None, None)),
+        (("dir", "--max-batch-size", "8"), {}, (None, None)),
+    ],
+)
+def test_old_flags_open_the_ports_that_old_clients_look_for(
+    words: tuple[str, ...], environment: dict[str, str], ports: tuple[int | None, int | None]
+) -> None:
+    said = parsed(*words)
+    stock = translated(said.pop("directories", None), said)
+    settings = text_settings(
+        stock.directories, {name: list(map(str, values)) for name, values in stock.today.items()}, environment
+    )
+    settings = _with_stock_ports(settings, stock) if stock.stock else settings
+    zeromq = settings.more["ZeroMQ"]
+    assert (zeromq.zmq_port, zeromq.zmq_port_out) == ports
+
+
+def test_the_version_is_shown() -> None:
+    for flag in ("-version", "--version"):
+        done = weir_here("embed", "serve", flag)
+        assert done.returncode == 0 and re.fullmatch(r"weir \S+, for clients of bert-as-service 1.10.0\n", done.stdout)
+
+
+@pytest.mark.parametrize("flag", ["-foo", "-num_workers", "-p", "-modeldir=x"])
+@pytest.mark.parametrize("command", ["serve", "benchmark", "convert"])
+def test_an_unknown_flag_is_named_whole(flag: str, command: str) -> None:
+    done = weir_here("embed", command, flag, "3")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert (
+        re.search(r"(there is no such option|No such option).*", done.stderr) and flag.partition("=")[0] in done.stderr
+    )

@@ -60,6 +60,7 @@ def test_it_measures_once_serves_and_drains(tmp_path: Path) -> None:
         "-pooling_strategy",
         "CLS_TOKEN",
         "-http_max_connect=9",
+        "-port=0",
     )
     logs = []
     for _ in range(2):

@@ -10,6 +10,7 @@ import pytest
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.tokens.reading import ids, rule
 
+from weir.embedding.texts import Manner
 from weir.embedding.tokens.options import TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenized, Tokenizer
 from weir.errors import SettingsError
@@ -136,6 +137,21 @@ def test_without_special_tokens(directory: Path) -> None:
     assert rule(found[2]) == "the text has no tokens, and none are added"
     assert (bare.cls_id, bare.sep_id, bare.pad_id) == (2, 3, 0)
     assert bare.special_ids == {0, 1, 2, 3, 4}
+
+
+def test_a_list_of_tokens_may_stay_alone(directory: Path) -> None:
+    bare = Tokenizer(directory, TokenizerOptions(word_special_tokens=False))
+    stock = Manner(whole_words=True)
+    words, text, pair = bare.encode([["do", "it", "nowhere"], "do it", ["do", "|||", "it"]], max_length=3, manner=stock)
+    assert bare.tokens(ids(words)) == ["do", "it", "[UNK]"]
+    assert bare.tokens(ids(text)) == ["[CLS]", "do", "[SEP]"]
+    assert rule(pair).startswith("max_length=3")
+    (pair,) = bare.encode([["do", "|||", "it"]], max_length=8, manner=stock)
+    assert bare.tokens(ids(pair)) == ["[CLS]", "do", "[SEP]", "it", "[SEP]"]
+    (cut,) = bare.encode([["do"]], max_length=8)  # words of other dialects are text
+    assert bare.tokens(ids(cut)) == ["[CLS]", "do", "[SEP]"]
+    pieces = bare.split(["do", "it"] * 3, max_length=4, manner=stock)
+    assert isinstance(pieces, list) and [len(ids(piece)) for piece in pieces] == [4, 2]
 
 
 SENTENCE = "The quick brown fox, 'don't' ask; it's é — 水は [SEP] <mask>  jumps\tover the lazy dog's 1,234 lines.\n"

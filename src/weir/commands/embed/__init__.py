@@ -2,6 +2,7 @@
 
 import typer
 
+from weir.commands.embed.old_names import StockCommand
 from weir.commands.registering import register
 
 COMMANDS = {  # each with an example
@@ -18,4 +19,4 @@ embed = typer.Typer(
     # The flags of bert-serving-start have underscores.
     context_settings={"token_normalize_func": lambda token: token.replace("_", "-")},
 )  # fmt: skip
-register(embed, COMMANDS, "weir.commands.embed")
+register(embed, COMMANDS, "weir.commands.embed", StockCommand)

@@ -32,37 +32,37 @@ def benchmark(
         ),
     ] = None,
     lengths: Annotated[
-        str, _option(f"Tokens of a text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", metavar="NUMBERS")
+        str, _option(f"Tokens of a text. {_LISTED}", _MEASURED, "--length", "--test-max-seq-len", "-test-max-seq-len", metavar="NUMBERS")
     ] = "20,40,80,160,320",
     batches: Annotated[
         str,
         _option(
-            f"Texts in a request of one client. {_LISTED}", _MEASURED, "--client-batch", "--test-client-batch-size",
+            f"Texts in a request of one client. {_LISTED}", _MEASURED, "--client-batch", "--test-client-batch-size", "-test-client-batch-size",
             metavar="NUMBERS",
         ),
     ] = "1,4,8,16,64,256,512,1024,2048,4096",
     clients: Annotated[
-        str, _option(f"Clients at once. {_LISTED}", _MEASURED, "--clients", "--test-num-client", metavar="NUMBERS")
+        str, _option(f"Clients at once. {_LISTED}", _MEASURED, "--clients", "--test-num-client", "-test-num-client", metavar="NUMBERS")
     ] = "1,2,4,8,16,32",
     batch_sizes: Annotated[
         str,
-        _option(f"Texts in a batch of the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", metavar="NUMBERS"),
+        _option(f"Texts in a batch of the server. {_LISTED}", _MEASURED, "--batch-size", "--test-max-batch-size", "-test-max-batch-size", metavar="NUMBERS"),
     ] = "32,64,128,256,512",
     layers: Annotated[
         str,
         _option(
             f"Layers that are pooled, from the end: -1 is the last. {_LISTED} (default: every layer that the model has)",
-            _MEASURED, "--layer", "--test-pooling-layer", metavar="NUMBERS",
+            _MEASURED, "--layer", "--test-pooling-layer", "-test-pooling-layer", metavar="NUMBERS",
         ),
     ] = "all",
     small_and_large: Annotated[bool, _option("Compare small requests with large ones.", _MEASURED)] = True,
     text_length: Annotated[int, _option("Tokens of a text in the other tables.", _HOW)] = 40,
     texts: Annotated[int, _option("Texts in a request in the other tables.", _HOW)] = 256,
-    num_repeat: Annotated[int, _option("Requests that are counted at most, where one client asks.", _HOW)] = 8,
+    num_repeat: Annotated[int, _option("Requests that are counted at most, where one client asks.", _HOW, "--num-repeat", "-num-repeat")] = 8,
     seconds: Annotated[float, _option("Seconds that are counted for each number; one request at least is.", _HOW)] = 5.0,
-    wait_till_ready: Annotated[float, _option("Seconds that a server may take to start.", _HOW)] = 300.0,
+    wait_till_ready: Annotated[float, _option("Seconds that a server may take to start.", _HOW, "--wait-till-ready", "-wait-till-ready")] = 300.0,
     client_vocab_file: Annotated[
-        Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW)
+        Path | None, _option("File of words, one a line, that texts are made of (default: common English ones).", _HOW, "--client-vocab-file", "-client-vocab-file")
     ] = None,
     zmq: Annotated[bool, _option("Over which door clients ask.", _HOW, "--zmq/--http")] = True,
     quick: Annotated[

@@ -11,11 +11,11 @@ def convert(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="New directory to write.")],
     checkpoint: Annotated[
         str | None,
-        typer.Option("--checkpoint", "--ckpt-name", metavar="NAME", help="Checkpoint to take (default: bert_model.ckpt, or the only one)."),
+        typer.Option("--checkpoint", "--ckpt-name", "-ckpt-name", metavar="NAME", help="Checkpoint to take (default: bert_model.ckpt, or the only one)."),
     ] = None,
     cased: Annotated[
         bool | None,
-        typer.Option("--cased/--no-cased", help="Whether capital letters count (default: if the vocabulary has any)."),
+        typer.Option("--cased/--no-cased", "--cased-tokenization/ ", "-cased-tokenization/ ", help="Whether capital letters count (default: if the vocabulary has any)."),
     ] = None,
 ) -> None:  # fmt: skip
     """Convert a TensorFlow checkpoint of the original BERT to a directory in Hugging Face's layout; TensorFlow is not needed.

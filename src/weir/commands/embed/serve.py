@@ -1,13 +1,18 @@
 """`weir embed serve`: vectors of texts over HTTP, ZeroMQ and every other door."""
 
+from dataclasses import replace
 from typing import Any
 
 import typer
 
-from weir.commands.embed.old_names import old_parameters, translated
+from weir._version import __version__
+from weir.commands.embed.old_names import PORT, PORT_OUT, VERSION, Translated, old_parameters, translated
 from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
-from weir.settings import declared_settings
+from weir.embedding.zeromq.settings import ZeroMqSettings
+from weir.settings import Settings, declared_settings
 from weir.textserver import TEXTS, compose
+
+_STOCK_VERSION = "1.10.0"  # whose clients find what they look for
 
 
 def _serve(directories: list[str] | None, config: list[str] | None, **said: list[Any] | bool | None) -> int:
@@ -17,19 +22,55 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     called. What is not said is read from its files. Options apply to every model; values for one model go into its table of the file,
     models.NAME. Each option is a TOML key and a variable too: --max-length is max_length and WEIR_MAX_LENGTH.
 
-    The flags of bert-serving-start are taken too, with one dash or two; -port is --zmq-port.
+    The flags of bert-serving-start are taken too, with one dash or two; -port is --zmq-port. With any of them, ZeroMQ is open on the ports
+    that bert-serving-start opens.
     """
     import asyncio
 
     from weir.console import Measuring, serve
     from weir.telemetry.logs import logging_to
 
-    found, today = translated(directories, said)
-    settings = settings_of(found, config, today, TEXTS)
+    if said.get(VERSION):
+        typer.echo(f"weir {__version__}, for clients of bert-as-service {_STOCK_VERSION}")
+        return 0
+    stock = translated(directories, said)
+    settings = settings_of(stock.directories, config, stock.today, TEXTS)
+    if stock.stock:
+        settings = _with_stock_ports(settings, stock)
     with logging_to(settings.telemetry), Measuring() as measuring:
         server = asyncio.run(compose(settings, measuring.of))
+        _tell(settings, stock)
     serve(server.settings, server.product)
     return 0
+
+
+def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
+    """Return `settings` with ZeroMQ where the clients of bert-as-service look for it, unless its port was said in today's words."""
+    zeromq: ZeroMqSettings = settings.more["ZeroMQ"]
+    if zeromq.zmq_port and not stock.old_port:
+        return settings
+    port, out = zeromq.zmq_port, zeromq.zmq_port_out
+    if port != 0 and out is None:
+        out = PORT_OUT
+    zeromq = replace(zeromq, zmq_port=PORT if port is None else port, zmq_port_out=out)
+    return settings._replace(more={**settings.more, "ZeroMQ": zeromq})
+
+
+def _tell(settings: Settings, stock: Translated) -> None:
+    """Log what is not as whoever starts a server with old flags may expect it."""
+    from weir.protocols.control import is_loopback
+    from weir.telemetry.logs import get_logger
+
+    logger, zeromq = get_logger("weir"), settings.more["ZeroMQ"]
+    if stock.stock and is_loopback(settings.http.host):
+        logger.info(
+            "flags of bert-serving-start: ZeroMQ is opened as there, but for this machine alone; --host 0.0.0.0 opens it to others",
+            host=settings.http.host, zmq_port=zeromq.zmq_port, zmq_port_out=zeromq.zmq_port_out,
+        )  # fmt: skip
+    if stock.xla and "compile" not in stock.today:
+        logger.info(
+            "-xla: changes nothing here; the graph is optimised anyway, and --runtime torch --compile compiles it"
+        )
 
 
 serve = with_signature(

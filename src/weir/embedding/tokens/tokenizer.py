@@ -100,7 +100,9 @@ class Tokenizer:
                 found.append(error)
         cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length, whole_words))
         return [
-            self._framed(next(cut), max_length, truncate, read.ids is not None) if isinstance(read, Read) else read
+            self._framed(next(cut), max_length, truncate, self._is_bare(read, whole_words), read.ids is not None)
+            if isinstance(read, Read)
+            else read
             for read in found
         ]
 
@@ -119,13 +121,19 @@ class Tokenizer:
             read = self._read(text, separator, manner.prompt)
             if read.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
-            return self._split(self._numbered(read, whole_words), max_length, overlap)
+            template = Template() if self._is_bare(read, whole_words) else self.template
+            return self._split(self._numbered(read, whole_words), template, max_length, overlap)
         except InvalidRequest as error:
             return error
 
-    def _split(self, parts: list[Numbered], max_length: int, overlap: int) -> list[Tokenized]:
+    def _is_bare(self, read: Read, whole_words: bool) -> bool:
+        """Tell whether no special tokens are put around a text: it has them already, or is a list of tokens that are to stay alone."""
+        tokens = whole_words and len(read.words) == 1
+        return read.ids is not None or (tokens and not self.options.word_special_tokens)
+
+    def _split(self, parts: list[Numbered], template: Template, max_length: int, overlap: int) -> list[Tokenized]:
         pair = len(parts) == 2
-        room = self.template.room(max_length, pair=pair)
+        room = template.room(max_length, pair=pair)
         longer = max(parts, key=lambda part: len(part.ids))
         beside = parts[0 if longer is parts[1] else 1].ids if pair else []
         kept = beside[: max(0, room // 2)]
@@ -136,9 +144,9 @@ class Tokenizer:
             )
         pieces = split_ids(longer.ids, longer.words, room, overlap)
         if not pair:
-            return [Tokenized(_packed([*self.template.first, *piece, *self.template.last])) for piece in pieces]
+            return [Tokenized(_packed([*template.first, *piece, *template.last])) for piece in pieces]
         pairs = [(piece, kept) if longer is parts[0] else (kept, piece) for piece in pieces]
-        return [_paired(self.template, *each, len(kept) < len(beside)) for each in pairs]
+        return [_paired(template, *each, len(kept) < len(beside)) for each in pairs]
 
     def tokens(self, ids: bytes | Sequence[int]) -> list[str]:
         """Return the tokens that these ids stand for, as texts."""
@@ -221,10 +229,11 @@ class Tokenizer:
         )
 
     def _framed(
-        self, parts: list[list[int]], max_length: int, truncate: bool, ready: bool
+        self, parts: list[list[int]], max_length: int, truncate: bool, bare: bool, ready: bool
     ) -> Tokenized | InvalidRequest:
-        """Put the special tokens around and between, after cutting what does not fit. What is `ready` has them already."""
-        template = Template() if ready else self.template
+        """Put the special tokens around and between, unless it is to be `bare`, after cutting what does not fit. What is `ready` has them
+        already."""
+        template = Template() if bare else self.template
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
         length = sum(map(len, parts))
