@@ -287,6 +287,14 @@ def test_progress_is_shown_on_a_terminal() -> None:
     assert b"loading square" in shown and b"ready" in shown
 
 
+def test_an_error_of_a_model_is_logged_with_its_traceback() -> None:
+    with serving(target("Square")) as (served, client):
+        for path in ("/infer/square", "/infer/square/batch"):
+            client.post(path, json=["a"])
+            served.until_logged(r"model error .*error=.*TypeError.* model=square type=TypeError")
+            served.until_logged("in predict")
+
+
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_the_child_s_traceback() -> None:
     run = weir("serve", target("Broken"), "--port", "0")
     assert run.returncode == 1

@@ -181,6 +181,8 @@ class ModelError(WeirError):
     exception itself is `__cause__`.
     """
 
+    told = False  # whether the observers of the model have heard of it
+
     def __init__(
         self, message: str = "", *, details: Any = None, original_type: str = "", remote_traceback: str = ""
     ) -> None:

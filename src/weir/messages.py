@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from weir.errors import Unsupported, WeirError
+from weir.errors import ModelError, Unsupported, WeirError
 
 # How a payload is encoded: a content type, or OBJECT for a Python value of this process tree.
 OBJECT = "object"
@@ -277,6 +277,10 @@ class Observer(Protocol):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """A batch came back whole."""
+
+    def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
+        """The model failed so many entries of a batch: it raised, or returned what it must not. The requests' ends are told
+        too, by `answered`; a list of items may have its end with some of them failed."""
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """A worker went to `state`: starting, ready, lost, stopped or failed."""

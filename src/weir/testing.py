@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from weir.errors import WeirError
+from weir.errors import ModelError, WeirError
 from weir.messages import (
     JSON,
     MSGPACK,
@@ -307,6 +307,7 @@ class RecordingObserver(Observer):
         self.answers: list[tuple[list[Request], WeirError | None, float]] = []
         self.streams: list[tuple[list[Request], list[Request], float]] = []
         self.timings: list[tuple[Dispatch, Timing]] = []
+        self.failures: list[tuple[str, list[ModelError]]] = []
         self.worker_changes: list[tuple[int, str, str]] = []
         self.transfers: list[tuple[str, str, int, int]] = []
 
@@ -324,6 +325,9 @@ class RecordingObserver(Observer):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         self.timings.append((dispatch, timing))
+
+    def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
+        self.failures.append((model, list(errors)))
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         self.worker_changes.append((worker, state, reason))

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -279,6 +280,22 @@ def test_events_of_a_batch_that_is_not_running_are_dropped() -> None:
             rig.executor.revive(0)
             rig.executor.answer_next(squares)
             assert await call == 1
+
+    asyncio.run(main())
+
+
+def test_the_observers_hear_of_each_error_of_the_model_once() -> None:
+    async def main() -> None:
+        bad = [ModelError(f"bad {number}") for number in range(3)]
+        async with serving(lambda batch: [bad[x] if x < 3 else x for x in batch]) as rig:
+            for item, expected in ((0, bad[0]), (9, 9)):
+                with suppress(ModelError):
+                    assert await rig.service.infer(item) == expected
+            assert await rig.service.infer_many([1, 5, 2], return_errors=True) == [bad[1], 5, bad[2]]
+            with pytest.raises(ModelError):
+                await rig.service.infer_many([7, 0])  # that one has been told
+            failures = [error for model, errors in rig.heard.failures for error in errors if model == "square"]
+            assert failures == bad
 
     asyncio.run(main())
 

@@ -1,16 +1,18 @@
 import io
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from weir.errors import SettingsError
-from weir.telemetry.logs import LogObserver, get_logger, logging_to
+from weir.errors import ModelError, Overloaded, SettingsError
+from weir.telemetry.logs import MOST_KINDS, LogObserver, RateLimit, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.tracecontext import CURRENT, Trace
+from weir.testing import FakeClock
 
 
 class Terminal(io.StringIO):
@@ -157,3 +159,62 @@ def test_a_full_disk_is_said_once_and_ends_nothing(capsys: pytest.CaptureFixture
         for _ in range(3):
             get_logger("weir").info("a line")
     assert capsys.readouterr().err == "weir: log_file='/dev/full': cannot be written: No space left on device\n"
+
+
+def logged(*acts: Callable[[LogObserver], None], limit: RateLimit | None = None, log_format: str = "json") -> str:
+    """Return what the observer writes when these are told."""
+    stream = io.StringIO()
+    with logging_to(TelemetrySettings(log_format=log_format), stream):
+        observer = LogObserver(get_logger("weir"), limit)
+        for act in acts:
+            act(observer)
+    return stream.getvalue()
+
+
+def bad(kind: str = "ValueError") -> ModelError:
+    trace = f'Traceback (most recent call last):\n  File "model.py", line 3, in predict\n{kind}: no\n'
+    return ModelError(f"predict raised {kind}: no", original_type=kind, remote_traceback=trace)
+
+
+def test_an_error_of_a_model_is_logged_with_its_traceback() -> None:
+    (line,) = map(json.loads, logged(lambda observer: observer.failed("square", [bad()], 0.0)).splitlines())
+    assert (line["event"], line["level"], line["model"], line["type"]) == (
+        "model error",
+        "error",
+        "square",
+        "ValueError",
+    )
+    assert line["error"] == "predict raised ValueError: no"
+    assert 'File "model.py", line 3, in predict' in line["exception"]
+    text = logged(lambda observer: observer.failed("square", [bad()], 0.0), log_format="text")
+    assert '\n  File "model.py", line 3, in predict\n' in text
+    refused = logged(
+        lambda observer: observer.refused("square", "http", ModelError("measure raised")),
+        lambda observer: observer.refused("square", "http", Overloaded("full")),
+    )
+    assert [json.loads(line)["type"] for line in refused.splitlines()] == ["ModelError"]
+
+
+def test_errors_are_limited_by_model_and_type() -> None:
+    clock = FakeClock()
+    observe: list[Callable[[LogObserver], None]] = [
+        lambda observer: observer.failed("square", [bad()] * 100, 0.0),
+        lambda observer: observer.failed("square", [bad("KeyError")], 0.0),
+        lambda observer: observer.failed("cube", [bad()], 0.0),
+        lambda observer: clock.advance(59.0),
+        lambda observer: observer.failed("square", [bad()], 0.0),
+        lambda observer: clock.advance(1.0),
+        lambda observer: observer.failed("square", [bad()] * 2, 0.0),
+    ]
+    lines = list(map(json.loads, logged(*observe, limit=RateLimit(clock=clock)).splitlines()))
+    assert [(line["model"], line["type"]) for line in lines] == [
+        *[("square", "ValueError")] * 5, ("square", "KeyError"), ("cube", "ValueError"), *[("square", "ValueError")] * 2,
+    ]  # fmt: skip
+    assert [line.get("held_back") for line in lines] == [None] * 7 + [96, None]
+
+
+def test_types_of_errors_that_a_model_makes_up_are_not_kept_for_ever() -> None:
+    limit = RateLimit(clock=FakeClock())
+    for number in range(10 * MOST_KINDS):
+        limit.pass_on(number)
+    assert len(limit._begun) <= MOST_KINDS

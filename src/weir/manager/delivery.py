@@ -7,14 +7,14 @@ from typing import Any
 
 from weir.batching.collate import answers_in, deliver, dropped_in
 from weir.batching.gather import left_in
-from weir.errors import WeirError
+from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Observer, Request
 from weir.telemetry.silent import SilentObserver
 from weir.telemetry.tracecontext import Trace
 
 logger = logging.getLogger("weir")
 
-EVENTS = ("refused", "dispatched", "answered", "streamed", "computed", "worker_changed")
+EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed", "worker_changed")
 
 
 class Delivery:
@@ -29,6 +29,8 @@ class Delivery:
 
     def give(self, dispatch: Dispatch, events: Events, now: float) -> None:
         """Give the requests of `dispatch` what `events` say of them."""
+        if events.kinds is not None:
+            self.tell_failed([output for output in events.outputs if isinstance(output, ModelError)], now)
         whole = dispatch.plain and events.indices is None and events.kinds is None
         if whole and len(events.outputs) == len(dispatch.requests):
             self._give_whole(dispatch, events.outputs, now)
@@ -114,6 +116,8 @@ class Delivery:
     def give_error(self, request: Request, error: WeirError, now: float) -> None:
         """Give `request`, already marked as settled, an error."""
         _discard_gathered(request)
+        if isinstance(error, ModelError):
+            self.tell_failed([error], now)
         try:
             request.fail(error)
         except Exception:
@@ -127,6 +131,14 @@ class Delivery:
             for request in requests:
                 discard(request.payload)
         self.tell("answered", requests, error, now)
+
+    def tell_failed(self, errors: Sequence[ModelError], now: float) -> None:
+        """Tell the observers that the model failed, once of each error."""
+        news = [error for error in errors if not error.told]
+        if news:
+            for error in news:
+                error.told = True
+            self.tell("failed", news, now)
 
     def tell(self, event: str, *facts: Any) -> None:
         """Call the method `event` of every observer. One that raises is logged, and decides nothing."""

@@ -234,6 +234,10 @@ class Driver:
             self._delivery.blocks_in_use = True
         return block
 
+    def tell_failed(self, error: ModelError) -> None:
+        """Tell the observers of a failure of the model."""
+        self._delivery.tell_failed([error], self._clock())
+
     @property
     def finished(self) -> bool:
         """Whether it has stopped, so that no request is left here."""

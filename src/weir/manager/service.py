@@ -9,7 +9,7 @@ from threading import get_ident
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from weir.errors import Conflict, InvalidRequest, ModelNotReady, WeirError
+from weir.errors import Conflict, InvalidRequest, ModelError, ModelNotReady, WeirError
 from weir.manager import succession
 from weir.manager.assembly import make_driver, make_resolver
 from weir.manager.call import Call, ListCall, ThreadCall
@@ -259,6 +259,11 @@ class Service:
         return results
 
     # Doors.
+
+    def tell_failed(self, error: ModelError) -> ModelError:
+        """Tell the observers of a failure of the model that shows only when its answer is written; return the error."""
+        self._driver.tell_failed(error)
+        return error
 
     def submit(self, request: Request, now: float | None = None) -> None:
         """Put `request` into the line. `now` is what `now()` has just said, if the door has asked it anyway.

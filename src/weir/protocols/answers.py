@@ -184,7 +184,8 @@ def output_body(ask: Ask, output: Any) -> bytes:
             said = to_text if ask.accept == JSON else to_plain
             return encode(said(output, ask.service.model.outputs), ask.accept)
         except UNWRITABLE as error:
-            raise ModelError(f"the answer cannot be written as {ask.accept}: {error}") from error
+            failure = ModelError(f"the answer cannot be written as {ask.accept}: {error}")
+            raise ask.service.tell_failed(failure) from error
     try:
         return bytes(output.view)
     finally:

@@ -160,7 +160,7 @@ def _asked_arrays(service: "Service", request: InferenceRequest, arrays: Any) ->
         raise arrays
     missing = [tensor.name for tensor in service.model.outputs if tensor.name not in arrays]
     if missing:  # only a hook can have taken it away
-        raise ModelError(f"output {missing[0]!r}: is missing in the model's answer")
+        raise service.tell_failed(ModelError(f"output {missing[0]!r}: is missing in the model's answer"))
     return asked_of(service.model.outputs, request, arrays)
 
 

@@ -6,7 +6,8 @@ same as Weir's own. A value whose key sounds like a secret never reaches a line.
 
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
@@ -14,12 +15,14 @@ import structlog
 from structlog.stdlib import BoundLogger, ProcessorFormatter
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from weir.errors import SettingsError
+from weir.errors import ModelError, SettingsError, WeirError
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.silent import SilentObserver
 from weir.telemetry.tracecontext import CURRENT
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
+MOST_KINDS = 1000  # of errors that are told apart: a model may make types of its own
+
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
 
 
@@ -149,11 +152,53 @@ def _redacted_value(key: str, value: Any) -> Any:
     return redacted(value) if isinstance(value, Mapping) else value
 
 
-class LogObserver(SilentObserver):
-    """An Observer that writes a line when a worker changes; requests and batches are for metrics."""
+class RateLimit:
+    """Lets the first `most` of each kind pass in every `seconds`."""
 
-    def __init__(self, logger: BoundLogger) -> None:
+    def __init__(self, most: int = 5, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most
+        self._seconds = seconds
+        self._clock = clock
+        self._begun: dict[Hashable, tuple[float, int]] = {}  # of each kind: since when, and how many came
+
+    def pass_on(self, kind: Hashable) -> int | None:
+        """Return how many of this kind were held back since the last one passed; None: this one is held back too."""
+        now = self._clock()
+        begun, count = self._begun.get(kind, (now, 0))
+        held = 0
+        if now - begun >= self._seconds:
+            held, begun, count = max(0, count - self._most), now, 0
+        if len(self._begun) >= MOST_KINDS:
+            self._begun.clear()
+        self._begun[kind] = begun, count + 1
+        return held if count < self._most else None
+
+
+class LogObserver(SilentObserver):
+    """An Observer that writes a line when a worker changes, and for each error of a model, with its traceback, unless there are
+    too many of a kind; requests and batches are for metrics."""
+
+    def __init__(self, logger: BoundLogger, limit: RateLimit | None = None) -> None:
         self._logger = logger
+        self._limit = limit or RateLimit()
+
+    def refused(self, model: str, door: str, error: WeirError) -> None:
+        """Write a line if that was the model's fault."""
+        if isinstance(error, ModelError):
+            self.failed(model, [error], 0.0)
+
+    def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
+        """Write one line for each, up to a limit for each type of error of a model. The first one after that says how many were held
+        back."""
+        for error in errors:
+            kind = error.original_type or type(error).__name__
+            held = self._limit.pass_on((model, kind))
+            if held is None:
+                continue
+            facts: dict[str, Any] = {"held_back": held} if held else {}
+            if error.remote_traceback:
+                facts["exception"] = error.remote_traceback
+            self._logger.error("model error", model=model, type=kind, error=error.message, **facts)
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """Write one line: lost is a warning, failed an error."""

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
 
-from weir.errors import ModelNotFound, WeirError
+from weir.errors import ModelError, ModelNotFound, WeirError
 from weir.messages import Dispatch, Reason, Request, Timing
 from weir.telemetry.histogram import ROWS, SECONDS, Histogram
 
@@ -94,6 +94,9 @@ class Metrics:
         record.preprocess.observe(timing.preprocess)
         record.predict.observe(timing.predict)
         record.postprocess.observe(timing.postprocess)
+
+    def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
+        """Ignore it: requests are counted when they have their end."""
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
         """Ignore it: the states and restarts of workers are read when somebody asks."""

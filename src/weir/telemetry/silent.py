@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from weir.errors import WeirError
+from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
 
 
@@ -22,6 +22,9 @@ class SilentObserver:
         """Ignore it."""
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """Ignore it."""
+
+    def failed(self, model: str, errors: Sequence[ModelError], now: float) -> None:
         """Ignore it."""
 
     def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
