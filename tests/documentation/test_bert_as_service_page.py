@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from tests.documentation.pages import ROOT
 
-from weir.commands.embed.old_names import ELSEWHERE, MODEL_DIRECTORY, OLD, ONE_DASH, PREFETCH
+from weir.commands.embed.old_names import ELSEWHERE, MODEL_DIRECTORY, OLD, ONE_DASH, PREFETCH, VERSION, XLA
 
 PAGE = ROOT / "docs" / "reference" / "bert-as-service.md"
 SHOWN = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
@@ -59,7 +59,7 @@ def test_nothing_is_left_out(names: str, form: str) -> None:
 
 
 def test_the_old_names_that_are_known_are_those_in_it() -> None:
-    known = {MODEL_DIRECTORY, *OLD, *PREFETCH, *ONE_DASH, *ELSEWHERE} - {
+    known = {MODEL_DIRECTORY, *OLD, *PREFETCH, *ONE_DASH, *ELSEWHERE, VERSION, XLA} - {
         "device",
         "prefetch",
     }  # these two are short for others

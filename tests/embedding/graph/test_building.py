@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.embedding import tiny
 from tests.embedding.graph.running import Running, running
 
@@ -55,6 +56,23 @@ def test_what_is_filled_up_is_not_looked_at(plain: Checkpoint, whole: Running) -
     (vectors,) = whole.session.run(["vectors"], given)
     assert np.allclose(vectors, whole([TEXTS[0], TEXTS[2][:6]]), atol=1e-6)
     assert np.allclose(vectors[:1], whole([TEXTS[0]]), atol=1e-6)
+
+
+@pytest.mark.parametrize("family", ["roberta", "xlm-roberta", "mpnet"])
+def test_padding_within_a_text_has_no_place(family: str, tmp_path: Path) -> None:
+    """As in transformers: its position is that of padding, and the tokens behind it are one place nearer."""
+    one = read_checkpoint(tiny.model(tmp_path / "one", family, tokenizer=False))
+    other = tiny.model(tmp_path / "other", family, tokenizer=False)
+    weights = load_file(other / "model.safetensors")
+    word, position = (next(name for name in weights if f"{kind}_embeddings" in name) for kind in ("word", "position"))
+    weights[word][20] = weights[word][1]  # another token of the same meaning, which is no padding
+    counted, offset = weights[position].copy(), one.architecture.position_offset
+    weights[position][offset : offset + 5] = counted[[offset, offset + 1, 1, offset + 2, offset + 3]]
+    save_file(weights, other / "model.safetensors")
+    texts, same = [np.array([0, 5, 1, 6, 2]), np.array([0, 5, 1])], [np.array([0, 5, 20, 6, 2]), np.array([0, 5, 20])]
+    found = running(build(one, Recipe(Pooling.MEAN)), tmp_path / "graph")(texts)
+    expected = running(build(read_checkpoint(other), Recipe(Pooling.MEAN)), tmp_path / "other-graph")(same)
+    assert np.allclose(found, expected, atol=1e-6)
 
 
 def test_only_vectors_leave_it_and_only_what_is_used_goes_in(plain: Checkpoint, tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ class Architecture:
     """What is computed by a model of the BERT family, weights aside.
 
     `max_length` is the most tokens of a text, special ones included, that the position embeddings reach; the token at place p has
-    the position `p + position_offset`. `type_vocab_size` is 0 where tokens have no types, `labels` 0 where there is no
+    the position `p + position_offset`; with an offset, the token `position_offset - 1` is padding wherever it stands: its position is that number, and
+    the places of others do not count it. `type_vocab_size` is 0 where tokens have no types, `labels` 0 where there is no
     classifier, `relative_buckets` 0 where attention has no relative positions (all but MPNet).
     """
 

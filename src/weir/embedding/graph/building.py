@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
 
 WEIGHTS = "weights.bin"  # the file beside the graph
-VERSION = 4  # of the graphs that this makes; higher with each change, for cached ones are made again then
+VERSION = 5  # of the graphs that this makes; higher with each change, for cached ones are made again then
 
 _OF_FIRST = (Pooling.CLS, *OF_LAST_LAYER)  # poolings that read the first token only
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 PARTS = ("query", "key", "value")
+_INT64 = 7  # onnx.TensorProto's number
 
 
 class Encoder:
@@ -47,17 +48,32 @@ class Encoder:
         architecture, weights, numbers = self._architecture, self._weights, self._numbers
         terms = [numbers.look_up("words", weights["embeddings.word"], self.rows.pick(self._ids))]
         table = np.zeros((architecture.max_length, architecture.hidden_size), dtype=np.float32)
+        counted = self._positions and architecture.position_offset > 0
         if self._positions:
             table += weights["embeddings.position"][architecture.position_offset :][: architecture.max_length]
+        if counted:  # behind all others, that of tokens that have no place
+            table = np.concatenate([table, weights["embeddings.position"][architecture.position_offset - 1 :][:1]])
         if architecture.type_vocab_size == 1:
             table += weights["embeddings.type"][0]
         if table.any():
-            terms.append(self.rows.places(self._assembly.weight("positions", table.astype(numbers.dtype))))
+            rows = self._assembly.weight("positions", table.astype(numbers.dtype))
+            terms.append(self._counted_places(rows) if counted else self.rows.places(rows))
         if architecture.type_vocab_size > 1:
             types = self.rows.pick(self._assembly.input("types", "int32", ("batch", "length")))
             rows = self._assembly.weight("types-table", weights["embeddings.type"].astype(numbers.dtype))
             terms.append(self._assembly.add("Gather", rows, types))
         return self._norm(self._assembly.add("Sum", *terms), "embeddings.norm")
+
+    def _counted_places(self, table: str) -> str:
+        """Return what a table has for each row's place, where padding is not counted: it has the last row of the table, wherever it stands,
+        and so has a text's own token for padding. The families whose positions have an offset count so."""
+        assembly, architecture = self._assembly, self._architecture
+        padding = assembly.add("Equal", self._ids, assembly.constant(architecture.position_offset - 1, "int32"))
+        tokens = assembly.add("Cast", assembly.add("Not", padding), to=_INT64)
+        one = assembly.constant(1, "int64")
+        places = assembly.add("Sub", assembly.add("CumSum", tokens, one), one)
+        places = assembly.add("Where", padding, assembly.constant(architecture.max_length, "int64"), places)
+        return assembly.add("Gather", table, self.rows.pick(places))
 
     def _distance_bias(self) -> str:
         """Return what attention adds for the distance of two tokens, [1, heads, length, length]; it is the same in all layers."""
