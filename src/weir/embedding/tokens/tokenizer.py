@@ -23,6 +23,14 @@ from .texts import Read, read_text
 GENEROUS = 12
 # Where a text can be cut so that the tokens before stay what they are: words do not reach over this space.
 BETWEEN_WORDS = re.compile(r"(?<=\w) (?=[^\W_])")
+SPACES = re.compile(r"\s{2,}")
+LONGEST_WORD = 1_000  # characters; WordPiece takes one of more than 100 for the unknown token
+# Letters and digits, and pictures, that are one word; others are words of their own.
+LONG_WORD = re.compile(rf"(?:[^\W_\u2e80-\U0010ffff]|[\u2600-\u2767\U0001f000-\U0001faff]){{{LONGEST_WORD},}}")
+UNSURE = 128  # tokens before a cut within a word that may depend on what is behind it; a word has 100 at most
+GROWTH = 8  # times as much of a text is read if what was read has too few tokens
+FAR = 64  # times as much of it, where it is not known that tokens depend on nothing behind a space
+LARGE = 1 << 18  # characters from which runs are looked for
 PROBE = "a \u2603 \U0001f600\u00e9"  # has what no small vocabulary knows: whether that fails is to be known at once
 STOCK_SEPARATOR = "|||"  # the word that bert-as-service has between two texts
 # Ways of finding words that keep to them.
@@ -184,18 +192,37 @@ class Tokenizer:
             return self.pieces.encode_batch_fast(texts, add_special_tokens=False)
 
     def _head(self, text: str, enough: int) -> str:
-        """Return so much of a long text as has most likely more tokens than are wanted."""
-        if len(text) <= enough or not self._local:
+        """Return so much of a long text as has most likely more tokens than are wanted; if it can be, it ends between two words."""
+        if not self._local:
+            enough *= FAR
+        if len(text) <= enough:
             return text
-        place = BETWEEN_WORDS.search(text, enough)
-        return text[: place.start()] if place else text
+        place = BETWEEN_WORDS.search(text, enough, enough + LONGEST_WORD) if self._local else None
+        return text[: place.start() if place else enough]
 
     def _whole(self, text: str, head: str, ids: list[int], max_length: int) -> list[int]:
-        """Return the ids, of the whole text if those of its head are too few to say that it is too long."""
-        if len(head) == len(text) or len(ids) > max_length:
-            return ids
-        whole: list[int] = self._encode([text])[0].ids
-        return whole
+        """Return the ids, of more and more of the text as long as those of its head are too few to say that it is too long.
+
+        Only what can count is read: a text of megabytes without a space would take gigabytes in the library, which keeps them.
+        """
+        collapsed = False
+        while len(head) < len(text) and len(ids) <= max_length + self._unsure(text, head):
+            size = GROWTH * len(head)
+            if not collapsed and size > LARGE:
+                text, collapsed = self._without_runs(text), True
+            head = text if len(text) <= size else self._head(text, size if self._local else size // FAR)
+            ids = self._encode([head])[0].ids
+        return ids
+
+    def _unsure(self, text: str, head: str) -> int:
+        """Return how many of the last tokens of `head` may be others than in the text: none if it ends between two words."""
+        return 0 if self._local and BETWEEN_WORDS.match(text, len(head)) else UNSURE
+
+    def _without_runs(self, text: str) -> str:
+        """Return a text that has the same tokens, without what is long and no more than one token: spaces, and words beyond all lengths."""
+        if not self._wordpiece:
+            return text
+        return LONG_WORD.sub(lambda found: found[0][:LONGEST_WORD], SPACES.sub(" ", text))
 
     def _words(self, words: list[str], whole: bool) -> list[int]:
         """Return the ids of words: those in the vocabulary as they are, others by their pieces, or as the unknown token."""
