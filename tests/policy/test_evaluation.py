@@ -27,7 +27,6 @@ def test_single_rows_wait_as_pollaczek_and_khinchine_say(cv: float, load: float)
     assert seen.throughput == pytest.approx(load * 500.0, rel=1e-10)
     assert seen.batch_size == pytest.approx(1.0)
     assert (seen.stable, seen.refused_share) == (True, 0.0)
-    assert seen.tail_share < 1e-10
 
 
 @pytest.mark.parametrize("load", [0.1, 0.9, 1.0, 3.0])
@@ -110,7 +109,6 @@ def test_states_that_are_left_for_ever_do_not_count() -> None:
 
 def test_close_to_capacity() -> None:
     seen = evaluate(GOOGLENET_P4, 0.999 * GOOGLENET_P4.max_rate, full_batch_table(GOOGLENET_P4))
-    assert seen.tail_share < 1e-9
     assert seen.throughput == pytest.approx(0.999 * GOOGLENET_P4.max_rate, rel=1e-9)
 
 

@@ -92,6 +92,13 @@ def test_energy_only_makes_full_batches(load: float) -> None:
     assert solution.cost == pytest.approx(least, rel=1e-12)
 
 
+def test_energy_only_in_the_papers_model() -> None:
+    rate = 0.5 * GOOGLENET_P4.max_rate
+    solution = solve(GOOGLENET_P4, rate, Prices(0.0, 2.0), s_max=150)
+    assert solution.cost == pytest.approx(solve(GOOGLENET_P4, rate, Prices(0.0, 2.0)).cost, rel=1e-9)
+    assert solution.cost == pytest.approx(2.0 * rate / 1000.0 * GOOGLENET_P4.energy_mj[31] / 32, rel=1e-9)
+
+
 def test_energy_only_uses_the_most_efficient_size() -> None:
     rate = 0.5 * EFFICIENT.max_rate
     solution = solve(EFFICIENT, rate, Prices(0.0, 1.0))
@@ -153,9 +160,20 @@ def test_a_clock_measures_the_time() -> None:
 
 def test_s_max_grows_until_the_tail_is_small() -> None:
     rate = 0.75 * EFFICIENT.max_rate  # the most efficient size leaves long lines, which b* would not
-    solution = solve(EFFICIENT, rate, Prices(0.0, 1.0))
+    solution = solve(EFFICIENT, rate, Prices(0.0, 1.0), overflow_cost=1000.0)
     assert solution.tail_share <= 1e-9
     assert solution.s_max > 60
+
+
+def test_a_result_that_may_be_far_from_the_best_says_so() -> None:
+    with pytest.warns(RuntimeWarning, match=r"rate=1000: the table costs [\d.]+, which may be [\d.]+ above the least"):
+        solution = solve(GOOGLENET_P4, 1000.0, method="value-iteration", s_max=60, max_iterations=3)
+    assert solution.error_bound > 1e-3 * solution.cost
+
+
+def test_nothing_costs_anything_in_the_papers_model_either() -> None:
+    free = Profile(np.array([1.0, 1.5]), np.zeros(2), np.zeros(2))
+    assert solve(free, 500.0, Prices(0.0, 1.0), s_max=40).cost == pytest.approx(0.0, abs=1e-12)
 
 
 def test_too_cheap_an_overflow_is_a_trap_for_value_iteration() -> None:

@@ -54,7 +54,7 @@ def test_no_truncation_may_be_long_enough() -> None:
 
 
 def test_unvisited_states_make_full_batches() -> None:
-    solution = solve(GOOGLENET_P4, 0.2 * GOOGLENET_P4.max_rate)
+    solution = solve(GOOGLENET_P4, 0.2 * GOOGLENET_P4.max_rate, s_max=100)
     raw = solution.actions
     assert raw[-1] < 32, "what the truncated model does in S_o is an artefact"
     assert solution.table[:12].tolist() == raw[:12].tolist()

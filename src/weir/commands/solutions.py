@@ -131,10 +131,15 @@ def show_solution(solution: Solution, values: bool) -> None:
         f"mean response time {found.response_time_ms:.4g} ms, power {found.power_w:.4g} W, busy {found.busy_share:.1%}, "
         f"{found.batch_size:.3g} rows a batch",
         f"{solution.method}: {solution.iterations} {'steps' if solution.method.startswith('policy') else 'sweeps'} in "
-        f"{1000.0 * (solution.seconds or 0.0):.1f} ms; s_max {solution.s_max}, c_o {solution.overflow_cost:.4g}, "
-        f"tail share {solution.tail_share:.0e}",
+        f"{1000.0 * (solution.seconds or 0.0):.1f} ms; s_max {solution.s_max}{_truncated(solution)}",
     ):  # fmt: skip
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _truncated(solution: Solution) -> str:
+    if not solution.overflow_cost:
+        return ""
+    return f", c_o {solution.overflow_cost:.4g}, tail share {solution.tail_share:.0e}"
 
 
 def _runs(table: list[int], *, split: bool) -> Iterator[tuple[int, int | None, str]]:

@@ -1,23 +1,28 @@
-"""The model of a line of any length, solved on its short part: beyond it all batches are of one size, and the values of
-the states are continued as they must be there.
+"""The model of a line of any length, solved exactly on its short part: beyond it all batches are of one size.
 
 Under batches of b rows from every long line, the value of a state solves h(s) = c(s) - g·τ + E h(s - b + K) with a cost
-that is linear in s. Its solution is a quadratic in s, known up to a constant, and terms that die out within a few batches.
-So the states 0 ... `longest` are enough for the cost of a policy, however long its lines grow and however much the
-service time varies. The constant is the mean over the last b states: terms that turn with the batch cancel there.
+that is linear in s. One solution is a quadratic p in s, known up to a constant. What h has beyond p is a martingale of the
+line's length, which falls by at most b rows at a time; so it is the mean of what it is in the b longest of the short lines,
+by the law of which of them is met first on the way down (`descent` of decays.py). So the states 0 ... `longest` are enough
+for the cost of a policy, however long its lines grow and however much the service time varies: nothing is cut off.
 
 Times are in milliseconds and rates in rows per millisecond, as in smdp.py.
 """
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import log
 from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from weir.policy.decays import descent
 from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, arrivals_up_to
+
+_NEVER = 1e-32  # a step of the line less likely than this is left out
+_FORGOTTEN = 27.6  # -log of what is left of where a longer line began where that is not followed any more: 1e-12
 
 
 class Costs(NamedTuple):
@@ -28,11 +33,12 @@ class Costs(NamedTuple):
 
 
 class Values(NamedTuple):
-    """The cost per ms g, the relative values of the states 0 ... longest, and their continuation: for x rows above the
-    longest `constant` + `slope`·x + `bend`·x²."""
+    """The cost per ms g, the relative values of the states 0 ... longest, and those of the states above, as far as they are
+    followed."""
 
     cost: float
     states: Floats
+    above: Floats
     constant: float
     slope: float
     bend: float
@@ -41,7 +47,7 @@ class Values(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Continued:
     """Lines at `rate_per_ms`, looked at up to `longest` rows; from longer ones batches of `size` rows are served, which must
-    serve more rows than arrive."""
+    serve more rows than arrive. `longest` is at least `size` - 1."""
 
     profile: Profile
     rate_per_ms: float
@@ -54,55 +60,127 @@ class Continued:
         return np.concatenate(([1.0 / self.rate_per_ms], self.profile.service_time_ms))
 
     @cached_property
+    def _descent(self) -> tuple[Floats, float]:
+        return descent(self.profile, self.rate_per_ms, self.size)
+
+    @cached_property
+    def ahead(self) -> int:
+        """How many rows above the longest the values are followed: beyond, they are the quadratic and a constant."""
+        mean = self.rate_per_ms * self.profile.service_time_ms
+        excess = 1.0 + mean * self.profile.cv**2
+        _, kept = self._descent
+        forgets = -log(max(kept, 1e-12))
+        # From the longest line on the number of arrivals has a tail of at most exp(-x/spread), beyond the mean and some.
+        spread = 2.0 * excess
+        start = mean + 3.0 * np.sqrt(mean * excess)
+        needed = (_FORGOTTEN + start / spread) / (forgets + 1.0 / spread)
+        return self.size + int(np.max(np.minimum(needed, start + _FORGOTTEN * spread)))
+
+    @cached_property
     def early(self) -> Floats:
-        """P[a - 1, k], the probability that k = 0 ... longest rows arrive during a batch of a."""
-        return arrivals_up_to(self.profile, self.rate_per_ms, self.longest)
+        """P[a - 1, k], the probability that k = 0 ... longest + ahead rows arrive during a batch of a."""
+        return arrivals_up_to(self.profile, self.rate_per_ms, self.longest + self.ahead)
 
     @cached_property
     def over(self) -> tuple[Floats, Floats, Floats]:
-        """The probability that a batch of a rows, with r left behind, ends with x > 0 rows above the longest, and E x and E x²
-        of these; each of shape [a - 1, r], r = 0 ... longest."""
-        counts = np.arange(self.longest + 1)
+        """The probability that a batch of a rows, with r left behind, ends with x > `ahead` rows above the longest, and E x
+        and E x² of these; each of shape [a - 1, r], r = 0 ... longest."""
+        last = self.longest + self.ahead
+        counts = np.arange(last + 1.0)
         mean = self.rate_per_ms * self.profile.service_time_ms
         moments = (np.ones_like(mean), mean, mean + (1.0 + self.profile.cv**2) * mean**2)
-        rest = [moment[:, None] - np.cumsum(self.early * counts**i, axis=1) for i, moment in enumerate(moments)]
-        first = rest[1] - counts * rest[0]
-        second = rest[2] - 2.0 * counts * rest[1] + counts**2 * rest[0]
-        # The room above r is longest - r. What is left of 1 is right to 1e-15, far below what the values need.
-        none, once, twice = (np.maximum(part[:, ::-1], 0.0) for part in (rest[0], first, second))
-        return none, once, twice
+        rest, part = [], self.early
+        for moment in moments:
+            met = np.cumsum(part, axis=1)[:, self.ahead :][:, ::-1]
+            # What is left of 1 is right to 1e-15, far below what the values need. By r: more than last - r.
+            rest.append(np.maximum(moment[:, None] - met, 0.0))
+            part = part * counts
+        room = self.longest - np.arange(self.longest + 1.0)
+        first = rest[1] - room * rest[0]
+        second = rest[2] - 2.0 * room * rest[1] + room**2 * rest[0]
+        return rest[0], np.maximum(first, 0.0), np.maximum(second, 0.0)
+
+    @cached_property
+    def first_met(self) -> tuple[Floats, Floats]:
+        """The law of which of the last states is met first, coming from x = 1 ... ahead above the longest, and from far
+        above; shapes [x - 1, size] and [size], the last entry for the longest."""
+        law, _ = self._descent
+        flipped = law[::-1]
+        block = np.empty((self.size, self.size))
+        row = flipped
+        for x in range(self.size):
+            block[x] = row
+            row = row[-1] * flipped + np.concatenate(([0.0], row[:-1]))
+        blocks = [block]
+        for _ in range(-(-self.ahead // self.size) - 1):
+            blocks.append(blocks[-1] @ block)
+        far = np.cumsum(flipped)  # the law of what is left of a descent that is under way
+        return np.concatenate(blocks)[: self.ahead], far / far.sum()
 
     def beyond(self, size: int) -> "Continued":
-        """Return the same lines with batches of another size from those that are longer; nothing else is made again."""
-        other = replace(self, size=size)
-        for name in ("early", "over"):
-            other.__dict__[name] = getattr(self, name)
-        return other
+        """Return the same lines with batches of another size from those that are longer."""
+        return replace(self, size=size)
 
     def start(self) -> Actions:
         """Return the policy that never waits: at most `size` rows."""
         return np.minimum(np.arange(self.longest + 1), self.size)
 
+    def chain(self, actions: Actions) -> "Chain":
+        """Return the chain of the lines of at most `longest` rows under `actions`, which serve in the longest."""
+        key = actions.tobytes()
+        if key not in self._chains:
+            self._chains.clear()  # it is the last one that is asked for again
+            self._chains[key] = self._chain(actions)
+        return self._chains[key]
+
+    @cached_property
+    def _chains(self) -> dict[bytes, "Chain"]:
+        return {}
+
+    def _chain(self, actions: Actions) -> "Chain":
+        width, kept = self.longest + 1, self.longest + self.ahead + 1
+        serves = actions > 0
+        batch, left = np.maximum(actions, 1) - 1, np.arange(width) - actions
+        padded = np.concatenate((np.zeros((len(self.early), width)), self.early), axis=1)
+        step = padded.strides[0]
+        windows = as_strided(padded, (len(padded), width + 1, kept), (step, 8, 8))
+        moved = windows[batch, width - left]  # row s: from what is left on, the probability of each next length
+        waits = np.flatnonzero(~serves)
+        moved[waits] = 0.0
+        moved[waits, waits + 1] = 1.0
+        none, once, twice = (np.where(serves, part[batch, left], 0.0) for part in self.over)
+        near, far = self.first_met
+        above, x = moved[:, width:], np.arange(1.0, self.ahead + 1.0)
+        folded = above @ near + none[:, None] * far
+        law = moved[:, :width].copy()
+        law[:, -self.size :] += folded
+        last = np.arange(1.0 - self.size, 1.0)
+        return Chain(law, above @ x + once - folded @ last, above @ x**2 + twice - folded @ last**2)
+
     def values(self, costs: Costs, actions: Actions) -> Values:
         """Return the values of the states under `actions`, which serve in the longest."""
+        chain = self.chain(actions)
         bend, slope, less = self._continuation(costs)
         own = costs.once[actions] + costs.price * np.arange(self.longest + 1) * self.sojourn[actions]
-        once, twice = self._above(actions)
-        found = np.linalg.solve(self._system(actions), own + bend * twice + slope * once)
+        found = np.linalg.solve(self._system(chain, actions), own + bend * chain.twice + slope * chain.once)
         gain, states = float(found[0]), np.concatenate(([0.0], found[1:]))
         slope -= gain * less
-        constant = float(states[-self.size :].mean()) - bend * self._squares + slope * (self.size - 1) / 2.0
-        return Values(gain, states, constant, slope, bend)
+        near, far = self.first_met
+        last, x = np.arange(1 - self.size, 1), np.arange(1, self.ahead + 1)
+        bounded = states[-self.size :] - slope * last - bend * last**2
+        above = near @ bounded + slope * x + bend * x**2
+        return Values(gain, states, above, float(far @ bounded), slope, bend)
 
     def choices(self, costs: Costs, values: Values) -> Floats:
         """Return, by action and state, the cost until the next decision and the value then, less g·time; infinite where the
         action is not allowed, and for waiting in the longest."""
-        width, batches = self.longest + 1, len(self.early)
-        padded = np.concatenate((values.states, np.zeros(width)))
+        width, batches, kept = self.longest + 1, len(self.early), self.longest + self.ahead + 1
+        padded = np.concatenate((values.states, values.above, np.zeros(width)))
         none, once, twice = self.over
         flat = np.zeros(1 + batches * width + 1)
         left = flat[1:-1].reshape(batches, width)
-        np.matmul(self.early, as_strided(padded, (width, width), (8, 8)).copy(), out=left)
+        # Arrivals that lead beyond what is followed meet the zeros, and are added by their moments.
+        np.matmul(self.early, as_strided(padded, (kept, width), (8, 8)).copy(), out=left)
         left += values.constant * none + values.slope * once + values.bend * twice
         result = np.empty((batches + 1, width))
         result[0] = np.append(values.states[1:], np.inf)
@@ -116,21 +194,29 @@ class Continued:
         """Return how often per ms each of the states is met at a decision under `actions`."""
         first = np.zeros(len(actions))
         first[0] = 1.0
-        found = np.linalg.solve(self._system(actions).T, first)
+        found = np.linalg.solve(self._system(self.chain(actions), actions).T, first)
         return np.asarray(np.maximum(found, 0.0), dtype=np.float64)
 
-    def rate_of(self, costs: Costs, actions: Actions, visits: Floats) -> tuple[float, float]:
+    def decisions(self, actions: Actions, visits: Floats) -> float:
+        """Return how many decisions there are per ms, those above the longest included."""
+        return self.rate_of(Costs(np.ones(len(self.sojourn)), 0.0), self.chain(actions), actions, visits)[0]
+
+    def beyond_share(self, actions: Actions) -> float:
+        """Return the share of the decisions in lines above the longest."""
+        visits = self.visits(actions)
+        return max(0.0, 1.0 - float(visits.sum()) / self.decisions(actions, visits))
+
+    def time_of(self, chain: "Chain", actions: Actions, visits: Floats) -> float:
+        """Return the time that passes while the states are met so often, that above the longest included."""
+        _, _, less = self._continuation(Costs(np.zeros(len(self.sojourn)), 0.0))
+        return float(visits @ (self.sojourn[actions] + less * chain.once))
+
+    def rate_of(self, costs: Costs, chain: "Chain", actions: Actions, visits: Floats) -> tuple[float, float]:
         """Return the cost per ms under `actions`, which meet the states so often, and what of it is paid above the longest."""
         bend, slope, _ = self._continuation(costs)
         own = costs.once[actions] + costs.price * np.arange(self.longest + 1) * self.sojourn[actions]
-        once, twice = self._above(actions)
-        above = float(visits @ (bend * twice + slope * once))
+        above = float(visits @ (bend * chain.twice + slope * chain.once))
         return float(visits @ own) + above, above
-
-    @property
-    def _squares(self) -> float:
-        """The mean of x² over the last states, x = 1 - size ... 0."""
-        return (self.size - 1) * (2 * self.size - 1) / 6.0
 
     def _continuation(self, costs: Costs) -> tuple[float, float, float]:
         """Return the bend, the slope but for g, and by how much a unit of g makes it less."""
@@ -142,26 +228,27 @@ class Continued:
         once = float(costs.once[self.size]) + costs.price * time * self.longest
         return bend, (once + bend * square) / down, time / down
 
-    def _above(self, actions: Actions) -> tuple[Floats, Floats]:
-        """Return E x and E x² by state, less what the constant takes off."""
-        none, once, twice = (self._chosen(part, actions) for part in self.over)
-        return once + none * (self.size - 1) / 2.0, twice - none * self._squares
-
-    def _chosen(self, part: Floats, actions: Actions) -> Floats:
-        chosen = np.where(actions > 0, part[actions - 1, np.arange(len(actions)) - actions], 0.0)
-        return np.asarray(chosen, dtype=np.float64)
-
-    def _system(self, actions: Actions) -> Floats:
+    def _system(self, chain: "Chain", actions: Actions) -> Floats:
         """Return the matrix of the equations for g (in the place of state 0, whose value is 0) and the other values."""
-        system = np.eye(self.longest + 1)
-        none = self._chosen(self.over[0], actions) / self.size
-        for state, action in enumerate(actions.tolist()):
-            if action:
-                left = state - action
-                system[state, left:] -= self.early[action - 1, : self.longest + 1 - left]
-            else:
-                system[state, state + 1] -= 1.0
-        system[:, -self.size :] -= none[:, None]
-        less = float(self.sojourn[self.size]) / (self.size - self.rate_per_ms * float(self.sojourn[self.size]))
-        system[:, 0] = self.sojourn[actions] + less * self._above(actions)[0]
+        system: Floats = np.eye(self.longest + 1) - chain.law
+        _, _, less = self._continuation(Costs(np.zeros(len(self.sojourn)), 0.0))
+        system[:, 0] = self.sojourn[actions] + less * chain.once
         return system
+
+
+class Chain(NamedTuple):
+    """The decisions in lines of at most the longest: the `law` of the next such by state, and what happens above until then:
+    the mean of x and of x² of the rows x above the longest, less those of the state that is met then (x <= 0)."""
+
+    law: Floats
+    once: Floats
+    twice: Floats
+
+    def band(self, below: int) -> tuple[Floats, int]:
+        """Return `law` as a band, for `stationary`; no decision leads further down than by `below`."""
+        size = len(self.law)
+        rows, columns = np.nonzero(self.law > _NEVER)
+        above = max(0, int((columns - rows).max()))
+        matrix = np.zeros((size, below + 1 + above + 1))
+        matrix[rows, below + 1 + columns - rows] = self.law[rows, columns]
+        return matrix, below + 1

@@ -7,15 +7,14 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.decays import decay
-from weir.policy.long_lines import rates_of_table
+from weir.policy.long_lines import Served
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
-from weir.policy.smdp import Actions, arrivals, reach
+from weir.policy.smdp import Actions, arrivals
 from weir.policy.stationary import band, stationary
 from weir.policy.tables import Table, checked_table, extended, limit_of
 
 _TAIL = 1e-14  # about the share of the decisions that may lie beyond the states that are looked at
-_MOST_ENTRIES = 4_000_000  # of a law's matrix
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,6 @@ class Performance:
         response_time_ms: mean, with the profile's latency offset.
         power_w: mean power beyond what the machine draws while idle.
         cost: latency_weight·response time + energy_weight·power (equation 3), the weight being that at the rate.
-        tail_share: the share of the cost that falls on the line's longest states, which stand for all above: what is
-            not exact about these numbers. 0 where lines are so long that they are continued instead (continued.py): then
-            these numbers are right to about 0.1 %, near saturation with a cv of 2.5 or more to a few percent.
         busy_share: the share of time in which the worker is busy.
         batch_size: mean rows of a batch.
         throughput: rows served per second.
@@ -41,7 +37,6 @@ class Performance:
     response_time_ms: float
     power_w: float
     cost: float
-    tail_share: float
     busy_share: float
     batch_size: float
     throughput: float
@@ -74,10 +69,10 @@ def evaluate(
     table = _checked(profile, rate, table, max_waiting)
     if max_waiting is None and not is_stable(profile, rate, table):
         return _overloaded(profile, int(table[-1]), prices)
-    if max_waiting is None and not is_short(profile, rate, table):
-        return _by_continuation(profile, rate, table, prices)
-    line = line_of(profile, rate, table, max_waiting=max_waiting)
-    return performance_of(profile, line, prices, max_waiting=max_waiting)
+    if max_waiting is None:
+        return _unbounded(profile, rate, table, prices)
+    line = _line(profile, rate / 1000.0, table, np.arange(max_waiting + 1))
+    return _bounded(profile, line, prices, max_waiting)
 
 
 def is_stable(profile: Profile, rate: float, table: Table) -> bool:
@@ -86,16 +81,8 @@ def is_stable(profile: Profile, rate: float, table: Table) -> bool:
     return rate * float(profile.service_time_ms[size - 1]) < 1000.0 * size
 
 
-def is_short(profile: Profile, rate: float, table: Table) -> bool:
-    """Say whether lines under a stable table are short enough to compute their law, in about a second and 50 MB."""
-    jumps = profile.max_batch_size + reach(profile, rate / 1000.0)
-    return jumps * _enough_states(profile, rate / 1000.0, table) <= _MOST_ENTRIES
-
-
-def line_of(profile: Profile, rate: float, table: Table, *, max_waiting: int | None = None) -> Line:
+def line_of(profile: Profile, rate: float, table: Table) -> Line:
     """Return the stationary law of a line under a stable table, over as many states as matter."""
-    if max_waiting is not None:
-        return _line(profile, rate / 1000.0, table, np.arange(max_waiting + 1))
     size = _enough_states(profile, rate / 1000.0, table)
     return _line(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
 
@@ -122,8 +109,8 @@ def _line(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> 
     return Line(law, actions, rows, counts, rate_per_ms)
 
 
-def performance_of(profile: Profile, line: Line, prices: Prices, *, max_waiting: int | None = None) -> Performance:
-    """Return what a table does, from the law of the line under it."""
+def _bounded(profile: Profile, line: Line, prices: Prices, max_waiting: int) -> Performance:
+    """Return what a table does, from the law of the line under it, which is never longer than `max_waiting`."""
     rate, serves = line.rate_per_ms, line.actions > 0
     times = np.where(serves, profile.service_time_ms[line.actions - 1], 1.0 / rate)
     energies = np.where(serves, profile.energy_mj[line.actions - 1], 0.0)
@@ -133,14 +120,12 @@ def performance_of(profile: Profile, line: Line, prices: Prices, *, max_waiting:
     response_time = float(line.law @ areas) / (rate * total * (1.0 - refused_share)) + profile.latency_offset_ms
     power = float(line.law @ energies) / total
     latency_weight = prices.latency_weight_at(1000.0 * rate)
-    parts = line.law * (latency_weight * areas / rate + prices.energy_weight * energies)
     batches = float(line.law @ serves)
     return Performance(
         stable=True,
         response_time_ms=response_time,
         power_w=power,
         cost=latency_weight * response_time + prices.energy_weight * power,
-        tail_share=0.0 if max_waiting is not None else float(parts[-1] / parts.sum()),
         busy_share=float(line.law @ np.where(serves, times, 0.0)) / total,
         batch_size=float(line.law @ line.actions) / batches,
         throughput=1000.0 * float(line.law @ line.actions) / total,
@@ -148,13 +133,10 @@ def performance_of(profile: Profile, line: Line, prices: Prices, *, max_waiting:
     )
 
 
-def _areas(profile: Profile, line: Line, times: Floats, max_waiting: int | None) -> tuple[Floats, Floats]:
+def _areas(profile: Profile, line: Line, times: Floats, max_waiting: int) -> tuple[Floats, Floats]:
     """Return the expected rows·ms in the system and the expected rows refused until the next decision, by state."""
     rate, serves = line.rate_per_ms, line.actions > 0
     areas = line.rows * times
-    squares = (1.0 + profile.cv**2) * profile.service_time_ms**2
-    if max_waiting is None:
-        return areas + np.where(serves, rate * squares[line.actions - 1] / 2.0, 0.0), np.zeros(len(areas))
     # The k-th arrival of a batch waits, if it is let in, (N - k)^+ / rate on average until the batch ends.
     above = np.cumsum(line.arrivals[:, ::-1], axis=1)[:, ::-1]  # P[N >= k]
     excess = np.zeros((above.shape[0], above.shape[1] + 1))
@@ -166,16 +148,16 @@ def _areas(profile: Profile, line: Line, times: Floats, max_waiting: int | None)
     return areas, np.where(serves, excess[batch, room], 0.0)
 
 
-def _by_continuation(profile: Profile, rate: float, table: Table, prices: Prices) -> Performance:
-    seen = rates_of_table(profile, rate / 1000.0, table)
+def _unbounded(profile: Profile, rate: float, table: Table, prices: Prices) -> Performance:
+    seen = Served(profile, rate / 1000.0, table).rates
     response_time = seen.response_time_ms + profile.latency_offset_ms
     cost = prices.latency_weight_at(rate) * response_time + prices.energy_weight * seen.power_w
     return Performance(
-        True, response_time, seen.power_w, cost, 0.0, seen.busy_share, seen.rows / seen.batches, 1000.0 * seen.rows, 0.0
+        True, response_time, seen.power_w, cost, seen.busy_share, seen.rows / seen.batches, 1000.0 * seen.rows, 0.0
     )
 
 
 def _overloaded(profile: Profile, size: int, prices: Prices) -> Performance:
     time, energy = float(profile.service_time_ms[size - 1]), float(profile.energy_mj[size - 1])
     cost = prices.energy_weight * energy / time if prices.latency_weight == 0.0 else inf
-    return Performance(False, inf, energy / time, cost, 1.0, 1.0, float(size), 1000.0 * size / time, 0.0)
+    return Performance(False, inf, energy / time, cost, 1.0, float(size), 1000.0 * size / time, 0.0)

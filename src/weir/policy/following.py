@@ -45,11 +45,12 @@ class Service:
     met: Floats
 
 
-def follow(profile: Profile, line: Line, table: Table, cells: int) -> Waits:
-    """Return how long rows wait until their own batch starts, in so many cells."""
+def follow(profile: Profile, line: Line, table: Table, cells: int, span: float | None = None) -> Waits:
+    """Return how long rows wait until their own batch starts, in so many cells; they reach as far as `span` ms, or as can be
+    told from the line's law."""
     rules = Rules(table)
     services, idle = _met(profile, line)
-    grid = _grid(profile, line, rules, cells)
+    grid = _grid(profile, line, rules, cells) if span is None else Grid(span / cells, cells)
     waits = Waits(grid, np.zeros((profile.max_batch_size, cells)), np.zeros(profile.max_batch_size))
     if rules.leaves_none:
         by_length = _next_decision(services, grid, rules, line.rate_per_ms)

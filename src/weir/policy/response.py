@@ -18,6 +18,7 @@ from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, checked_table
 
 CELLS = 512
+_BEYOND = 1e-6  # a share of the rows that may take longer than the cells reach
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,18 @@ def response_time(profile: Profile, rate: float, table: Table, *, cells: int = C
 
 def response_of(profile: Profile, line: Line, table: Table, *, cells: int = CELLS) -> ResponseTime:
     """Return the distribution of the response time under `table`, from the law of the line under it."""
-    waits = follow(profile, line, table, cells)
+    found = _on_grid(profile, line, table, cells, None)
+    while found.masses[-1] > _BEYOND:  # the last cell has all that is longer
+        found = _on_grid(profile, line, table, cells, 2.0 * float(found.grid.edges[-1]))
+    above = np.cumsum(found.masses[::-1])[::-1]
+    reached = int(np.count_nonzero(above > _BEYOND)) + 1
+    if reached < cells // 2:
+        found = _on_grid(profile, line, table, cells, 1.05 * found.grid.width * reached)
+    return found
+
+
+def _on_grid(profile: Profile, line: Line, table: Table, cells: int, span: float | None) -> ResponseTime:
+    waits = follow(profile, line, table, cells, span)
     masses = np.zeros(cells)
     for index in np.flatnonzero(waits.later.sum(axis=1)):
         masses += _served(profile, waits.grid, waits.later[index], int(index))

@@ -1,5 +1,6 @@
 """Solve for the best table at one rate."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,6 +21,8 @@ from weir.policy.truncation import MOST_STATES, cost_of, enough_states, overflow
 from weir.policy.value_iteration import iterate_values
 
 METHODS = ("policy-iteration", "value-iteration")
+_NOTHING = 1e-12  # a cost that is none
+TOLERANCE = 1e-3  # how much more than the least, relative to it, a table may cost without a warning
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +97,8 @@ def solve(
         start: a table from which policy iteration starts, e.g. that of a rate nearby.
         clock: gives the seconds that `Solution.seconds` is the difference of.
 
+    Warns with a RuntimeWarning that says by how much, if the cost may be more than a thousandth above the least: where value
+    iteration ends too soon, or rounding ends policy iteration.
     Raises SettingsError naming the value: a rate that no policy can serve, an unknown method, a table that cannot be, an
     s_max below the largest batch, an overflow cost so small that value iteration finds it best never to serve.
     """
@@ -105,11 +110,11 @@ def solve(
     began = clock() if clock else 0.0
     check_rate(profile, rate)
     first = None if start is None else checked_table(start, profile.max_batch_size, "start")
+    if s_max is None and overflow_cost is None and method == METHODS[0]:
+        longest = max(LONGEST, longest_of(profile))
+        return _warned(_continued(solve_long(profile, rate, prices, longest, first), prices, rate, began, clock))
     size = s_max if s_max is not None else enough_states(profile, rate, tail_tolerance)
     while True:
-        if size >= MOST_STATES and s_max is None and overflow_cost is None and method == METHODS[0]:
-            found = solve_long(profile, rate, prices, max(LONGEST, longest_of(profile)), first)
-            return _continued(found, prices, rate, began, clock)
         model = model_of(profile, rate, prices, size, overflow_cost or 0.0)
         begin = start_actions(model) if first is None else extended(first, size + 2).astype(np.int64)
         if method == METHODS[0]:
@@ -125,26 +130,36 @@ def solve(
     cost, bound = solved.cost, solved.error_bound
     if not prices.latency_weight:  # it was solved with time at a price, whose optimum is near the one asked for
         cost = cost_of(replace(solved.model, latency_weight=0.0), solved.actions, law)
-        bound = max(bound, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
-    return Solution(
+        bound = max(0.0, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
+    return _warned(Solution(
         profile, rate, prices, served_table(profile, solved.actions, law), solved.actions, solved.values, cost,
         bound, tail_share, size, solved.model.overflow_cost, method, solved.steps, seconds,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _warned(solution: Solution) -> Solution:
+    """Return `solution`; warn if it may be far from the best."""
+    if solution.error_bound > TOLERANCE * max(solution.cost, _NOTHING):
+        warnings.warn(
+            f"rate={solution.rate:g}: the table costs {solution.cost:g}, which may be {solution.error_bound:g} above the least",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return solution
 
 
 def _continued(found: Found, prices: Prices, rate: float, began: float, clock: Callable[[], float] | None) -> Solution:
-    """Return the solution for lines too long for a truncated model."""
-    model, best = found.model, found.improved
-    values = best.values
-    after = values.constant + values.slope + values.bend
-    cost, bound = values.cost, best.error_bound
+    """Return the solution that was found without a truncated model."""
+    profile, model, values = found.served.profile, found.model, found.improved.values
+    cost, bound = found.cost, found.error_bound
     if not prices.latency_weight:
-        cost = prices.energy_weight * found.rates.power_w
-        bound = max(bound, cost - prices.energy_weight * unavoidable_power_w(model.profile, rate))
+        cost = prices.energy_weight * found.served.rates.power_w
+        bound = max(0.0, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
+    cost += prices.latency_weight_at(rate) * profile.latency_offset_ms
     return Solution(
-        model.profile, rate, prices, found.table(), np.append(best.actions, model.size),
-        np.append(values.states, after), cost, bound, 0.0, model.longest, 0.0, METHODS[0], best.steps,
-        clock() - began if clock else None,
+        profile, rate, prices, found.table, np.append(found.improved.actions, model.size),
+        np.append(values.states, values.above[0]), cost, bound, 0.0, model.longest, 0.0, METHODS[0],
+        found.improved.steps, clock() - began if clock else None,
     )  # fmt: skip
 
 

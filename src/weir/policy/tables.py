@@ -46,6 +46,11 @@ def extended(table: Table, length: int) -> Table:
     return table[np.minimum(np.arange(length), len(table) - 1)]
 
 
+def steady_table(table: Table) -> Table:
+    """Return the shortest table that says the same: without entries that only repeat the last."""
+    return table[: int(np.flatnonzero(table != table[-1])[-1]) + 2]  # the first entry is 0, and the last is not
+
+
 def stacked(tables: Sequence[Table]) -> NDArray[np.uint16]:
     """Return tables of any lengths as the rows of one array."""
     length = max(len(table) for table in tables)

@@ -44,8 +44,9 @@ def overflow_cost_rate(model: Model, actions: Actions, law: Floats) -> float:
 
 
 def overflow_share(model: Model, actions: Actions, law: Floats) -> float:
-    """Return Δ / g."""
-    return overflow_cost_rate(model, actions, law) / cost_of(model, actions, law)
+    """Return Δ / g, 0 where nothing costs anything."""
+    cost = cost_of(model, actions, law)
+    return overflow_cost_rate(model, actions, law) / cost if cost else 0.0
 
 
 def served_table(profile: Profile, actions: Actions, law: Floats) -> Table:

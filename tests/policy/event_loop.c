@@ -1,0 +1,108 @@
+/* A queue served in batches by a table, one event after another. It shares nothing with Weir: what the computations
+   and the simulation of Weir are held against. See event_loop.py. */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+typedef struct { uint64_t s[4]; } Random;
+
+/* xoshiro256++ of Blackman and Vigna, seeded by splitmix64 */
+static uint64_t turned(uint64_t x, int by) { return (x << by) | (x >> (64 - by)); }
+
+static uint64_t next(Random *r) {
+    uint64_t *s = r->s, result = turned(s[0] + s[3], 23) + s[0], t = s[1] << 17;
+    s[2] ^= s[0]; s[3] ^= s[1]; s[1] ^= s[2]; s[0] ^= s[3]; s[2] ^= t; s[3] = turned(s[3], 45);
+    return result;
+}
+
+static void seed(Random *r, uint64_t x) {
+    for (int i = 0; i < 4; i++) {
+        uint64_t z = (x += 0x9e3779b97f4a7c15ULL);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+        r->s[i] = z ^ (z >> 31);
+    }
+}
+
+static double uniform(Random *r) { return ((double)(next(r) >> 11) + 0.5) * 0x1p-53; }
+static double exponential(Random *r) { return -log(uniform(r)); }
+
+static double normal(Random *r) { /* Box and Muller */
+    return sqrt(2.0 * exponential(r)) * cos(6.283185307179586 * uniform(r));
+}
+
+static double gamma_of(Random *r, double shape) { /* Marsaglia and Tsang */
+    if (shape < 1.0) return gamma_of(r, shape + 1.0) * pow(uniform(r), 1.0 / shape);
+    double d = shape - 1.0 / 3.0, c = 1.0 / sqrt(9.0 * d);
+    for (;;) {
+        double x = normal(r), v = 1.0 + c * x;
+        if (v <= 0.0) continue;
+        v = v * v * v;
+        if (log(uniform(r)) < 0.5 * x * x + d - d * v + d * log(v)) return d * v;
+    }
+}
+
+static int later(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Serve `parts` stretches of `rows` rows each, after `warm` rows that do not count. Of each stretch: the mean response
+   time, the mean power over the time from its first batch to its last, the `share` quantile of the response time, and
+   the share of the rows that took longer than each of `limits`. Returns 0, or 1 where memory is short. */
+int serve(int largest, const double *time, const double *energy, const double *cv, int entries, const int *table,
+          double rate, long warm, long rows, int parts, double share, int limited, const double *limits, uint64_t number,
+          double *means, double *powers, double *quantiles, double *later_than) {
+    Random r;
+    seed(&r, number);
+    long size = 1024, mask = size - 1, head = 0, tail = 0; /* waiting: the instants [head, tail) */
+    double *waiting = malloc(size * sizeof(double)), *times = malloc((rows + largest) * sizeof(double));
+    if (!waiting || !times) return 1;
+    double now = 0.0, coming = exponential(&r) / rate;
+    long left = warm;
+    for (int part = -1; part < parts; part++) {
+        long done = 0, wanted = part < 0 ? left : rows;
+        double began = now, spent = 0.0, sum = 0.0;
+        while (done < wanted) {
+            long n = tail - head;
+            int batch = table[n < entries ? n : entries - 1];
+            double until = coming;
+            if (batch) {
+                double mean = time[batch - 1], v = cv[batch - 1];
+                until = now + (v > 0.0 ? mean * v * v * gamma_of(&r, 1.0 / (v * v)) : mean);
+                spent += energy[batch - 1];
+            }
+            while (coming <= until) {
+                if (tail - head == size) {
+                    double *more = malloc(2 * size * sizeof(double));
+                    if (!more) return 1;
+                    for (long i = head; i < tail; i++) more[i & (2 * size - 1)] = waiting[i & mask];
+                    free(waiting);
+                    waiting = more; size *= 2; mask = size - 1;
+                }
+                waiting[tail++ & mask] = coming;
+                coming += exponential(&r) / rate;
+                if (!batch) break;
+            }
+            now = until;
+            for (int i = 0; i < batch; i++) {
+                double taken = now - waiting[head++ & mask];
+                if (part >= 0) { times[done] = taken; sum += taken; }
+                done++;
+            }
+        }
+        if (part < 0) continue;
+        means[part] = sum / done;
+        powers[part] = spent / (now - began);
+        for (int i = 0; i < limited; i++) {
+            long late = 0;
+            for (long j = 0; j < done; j++) late += times[j] > limits[i];
+            later_than[part * limited + i] = (double)late / done;
+        }
+        qsort(times, done, sizeof(double), later);
+        quantiles[part] = times[(long)ceil(share * done) - 1];
+    }
+    free(waiting); free(times);
+    return 0;
+}

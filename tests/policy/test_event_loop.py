@@ -1,0 +1,56 @@
+"""event_loop.c: what theory knows of queues and of queues served in bulk."""
+
+import numpy as np
+import pytest
+from tests.policy.event_loop import interval, needs_compiler, served
+
+from weir.policy.profile import Profile
+from weir.policy.tables import greedy_table, static_table
+
+pytestmark = needs_compiler
+
+
+def single(cv: float) -> Profile:
+    """Return a profile of single rows that take 2 ms."""
+    return Profile(np.array([2.0]), np.array([3.0]), np.array([cv]))
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 2.0])
+@pytest.mark.parametrize("load", [0.3, 0.8])
+def test_pollaczek_and_khinchine(load: float, cv: float) -> None:
+    seen = served(single(cv), load * 500.0, greedy_table(1), 100_000, warm=100_000)
+    response, power = interval(seen.means), interval(seen.powers)
+    assert response.low < 2.0 + load * (1.0 + cv * cv) / (1.0 - load) < response.high
+    assert response.high - response.low < 0.2 * response.mean
+    assert power.low < 1.5 * load < power.high
+
+
+@pytest.mark.parametrize("load", [0.2, 0.7])
+def test_m_m_1_is_exponential(load: float) -> None:
+    mean = 2.0 / (1.0 - load)
+    seen = served(single(1.0), load * 500.0, greedy_table(1), 100_000, warm=100_000, late=(mean, 3.0 * mean))
+    for share, limit in zip(seen.later, (1.0, 3.0), strict=True):
+        assert share.low < np.exp(-limit) < share.high
+    assert float(np.mean(seen.quantiles)) == pytest.approx(-np.log(0.01) * mean, rel=0.05)
+
+
+def test_m_d_1s_waiting_time() -> None:
+    """Erlang's law of the wait in M/D/1: within t < τ it is (1 - ρ)·exp(λt)."""
+    seen = served(single(0.0), 250.0, greedy_table(1), 100_000, warm=100_000, late=(2.0, 2.5, 3.5))
+    for share, wait in zip(seen.later, (1e-9, 0.5, 1.5), strict=True):
+        assert share.low < 1.0 - 0.5 * np.exp(0.25 * wait) < share.high
+
+
+@pytest.mark.parametrize(("size", "load"), [(4, 0.02), (4, 0.9), (16, 0.5)])
+def test_a_bulk_queue_of_fixed_batches(size: int, load: float) -> None:
+    """Crommelin (1932): full batches wait as single rows do in M/D/c, c the batch; before that they fill."""
+    profile = Profile(np.full(size, 2.0), np.ones(size), np.zeros(size))
+    rate, mean = load * size / 2.0, load * size
+    turns = np.exp(2j * np.pi * np.arange(1, size) / size)
+    roots = turns / 2.0
+    for _ in range(2000):
+        roots = turns * np.exp(mean * (roots - 1.0) / size)
+    waiting = (mean**2 - size * (size - 1)) / (2.0 * (size - mean)) + float((1.0 / (1.0 - roots)).sum().real)
+    expected = 2.0 + (waiting + (size - 1) / 2.0) / rate
+    seen = interval(served(profile, 1000.0 * rate, static_table(size), 100_000, warm=100_000).means)
+    assert seen.low < expected < seen.high
