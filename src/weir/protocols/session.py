@@ -85,8 +85,10 @@ class Session:
             if len(message) > self._settings.max_body_size:
                 await self._leave()
                 return TOO_BIG
-            await self._take(message)
-            del received, message  # nor is it kept while the next one is awaited
+            failure = await self._take(message)
+            del received, message  # nor are they kept while their error waits to be read, or the next one is awaited
+            if failure is not None:
+                await self._send_failure(*failure)
         await self._answered()
         return GOING_AWAY
 
@@ -120,23 +122,29 @@ class Session:
             task.cancel()
         await self._answered()
 
-    async def _take(self, message: Message) -> None:
-        """Begin what a message asks for, or say what is wrong with it."""
+    async def _take(self, message: Message) -> tuple[str, WeirError] | None:
+        """Begin what a message asks for, or return its id and what is wrong with it."""
+        size = 0
         try:
+            self._claim.take(len(message))
+            size = len(message)
             asked = await off_loop(len(message), partial(read_request, message))
             if isinstance(asked, Cancel):
                 self._withdraw(asked.id)
-                return
+                self._claim.give(size)
+                return None
             if asked.id in self._under_way and not self._under_way[asked.id].done():
                 raise Conflict(f"id {brief(asked.id, 100)}: is that of a request under way on this connection")
-            size = len(message) + sum([each.array.nbytes for each in asked.inputs])
-            self._claim.take(size)
+            arrays = sum([each.array.nbytes for each in asked.inputs])
+            self._claim.take(arrays)
+            size += arrays
         except WeirError as error:
-            await self._send_failure(await off_loop(len(message), partial(id_of, message)), error)
-            return
+            self._claim.give(size)
+            return await off_loop(len(message), partial(id_of, message)), error.with_traceback(None)
         task = asyncio.ensure_future(self._answer(asked, len(message)))
         self._under_way[asked.id] = task
         task.add_done_callback(lambda ended: self._ended(asked.id, ended, size))
+        return None
 
     def _ended(self, id: str, task: "asyncio.Task[None]", size: int) -> None:
         self._claim.give(size)

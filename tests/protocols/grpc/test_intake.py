@@ -151,9 +151,10 @@ def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> 
                 call.cancel()
             await until(lambda: rig.site.account.connections == 0)
             again = asyncio.ensure_future(rig.infer(asking()))
-            for _ in range(2):  # what was cancelled, and this one
-                await until(lambda: bool(executor.pending))
-                executor.answer_next(lambda batch: [{"y": each["x"]} for each in batch])
+            while not again.done():
+                await until(lambda: bool(executor.pending) or again.done())
+                if executor.pending:  # what was cancelled, and this one
+                    executor.answer_next(lambda batch: [{"y": each["x"]} for each in batch])
             assert (await again).outputs
 
     asyncio.run(main())
@@ -225,3 +226,46 @@ def test_watchers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
             each.cancel()
 
     run(test)
+
+
+def test_requests_without_room_hold_nothing_while_their_errors_wait() -> None:
+    async def test(rig: Rig) -> None:
+        account = rig.site.account
+        account.take(990_000)
+        call = rig.stream()
+        for _ in range(30):
+            await call.write(large(100_000))
+        await call.done_writing()
+        errors = [error async for error, _ in map_errors(call)]
+        assert len(errors) == 30 and all("max_waiting_bytes" in error for error in errors)
+        assert account.held_bytes == 990_000
+
+    run(test, Echo, http={"max_waiting_bytes": 1_000_000})
+
+
+async def map_errors(call: Any) -> Any:
+    """Yield the error and the response of each answer."""
+    async for body in call:
+        yield read_stream_response(body)
+
+
+def test_the_thread_of_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+    async def test(rig: Rig) -> None:
+        core: Any = rig.server._core
+        failed: list[Any] = []
+        poll = core._poll
+
+        def short_of_memory() -> Any:
+            event = poll()
+            if len(failed) < 5:
+                failed.append(event)
+                raise MemoryError
+            return event
+
+        core._poll = short_of_memory
+        while len(failed) < 5:
+            await asyncio.wait([asyncio.ensure_future(rig.raw(INFER, write_request(asking()), timeout=0.2).code())])
+        assert (await rig.infer(asking())).outputs
+
+    run(test)
+    assert "an event of gRPC is lost" in caplog.text

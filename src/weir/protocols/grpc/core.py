@@ -119,7 +119,13 @@ class Core:
 
     def _wait(self) -> None:
         while True:
-            event = self._queue.poll(time.time() + 1.0) if self._intake.waits else self._queue.poll()
+            try:
+                event = self._poll()
+            except MemoryError:  # the call that it was about hears nothing more; all others go on
+                _log.exception("an event of gRPC is lost")
+                if not self._ending:
+                    self._request()  # it may have been the one by which calls arrive
+                continue
             if event.completion_type == cygrpc.CompletionType.queue_timeout:
                 self._intake.look()
                 continue
@@ -133,6 +139,9 @@ class Core:
             event = None  # nor its call kept alive while waiting for the next
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+    def _poll(self) -> Any:
+        return self._queue.poll(time.time() + 1.0) if self._intake.waits else self._queue.poll()
 
     def _request(self) -> None:
         self._server.request_call(self._queue, self._queue, self._arrived)

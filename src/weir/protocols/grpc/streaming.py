@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
+from weir.errors import WeirError
 from weir.protocols.grpc.call import Call, Left
 from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
 from weir.protocols.grpc.core import Handler
@@ -82,6 +83,7 @@ class OneStream:
             if body is None:
                 return
             task = asyncio.create_task(self._answer(body))
+            del body  # it is the task's, which drops it
             self.tasks.add(task)
             task.add_done_callback(self._ended)
 
@@ -96,28 +98,45 @@ class OneStream:
         self._fewer.set()
 
     async def _answer(self, body: bytes) -> None:
-        model = request_id = ""
-        charged = 0
+        """Answer one request. What it holds is gone before its error, if it has one, waits for the client to read."""
+        size = len(body)
         try:
-            self._claim.take(len(body))
-            charged = len(body)
+            self._claim.take(size)
+        except WeirError as error:
+            failure: bytes | None = self._failure(error, "", "")
+        else:
+            try:
+                failure = await self._answered(body)
+            finally:
+                self._claim.give(size)
+        del body
+        if failure is not None:
+            with suppress(Left):
+                await self._write(failure)
+
+    async def _answered(self, body: bytes) -> bytes | None:
+        """Write the answers to one request; return the message that says why that failed, if it did."""
+        model = request_id = ""
+        try:
             parsed, read = await read_long(self._site, self._call, body)
             model, request_id = parsed.message.model_name, parsed.message.id
             exchange = Exchange(self._site, self._call, parsed, read)
             sent = 0
             async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:
-                    sent += await self._write_counted(in_stream(answer))
+                    message = in_stream(answer)
+                    del answer
+                    sent += await self._write_counted(message)
             exchange.transferred(len(body), sent)
         except Left:
-            return
+            return None
         except Exception as error:
-            note(error)
-            text = text_of(error, development=self._development)
-            with suppress(Left):
-                await self._write(error_in_stream(text, model, request_id, name_of(error)))
-        finally:
-            self._claim.give(charged)
+            return self._failure(error, model, request_id)
+        return None
+
+    def _failure(self, error: Exception, model: str, request_id: str) -> bytes:
+        note(error)
+        return error_in_stream(text_of(error, development=self._development), model, request_id, name_of(error))
 
     async def _write_counted(self, message: bytes) -> int:
         self._claim.take(len(message))
@@ -148,7 +167,10 @@ async def answers_to(exchange: Exchange) -> AsyncGenerator[bytes, None]:
         async for part in parts:
             part.response.parameters = {**part.response.parameters, FINAL: part.last}
             said_final = part.last
-            yield exchange.write(part.response)
+            answer = exchange.write(part.response)
+            del part  # nor does it wait beside its own bytes for the client to read
+            yield answer
+            del answer
     if wants_final and not said_final:
         service = exchange.service
         yield exchange.write(
