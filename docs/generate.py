@@ -203,8 +203,9 @@ def errors_page() -> str:
     rows.append(("any other exception", str(TABLE[BaseException].http), TABLE[BaseException].grpc, "Our own mistake."))
     text = (
         "`SettingsError` happens at start-up only. A caller sees no traceback, unless the server was started with "
-        "`--development`; in process, the original exception is `__cause__` where its class can be imported, and "
-        "`remote_traceback` has the worker's traceback. 499 is never sent, for the connection is gone: metrics show it.\n"
+        "`--development`; in process, the original exception is `__cause__` where its class can be imported, the `ModelError` is of "
+        "that class too (`except ValueError` catches what the model raised as one), and an uncaught one shows the worker's "
+        "traceback, which `remote_traceback` has. 499 is never sent, for the connection is gone: metrics show it.\n"
     )
     return f"{ERRORS}\n```text\n{tree}\n```\n\n{_table(('error', 'HTTP', 'gRPC', ''), rows)}\n{text}"
 

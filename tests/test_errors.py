@@ -1,11 +1,15 @@
-"""errors.py: what messages show of values that strangers choose."""
+"""errors.py: what messages show of values that strangers choose, and how code in the same process catches errors of a model."""
 
+import copy
+import pickle
+import traceback
 import tracemalloc
 from typing import Any
 
 import pytest
 
-from weir.errors import bounded, brief
+from weir.errors import InvalidRequest, ModelCrashed, ModelError, WeirError, bounded, brief, for_caller
+from weir.protocols.status import http_code
 
 
 @pytest.mark.parametrize(
@@ -41,3 +45,92 @@ def test_messages_are_bounded() -> None:
     assert bounded("short") == "short"
     assert bounded("x" * 5000) == "x" * 4096 + "... (5000 characters)"
     assert bounded("abcdef", 3) == "abc... (6 characters)"
+
+
+class Picky(Exception):
+    """Has a constructor and attributes of its own."""
+
+    def __init__(self, code: int, *, hint: str) -> None:
+        super().__init__(code)
+        self.code = code
+        self.hint = hint
+
+
+class Slotted(ValueError):
+    __slots__ = ("place",)
+
+    place: int
+
+
+class Sealed(Exception):
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no")
+
+
+def raised(cause: BaseException | None, **options: Any) -> WeirError:
+    error = ModelError(f"predict raised {type(cause).__name__}: {cause}", **options)
+    error.__cause__ = cause
+    return for_caller(error)
+
+
+def slotted() -> Slotted:
+    made = Slotted("no")
+    made.place = 7
+    return made
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        ValueError("no"), KeyError("key"), FileNotFoundError(2, "not there", "weights.bin"), TimeoutError(),
+        UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"), SyntaxError("no", ("f", 1, 2, "t")), Picky(3, hint="h"), slotted(),
+    ],
+)  # fmt: skip
+def test_an_error_is_both_what_the_model_raised_and_ours(cause: Exception) -> None:
+    error = raised(cause, original_type="x", remote_traceback="trace", details={"a": 1})
+    assert isinstance(error, ModelError)
+    assert isinstance(error, type(cause))
+    assert (error.original_type, error.remote_traceback, error.details) == ("x", "trace", {"a": 1})
+    assert error.__cause__ is cause
+    assert str(error) == error.message == error.args[0] == f"predict raised {type(cause).__name__}: {cause}"
+    for name in ("errno", "filename", "encoding", "start", "lineno", "code", "hint", "place"):
+        assert getattr(error, name, None) == getattr(cause, name, None)
+    assert (type(error).__name__, type(error).__module__, http_code(error)) == ("ModelError", "weir.errors", 500)
+    assert type(raised(cause)) is type(error)
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert type(again) is ModelError
+        assert (again.message, again.details) == (error.message, error.details)
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [None, StopIteration(), StopAsyncIteration(), SystemExit(1), KeyboardInterrupt(), Sealed(), InvalidRequest("x")],
+)
+def test_what_nobody_should_catch_it_by_is_the_cause_alone(cause: BaseException | None) -> None:
+    error = raised(cause)
+    assert type(error) is ModelError
+    assert error.__cause__ is cause
+
+
+def test_an_exception_group_is_the_cause_alone() -> None:
+    assert type(raised(ExceptionGroup("two", [ValueError("a"), KeyError("b")]))) is ModelError
+
+
+def test_other_errors_are_as_they_were() -> None:
+    for error in (InvalidRequest("x"), ModelCrashed("y")):
+        assert for_caller(error) is error
+
+
+def test_the_traceback_of_the_worker_is_shown_once() -> None:
+    error = raised(ValueError("no"), remote_traceback='  File "model.py", line 3, in predict\n')
+    assert for_caller(error) is error
+    shown = "".join(traceback.format_exception(error))
+    assert shown.count('File "model.py", line 3, in predict') == 1
+
+
+def test_a_cause_with_a_traceback_of_its_own_needs_no_note() -> None:
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        cause = error
+    assert not hasattr(raised(cause, remote_traceback="trace"), "__notes__")

@@ -1,9 +1,12 @@
 """The server in the program itself, as threads and forked processes meet it. What its clients ask: tests/client."""
 
+from typing import Any
+
 import pytest
 from tests.manager.kit import Square
 from tests.manager.test_blocking import run_script, together
 
+from weir import Model, ModelError
 from weir.errors import Conflict
 from weir.inprocess import InProcess
 
@@ -48,3 +51,19 @@ def test_after_a_fork_it_is_refused() -> None:
     assert (ready, ended.stderr, ended.returncode) == ("True", "", 0)
     assert len(refusals) == 2
     assert all("forked" in refusal for refusal in refusals)
+
+
+class Picky(Model):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        raise TimeoutError("the disk is slow")
+
+
+def test_what_the_model_raised_can_be_caught() -> None:
+    with InProcess(Picky, executor="inline") as client:
+        for call in (
+            lambda: client.infer("picky", {"input": ["a"]}),
+            lambda: list(client.stream("picky", {"input": ["a"]})),
+        ):
+            with pytest.raises(ModelError, match="the disk is slow") as caught:
+                call()
+            assert isinstance(caught.value, TimeoutError)

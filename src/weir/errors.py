@@ -27,7 +27,10 @@ Codes of HTTP and gRPC are not here: protocols/status.py has the one table.
 """
 
 from collections.abc import Iterator
-from typing import Any
+from contextlib import suppress
+from functools import lru_cache
+from types import GetSetDescriptorType, MemberDescriptorType
+from typing import Any, cast
 
 MAX_MESSAGE = (
     4096  # characters of a message that leaves the server: 600 models are named in more than gRPC's clients take
@@ -197,3 +200,67 @@ class ModelCrashed(ModelError):
 
 class SettingsError(WeirError):
     """A setting is wrong: the message names the key, the value and the rule."""
+
+
+class _AsRaised:
+    """Part of errors that are both a ModelError and what the model raised."""
+
+    message: str
+
+    def __str__(self) -> str:
+        return self.message  # a KeyError's would be its repr
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        plain = type(self).__mro__[2]  # such a class exists in this process alone
+        return _rebuild, (plain, vars(self))
+
+
+def for_caller(error: WeirError) -> WeirError:
+    """Return `error` as code in this process is to catch it. The error of a model is also of the type that the model raised, where
+    that is known here, with its attributes; and it notes the traceback in the worker, for those who do not catch it.
+
+    `message`, `details` and `args` are Weir's. An exception that ends iterations, or more than itself, is no type to catch it by.
+    """
+    if not isinstance(error, ModelError):
+        return error
+    cause = error.__cause__
+    if isinstance(cause, Exception) and not isinstance(cause, (WeirError, StopIteration, StopAsyncIteration)):
+        error = _as_raised(error, cause)
+    noted = getattr(error, "__notes__", ())
+    if error.remote_traceback and not noted and (cause is None or cause.__traceback__ is None):
+        error.add_note(error.remote_traceback.rstrip())
+    return error
+
+
+def _as_raised(error: ModelError, cause: Exception) -> ModelError:
+    if isinstance(error, _AsRaised):
+        return error
+    ours, raised = cast(Any, type(error)), cast(Any, type(cause))
+    try:
+        kind = _both(ours, raised)
+        made = kind.__new__(kind)
+    except Exception:  # a class may refuse to have subclasses, or to be made without what it wants
+        return error
+    Exception.__init__(made, error.message)
+    made.__dict__.update({**vars(cause), **vars(error)})
+    for name in _inner(raised):
+        with suppress(Exception):
+            setattr(made, name, getattr(cause, name))
+    made.__cause__ = cause
+    return made
+
+
+@lru_cache(maxsize=256)
+def _both(kind: Any, raised: Any) -> type[ModelError]:
+    described = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind.__name__, (_AsRaised, kind, raised), described)
+
+
+@lru_cache(maxsize=256)
+def _inner(kind: Any) -> list[str]:
+    """Return the names of attributes that are not in an exception's dictionary, as `errno` of an OSError."""
+    classes = [base for base in kind.__mro__ if base not in Exception.__mro__]
+    kinds = MemberDescriptorType, GetSetDescriptorType
+    return [
+        name for base in classes for name, value in vars(base).items() if isinstance(value, kinds) and name[:2] != "__"
+    ]

@@ -6,7 +6,7 @@ with weir.inprocess.InProcess(Sums) as client:      # or: with weir.client.HttpC
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Self
 
 from weir.client.asynchronous import AsyncClient
@@ -14,7 +14,7 @@ from weir.client.calls import Decoder, Metadata, Streaming
 from weir.client.programs import Program
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
-from weir.errors import Conflict, DeadlineExceeded, ModelNotFound
+from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.manager.background import Background, Lifecycle
 from weir.manager.making import Maker
 from weir.manager.manager import Manager
@@ -181,14 +181,14 @@ class AsyncLocalTransport:
         try:
             async with asyncio.timeout(timeout):
                 return await step()
-        except DeadlineExceeded:
-            raise
+        except WeirError as error:
+            raise for_caller(error) from error.__cause__
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
 
     def chunks(self, step: Steps, timeout: float) -> AsyncGenerator[Part, None]:
         """Yield the answers to one."""
-        return step()
+        return _for_caller(step())
 
     async def close(self) -> None:
         """Drain and stop all models."""
@@ -215,7 +215,7 @@ class LocalTransport:
 
     def chunks(self, step: Steps, timeout: float) -> Generator[Part, None, None]:
         """Yield the answers to one."""
-        background, parts = self._running, step()
+        background, parts = self._running, _for_caller(step())
         try:
             with suppress(StopAsyncIteration):
                 while True:
@@ -290,6 +290,15 @@ def _value(look: Callable[[], Any]) -> Step:
         return look()
 
     return answer
+
+
+async def _for_caller(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:
+    async with aclosing(parts):
+        try:
+            async for part in parts:
+                yield part
+        except WeirError as error:
+            raise for_caller(error) from error.__cause__
 
 
 async def _next(parts: AsyncGenerator[Part, None]) -> Part:

@@ -480,3 +480,45 @@ def test_a_service_of_ones_own_is_refused_after_a_fork() -> None:
     assert "forked" in refusal
     assert "make a Service" in refusal
     assert (ended.stderr, ended.returncode) == ("", 0)
+
+
+UNCAUGHT = """
+    import asyncio, sys, weir
+    class Picky(weir.Model):
+        def predict(self, batch):
+            raise ValueError("no such thing")
+    class Streams(weir.Model):
+        streaming = True
+        def predict(self, batch):
+            yield {0: 1}
+            raise ValueError("no such thing")
+    async def main():
+        async with weir.Service(Picky) as service:
+            for ask in (service.infer(1), service.infer_many([1])):
+                try:
+                    await ask
+                except ValueError as error:
+                    print(type(error).__name__)
+            (error,) = await service.infer_many([1], return_errors=True)
+            print(isinstance(error, ValueError))
+    asyncio.run(main())
+    with weir.BlockingService(Streams) as service:
+        try:
+            list(service.infer_stream(1))
+        except ValueError as error:
+            print(type(error).__name__)
+    with weir.BlockingService(Picky) as service:
+        try:
+            service.infer(1)
+        except ValueError as error:
+            print(type(error).__name__)
+        service.infer(1)
+"""
+
+
+def test_what_the_model_raised_can_be_caught_and_shows_its_line_otherwise(tmp_path: Path) -> None:
+    ended = run_script(UNCAUGHT)
+    assert ended.stdout.split() == ["ModelError", "ModelError", "True", "ModelError", "ModelError"]
+    assert ended.returncode == 1
+    assert "weir.errors.ModelError: predict raised ValueError: no such thing" in ended.stderr
+    assert "in predict\n" in ended.stderr

@@ -6,7 +6,7 @@ from functools import partial
 from types import NoneType, TracebackType
 from typing import Any, NamedTuple, Self
 
-from weir.errors import Conflict, ModelNotReady
+from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.manager.background import Background, Lifecycle
 from weir.manager.call import ThreadCall
 from weir.manager.service import Service
@@ -135,6 +135,8 @@ class BlockingService:
                     answer, _ = background.run(request.read())
                 except StopAsyncIteration:
                     return
+                except ModelError as error:
+                    raise for_caller(error) from error.__cause__
                 yield answer
         finally:
             background.post(Posted(request, Streamed.close))

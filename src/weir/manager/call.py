@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import suppress
 from typing import Any
 
-from weir.errors import ModelError, Unsupported, WeirError
+from weir.errors import ModelError, Unsupported, WeirError, for_caller
 from weir.messages import OBJECT, Dispatch, Kind
 
 
@@ -80,7 +80,7 @@ class Call(InProcess, asyncio.Future[Any]):
         """Raise `error` in whoever awaits."""
         if self.done():
             return
-        self.set_exception(error)
+        self.set_exception(for_caller(error))
         if not isinstance(error, ModelError):
             # Whoever left a call alone need not hear that it was too late or refused; of a model's bug they should.
             self._log_traceback = False
@@ -125,7 +125,7 @@ class ListCall(Call):
         if error is not None and not self.return_errors:
             self.fail(error)
         else:
-            super().finish(output, dispatch)
+            super().finish(for_callers(output) if error is not None else output, dispatch)
 
 
 class ThreadCall(InProcess, concurrent.futures.Future[Any]):
@@ -147,7 +147,7 @@ class ThreadCall(InProcess, concurrent.futures.Future[Any]):
     def fail(self, error: WeirError) -> None:
         """Raise `error` in whoever waits."""
         with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
-            self.set_exception(error)
+            self.set_exception(for_caller(error))
 
     def cancel(self) -> bool:
         """Withdraw the request wherever it is; False if it already has its end."""
@@ -158,3 +158,8 @@ class ThreadCall(InProcess, concurrent.futures.Future[Any]):
             self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not hear of it
             self._withdraw(self)
         return True
+
+
+def for_callers(answers: list[Any]) -> list[Any]:
+    """Return answers, some of which are errors, as code in this process is to have them."""
+    return [for_caller(answer) if isinstance(answer, WeirError) else answer for answer in answers]

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from weir.errors import Overloaded, Unsupported, WeirError
+from weir.errors import ModelError, Overloaded, Unsupported, WeirError, for_caller
 from weir.manager.delivery import discard, is_block
 from weir.messages import NO_ANSWER, Dispatch, Request, RequestBase
 
@@ -161,6 +161,8 @@ async def read(service: "Service", request: Streamed, backpressure: bool | None)
         service.enter(request, backpressure)
         async for answer in request:
             yield answer
+    except ModelError as error:
+        raise for_caller(error) from error.__cause__
     finally:
         request.close()
 
