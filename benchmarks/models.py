@@ -85,3 +85,24 @@ class Exactly(weir.Model):
         while time.perf_counter() < end:
             pass
         return batch
+
+
+class Grid(weir.Model):
+    """Sums rows of any length: a tensor model that takes whatever shape a stranger sends."""
+
+    inputs = (weir.Tensor("x", "FP32", [-1, -1]),)
+    outputs = (weir.Tensor("sum", "FP32", [-1]),)
+
+    def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": batch["x"].sum(axis=1, dtype=numpy.float32)}
+
+
+class Words(weir.Model):
+    """Counts words; items differ in size, and are measured by the server."""
+
+    def predict(self, batch: list[Any]) -> list[int]:
+        return [len(str(item)) for item in batch]
+
+    @classmethod
+    def measure(cls, item: Any) -> int:
+        return 1 + len(item) // 1000 if isinstance(item, (str, list)) else 1

@@ -166,7 +166,7 @@ def test_raw_tensors_of_grpc_are_not_long() -> None:
     assert bytes_to_read(raw.SerializeToString()) < 100
     raw.inputs[0].datatype = "BYTES"
     assert bytes_to_read(raw.SerializeToString()) > 1 << 20
-    many = ModelInferRequest(raw_input_contents=[b""] * 10_000).SerializeToString()
+    many = ModelInferRequest(raw_input_contents=[b""] * 20_000).SerializeToString()
     assert bytes_to_read(many) == len(many)
     assert bytes_to_read(b"\xff" * 10_000) == 10_000
 
@@ -182,7 +182,7 @@ def test_websockets(readers: list[str]) -> None:
             wrong = next(end for end in ends if isinstance(end, Failure))
             assert (fine.id, fine.outputs[0].array.tolist()) == ("fine", [COUNT / 2])
             assert (wrong.id, wrong.status) == ("wrong", 400)
-        assert readers == ["weir-read-long_0", thread(), "weir-read-long_0"]  # the answer was read here
+        assert sorted(readers) == sorted([thread(), *["weir-read-long_0"] * 2])  # the answer was read here
 
     asyncio.run(main())
 

@@ -56,4 +56,15 @@ def read_later(size_bytes: int, read: Callable[[], T], done: Callable[[T | WeirE
 
 def _begun(size_bytes: int, read: Callable[[], T]) -> "asyncio.Future[T]":
     threads = _threads["long" if size_bytes <= _LARGE_BODY else "large"]
-    return asyncio.get_running_loop().run_in_executor(threads, read)
+    return asyncio.get_running_loop().run_in_executor(threads, _bare, read)
+
+
+def _bare(read: Callable[[], T]) -> T:
+    """Let go, in the thread, of what a refused body was decoded to: the traceback of its error has it, and the loop would free it."""
+    try:
+        return read()
+    except WeirError as error:
+        bare = error.with_traceback(None)
+        if bare.__suppress_context__:
+            bare.__context__ = None
+    raise bare

@@ -14,7 +14,16 @@ from google.protobuf.message import DecodeError
 from weir.errors import InvalidRequest, brief
 from weir.wire.inference import ERROR_NAME, AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_binary import raw_bytes
-from weir.wire.kserve_json import REGION, Find, item_bytes, nowhere, read_raw, refuse_duplicates, refuse_too_many
+from weir.wire.kserve_json import (
+    MAX_TENSORS,
+    REGION,
+    Find,
+    item_bytes,
+    nowhere,
+    read_raw,
+    refuse_duplicates,
+    refuse_too_many,
+)
 from weir.wire.kserve_typed import has_typed_form, read_typed, write_typed
 from weir.wire.protobuf import message
 from weir.wire.shapes import MAX_DIMENSIONS, element_count
@@ -39,7 +48,7 @@ _SHORT = 256
 # Parameters of one request or tensor; fields of a message that are looked at one by one. Each costs a microsecond, however few bytes
 # it has.
 MAX_PARAMETERS = 4096
-_MAX_FIELDS = 4096
+_MAX_FIELDS = 3 * MAX_TENSORS + MAX_PARAMETERS
 
 # Wire types.
 _VARINT = 0
@@ -284,8 +293,7 @@ def _count(name: str, datatype: str, shape: tuple[int, ...]) -> int:
 
 
 class _Unsplit(ValueError):
-    """There is a group, of which nobody knows the length, or there are too many fields to look at: protobuf reads, or passes over,
-    what they are."""
+    """There is a group, of which nobody knows the length; protobuf reads, and passes over, those that it does not know."""
 
 
 def _parse(kind: Any, body: bytes, field: str) -> Parsed:
@@ -307,7 +315,7 @@ def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
     start = 0
     while start < len(body):
         if len(rest) + len(raw) == _MAX_FIELDS:
-            raise _Unsplit
+            raise ValueError(f"more than {_MAX_FIELDS} fields")
         number, kind, content, end = _field(body, start)
         if end > len(body):
             raise ValueError(f"field {number} is cut off")

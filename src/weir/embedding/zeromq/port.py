@@ -6,7 +6,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
 from typing import NamedTuple, cast
 
 from weir.embedding.zeromq.drops import Drops
@@ -15,6 +16,7 @@ from weir.wire.zmtp import GREETING, Event, Parser, Reply, ready
 
 _BACKLOG = 1024
 SLOWEST = 256 << 10  # bytes of a message that must come in a second
+_EVENTS = 64  # messages and commands of one connection that are heard in one turn of the event loop
 _CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
 
 
@@ -85,7 +87,7 @@ class Port:
     def _resume(self, peer: "Peer") -> None:
         if peer.since is not None:
             peer.since = time.monotonic()
-        if not (self.paused or peer.transport.is_closing()):
+        if not (self.paused or peer.hears or peer.transport.is_closing()):
             peer.transport.resume_reading()
 
     def crowd(self, peer: "Peer") -> None:
@@ -155,6 +157,8 @@ class Peer(asyncio.Protocol):
         self.topics: set[bytes] = set()  # what it listens to, at the port that publishes
         self.waits = False  # it is not read from until the messages of others have come whole
         self.clogged = False  # it reads more slowly than it is written to
+        self.hears = False  # more has come than is heard in one turn of the loop
+        self._events: Iterator[Event] = iter(())  # what has come and was not heard
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet, or refuse a connection too many."""
@@ -177,17 +181,48 @@ class Peer(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Read what came; end the connection if it is nothing that may come here."""
+        self._events = chain(self._events, self._parser.feed(data))
+        if not self.hears:
+            self._hear()
+
+    def _hear(self) -> None:
+        """Hear some of what has come; what is left is heard in the next turn of the loop, and until then nothing is read."""
+        self.hears = False
+        if self.transport.is_closing():
+            return
         try:
-            for event in self._parser.feed(data):
-                if isinstance(event, Reply):
-                    self._reply(event.data)
-                else:
-                    self.since = None
-                    self._port.heard(self, event)
-            self._count_held()
+            count = self._hear_some()
+            if count < _EVENTS:
+                self._events = iter(())
+                self._count_held()
         except WeirError as error:
             self.end(error.message)
             return
+        self._end_handshake()
+        if count == _EVENTS:
+            self.hears = True
+            self.transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._hear)
+        elif not (self._port.paused or self.waits or self.transport.is_closing()):
+            self.transport.resume_reading()
+
+    def _hear_some(self) -> int:
+        """Hear at most _EVENTS; return how many there were."""
+        count, replies = 0, []
+        try:
+            for event in islice(self._events, _EVENTS):
+                count += 1
+                if isinstance(event, Reply):
+                    replies.append(event.data)
+                else:
+                    self.since = None
+                    self._port.heard(self, event)
+        finally:
+            if replies:
+                self._reply(b"".join(replies))
+        return count
+
+    def _end_handshake(self) -> None:
         if self._handshake is not None and self._parser.ready:
             self._handshake.cancel()
             self._handshake = None

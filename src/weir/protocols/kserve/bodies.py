@@ -6,6 +6,7 @@ from weir.errors import InvalidRequest
 from weir.protocols.codings import decompress
 from weir.protocols.describing import inputs_of
 from weir.protocols.kserve.heads import InferAsk
+from weir.protocols.offloading import LONG_BODY
 from weir.protocols.regions import Memory
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest
@@ -20,6 +21,11 @@ _ZLIB = b"x"  # a zlib stream begins with it, and no JSON does
 def inflated(body: Body, max_size: int) -> Body:
     """Return `body`, or, if it is a zlib stream that no header speaks of, what is in it: some clients send that."""
     return decompress(bytes(body), "deflate", max_size) if bytes(body[:1]) == _ZLIB else body
+
+
+def size_to_read(body: Body) -> int:
+    """Return about how many bytes must be read of `body`: of a zlib stream it cannot be told, and it counts as a long one."""
+    return len(body) if bytes(body[:1]) != _ZLIB else max(len(body), LONG_BODY + 1)
 
 
 def read_body(ask: InferAsk, body: Body, memory: Memory) -> InferenceRequest:

@@ -21,7 +21,7 @@ from weir.protocols.answers import Answer, trace_headers
 from weir.protocols.contents import Schedule, response_of, schedule_of, works_of
 from weir.protocols.fastlane.request import HttpRequest, Step
 from weir.protocols.inferring import find
-from weir.protocols.kserve.bodies import FOR_THE_DOOR, inflated, read_body
+from weir.protocols.kserve.bodies import FOR_THE_DOOR, inflated, read_body, size_to_read
 from weir.protocols.kserve.heads import InferAsk, named_in, read_head
 from weir.protocols.kserve.layouts import Layout, layout_of
 from weir.protocols.kserve.replies import Reply, error_answer, reply_to
@@ -60,7 +60,9 @@ class KserveRequest(HttpRequest):
         """See HttpRequest. Of tensors as binary data, other than BYTES, only the header is looked at."""
         ask: InferAsk = self.ask
         body, length = self._body(), ask.header_length
-        if length is None or len(body) <= LONG_BODY:
+        if length is None:
+            return size_to_read(body)
+        if len(body) <= LONG_BODY:
             return len(body)
         header = bytes(body[:length])
         if length > LONG_BODY or b"BYTES" in header or b"\\" in header:  # what has an escape may say BYTES too

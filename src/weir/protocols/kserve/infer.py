@@ -15,7 +15,7 @@ from weir.protocols.bodies import disconnected
 from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
 from weir.protocols.inferring import infer, stream, told
-from weir.protocols.kserve.bodies import inflated, read_body
+from weir.protocols.kserve.bodies import inflated, read_body, size_to_read
 from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import JSON_TYPE, reply_to
 from weir.protocols.kserve.site import Site
@@ -91,7 +91,7 @@ class Inference:
             return read_body(ask, plain, memory)
 
         try:
-            request = await off_loop(len(body), read)
+            request = await off_loop(size_to_read(body), read)
             if ask.header_length is None:
                 charge(sum([each.array.nbytes for each in request.inputs]))
             return request

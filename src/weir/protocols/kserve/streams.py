@@ -10,7 +10,7 @@ from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
 from weir.protocols.events import EventStream, Source
 from weir.protocols.inferring import Part, stream
-from weir.protocols.kserve.bodies import inflated, read_body
+from weir.protocols.kserve.bodies import inflated, read_body, size_to_read
 from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import error_answer, error_event
 from weir.protocols.kserve.site import Site
@@ -46,7 +46,7 @@ class Streams:
         assert ask is not None, "the path is one of inference: this is a bug"
         service = ask.service
         try:
-            request = await off_loop(len(call.body), partial(read, ask, call))
+            request = await off_loop(size_to_read(call.body), partial(read, ask, call))
         except WeirError as error:
             for observer in service.observers:
                 observer.refused(service.label, DOOR, error)
