@@ -74,6 +74,8 @@ class Request(Protocol):
     timeout: float
     deadline: float  # arrival + timeout
     large: bool  # belongs to the class that small requests may overtake
+    tag: float  # in a queue by length the lowest goes first, and among equals whoever arrived first (see embedding/shares.py)
+    brief: bool  # part of what is done in a batch: in a queue by length, batches with such requests are short, so that they are done soon
     door: str  # "python", "http", ...
     trace: (
         Any  # the header `traceparent` that it came with, or None; its Trace once it is in the line, if anybody traces
@@ -112,6 +114,8 @@ class RequestBase:
         "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
         "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
     )  # fmt: skip
+    tag: float = 0.0
+    brief: bool = False
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,

@@ -1,5 +1,6 @@
 """lengths.py: a lane that finds its requests by arrival and by length."""
 
+from math import inf
 from random import Random
 
 import pytest
@@ -69,6 +70,7 @@ def test_it_holds_what_a_list_would_hold(seed: int) -> None:
     for number in range(600):
         if chance.random() < (0.4, 0.6)[number // 100 % 2] or not model:
             request = of(float(chance.randrange(1, 6)), number - chance.choice([0.0, 0.0, 2.5]))
+            request.tag, request.brief = seed % 2 * float(chance.randrange(100)), chance.random() < 0.5
             model.append(request)
             lane.add(request)
         else:
@@ -82,11 +84,15 @@ def test_it_holds_what_a_list_would_hold(seed: int) -> None:
                 model.remove(request)
                 lane.leave(request)
         model.sort(key=lambda each: each.arrival)
-        assert (len(lane), lane.head) == (len(model), model[0] if model else None)
+        turns = sorted(model, key=lambda each: (each.tag, each.arrival))
+        assert (len(lane), lane.oldest, lane.head) == (len(model), *((model[0], turns[0]) if model else (None, None)))
+        assert lane.next(inf, inf) == turns
+        assert lane.next(3, inf) == turns[:3]
+        assert lane.brief == sum(each.brief for each in model)
         assert [each for each in lane.waiting if not is_gone(each)] == model
         assert lane.lengths == sorted(lane.by_length) == sorted({length_of(each) for each in model})
         for length, queue in lane.by_length.items():
             assert not is_gone(queue[0])
             assert [each for each in queue if not is_gone(each)] == [
-                each for each in model if length_of(each) == length
+                each for each in turns if length_of(each) == length
             ]

@@ -337,3 +337,55 @@ def test_what_is_longer_than_the_budget_goes_alone() -> None:
     assert [cut.cost for cut in mill.cuts] == [9.0, 1.0, 9.0]
     with pytest.raises(InvalidRequest, match="cost=nan: an item costs from 0 to max_batch_cost=inf"):
         mill.submit(of(nan))
+
+
+def tagged(length: float, tag: float, arrival: float = 0.0, *, brief: bool = False, **rest: float) -> Asked:
+    """Return a request of this length that has this turn."""
+    request = of(length, arrival, **rest)
+    request.tag, request.brief = tag, brief
+    return request
+
+
+def test_the_lowest_tag_leads_whoever_arrived_first() -> None:
+    group = filled(tagged(20.0, 9.0), tagged(5.0, 7.0, 1.0), tagged(5.0, 3.0, 2.0), tagged(9.0, 7.0, 0.5))
+    assert lengths(take(group, 1)) == [5.0]
+    assert [lengths(take(group, 1)) for _ in range(3)] == [[9.0], [5.0], [20.0]]
+
+
+def test_who_arrived_first_is_passed_over_so_many_times_at_most() -> None:
+    group = filled(tagged(20.0, 1e6))
+    for number in range(10):
+        group.add(tagged(5.0, float(number), 1.0 + number))
+    assert [lengths(take(group, 1, overtakes=3)) for _ in range(5)] == [[5.0], [5.0], [5.0], [20.0], [5.0]]
+
+
+def test_who_arrived_first_and_is_late_leads_nothing() -> None:
+    first = tagged(20.0, 1e6, timeout=1.0)
+    group = filled(first, *(tagged(5.0, float(number), 1.0 + number) for number in range(9)))
+    for _ in range(4):
+        take(group, 1, overtakes=3)
+    first.overtaken = 9
+    load = take(group, 1, start_cutoff=2.0, overtakes=3)
+    assert (lengths(load), load.late) == ([5.0], [])
+
+
+def test_a_batch_with_brief_requests_is_short() -> None:
+    def crowd(*brief: Asked) -> Group:
+        return filled(*(tagged(10.0, 100.0 + number) for number in range(40)), *brief)
+
+    assert take(crowd(), 64, 200.0, 3.0).cost == 200.0
+    load = take(crowd(tagged(10.0, 1.0, 5.0, brief=True)), 64, 200.0, 3.0)
+    assert (load.requests[0].tag, load.cost) == (1.0, 20.0)  # eight times 3 is room for two
+    several = [tagged(10.0, float(number), 5.0, brief=True) for number in range(4)]
+    load = take(crowd(*several), 64, 200.0, 3.0)
+    assert (load.requests[:4], load.cost) == (several, 80.0)  # as much of others beside them
+    many = [tagged(10.0, float(number), 5.0, brief=True) for number in range(30)]
+    assert take(crowd(*many), 64, 200.0, 3.0).cost == 200.0
+
+
+def test_whose_turn_is_next_goes_before_others_of_that_length_where_some_are_brief() -> None:
+    far = [tagged(10.0, 1000.0 + number) for number in range(40)]
+    near = [tagged(11.0, 2.0 + number, 5.0) for number in range(4)]
+    group = filled(*far, tagged(10.0, 1.0, 5.0, brief=True), *near)
+    assert [request.tag for request in take(group, 2, padding=4.0).requests] == [1.0, 2.0]
+    assert [request.tag for request in take(group, 2, padding=4.0).requests] == [3.0, 4.0]

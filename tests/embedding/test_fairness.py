@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 import pytest
+from benchmarks import sharing
 from tests.embedding.text_models import DIMENSIONS, Summing, Words
 
 from weir import Service
@@ -116,7 +117,9 @@ def test_many_small_clients_wait_for_the_running_batch_and_their_own() -> None:
                 await served.batch()
                 waits += [1 + turn - sent for sent, each in asked if each.done()]
                 asked = [(sent, each) for sent, each in asked if not each.done()]
-            assert max(waits) == 2  # also where a large one that was overtaken often enough leads
+            # The running batch and the next; one more where a text of another caller who has had as little goes first, and is unlike in length.
+            assert max(waits) == 3
+            assert waits.count(2) > 0.9 * len(waits)
             assert served.texts["a"] > 180
 
     run(scene)
@@ -179,3 +182,22 @@ def test_what_a_large_request_has_in_the_line_is_bounded() -> None:
                 assert served.encoder._service.state()["waiting"] <= served.encoder.window == 256
 
     run(scene)
+
+
+@pytest.mark.parametrize("size", [15, 17, 20])
+def test_there_is_no_step_in_how_long_requests_take(size: int) -> None:
+    seen = sharing.beside(size)
+    assert 0.85 < seen["p50"] / seen["p50 of 16"] / (size / sharing.REFERENCE) < 1.12
+    assert seen["max"] < 3 * seen["p50"]
+
+
+def test_clients_get_as_much_whatever_the_size_of_their_requests() -> None:
+    server, sizes = sharing.Virtual(), (1, 8, 16, 17, 64, 1024)
+    asyncio.run(server.run(sizes, 60.0, named=True))
+    assert max(server.answered.values()) < 1.1 * min(server.answered.values())
+
+
+def test_nobody_starves_where_clients_of_all_sizes_want_more_than_there_is() -> None:
+    server, sizes = sharing.Virtual(), [1, 5, 16, 17, 20, 40, 64] * 9
+    asyncio.run(server.run(sizes, 60.0, named=False, within=sharing.TIMEOUT))
+    assert (server.late, {each.size for each in server.requests}) == (0, set(sizes))

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from weir.embedding.shares import Shares
+from weir.embedding.shares import REMEMBERED, Shares
 
 
 class Work:
@@ -14,14 +14,20 @@ class Work:
 
 
 def serve(shares: Shares[Work], count: int) -> list[str]:
-    """Let so many texts go; return whose they were."""
+    """Let so many texts go, each until the next one goes; return whose they were."""
     served: list[str] = []
+    tag = None
     while len(served) < count and (work := shares.next()) is not None:
-        shares.charge(work.cost)
+        if tag is not None:
+            shares.ended(tag)
+        tag = shares.charge(work.cost)
         work.texts -= 1
         served.append(work.name)
         if not work.texts:
             shares.leave(work.key, work)
+    if tag is not None:
+        shares.now  # noqa: B018  # the clock is asked while the text is under way
+        shares.ended(tag)
     return served
 
 
@@ -79,10 +85,13 @@ def test_who_is_not_ready_is_passed_over_until_woken() -> None:
     quick.ready = False
     assert shares.next() is None
     slow.ready = quick.ready = True
-    shares.wake(slow.key)
-    shares.wake(quick.key)
+    shares.wake(slow.key, slow)
+    shares.wake(quick.key, quick)
     assert serve(shares, 4) == ["slow", "slow", "slow", "quick"]  # it catches up
-    shares.wake((0, "nobody"))
+    shares.wake((0, "nobody"), slow)
+    slow.ready = False
+    shares.wake(slow.key, slow)
+    assert serve(shares, 2) == ["quick", "quick"]
 
 
 def test_who_leaves_is_forgotten() -> None:
@@ -122,3 +131,61 @@ def test_who_leaves_is_found_without_looking_at_the_others() -> None:
     assert len(serve(shares, 2000)) == 1000
     shares.leave((0, "one"), members[0])
     assert compared == 0
+
+
+def test_requests_of_one_caller_take_turns() -> None:
+    shares: Shares[Work] = Shares()
+    many, one = Work("a", 1000), Work("a", 1)
+    many.name, one.name = "many", "one"
+    for work in (many, one):
+        shares.add(work.key, work)
+    assert serve(shares, 4) == ["many", "one", "many", "many"]
+
+
+def test_who_had_more_is_not_forgiven_it_by_leaving() -> None:
+    shares: Shares[Work] = Shares()
+    greedy, other = Work("greedy", 10), Work("other", 1000)
+    shares.add(greedy.key, greedy)
+    shares.add(other.key, other)
+    other.ready = False
+    assert serve(shares, 10) == ["greedy"] * 10
+    other.ready = True
+    shares.wake(other.key, other)
+    again = Work("greedy", 10)
+    shares.add(again.key, again)
+    assert serve(shares, 9) == ["other"] * 9
+
+
+def test_one_text_of_a_new_caller_is_due_whatever_is_under_way() -> None:
+    shares: Shares[Work] = Shares()
+    flood, new = Work("flood", 1000), Work("new", 2)
+    shares.add(flood.key, flood)
+    tags = []
+    for _ in range(100):
+        assert shares.next() is flood
+        tags.append(shares.charge(1.0))
+    assert not shares.due
+    shares.add(new.key, new)
+    assert (shares.next(), shares.due) == (new, True)
+    first = shares.charge(1.0)
+    assert tags[0] < first <= tags[1]
+    assert (shares.next(), shares.due) == (new, False)
+    for tag in tags[:2]:
+        shares.ended(tag)
+    assert (shares.next(), shares.due) == (new, True)
+
+
+def test_callers_who_are_away_are_forgotten_once_the_others_have_had_as_much() -> None:
+    shares: Shares[Work] = Shares()
+    for number in range(3 * REMEMBERED):
+        work = Work(str(number), 1)
+        shares.add(work.key, work)
+        serve(shares, 1)
+    assert len(shares._away) <= REMEMBERED
+    stays = Work("stays", 10)
+    shares.add(stays.key, stays)
+    for number in range(3 * REMEMBERED):
+        work = Work(f"again {number}", 1)
+        shares.add(work.key, work)
+        shares.leave(work.key, work)
+    assert len(shares._away) <= REMEMBERED

@@ -1,7 +1,7 @@
 """Requests of one lane, also by length: for models that pad a batch to its longest.
 
-Order of arrival still says whose turn it is: the head. Besides it there is a queue for each length, and the lengths there are, sorted,
-so that those nearest to a length are found without looking at the others. What was taken from the middle, or was
+The order of tags, and among equal ones that of arrival, says whose turn it is: the head. Besides it there is a queue for each length, and the
+lengths there are, sorted, so that those nearest to a length are found without looking at the others. What was taken from the middle, or was
 settled there, is dropped when it comes to a front, or with all of its kind once such are more than half.
 """
 
@@ -22,40 +22,77 @@ def is_gone(request: Request) -> bool:
     return request.settled or request.taken >= request.rows
 
 
-class LengthLane(Lane):
-    """A lane whose requests are found by length as well. Each queue of `by_length` is in order of arrival, and the first of it
-    waits; of the others some may be gone. `lengths` are its keys, sorted."""
+def turn_of(request: Request) -> tuple[float, float]:
+    """Return what says whose turn it is: the lowest goes first."""
+    return request.tag, request.arrival
 
-    __slots__ = ("by_length", "lengths")
+
+class LengthLane(Lane):
+    """A lane whose requests are found by length as well. `waiting` is in order of arrival. Each queue of `by_length` is in order of turns,
+    and the first of it waits; of the others some may be gone. `lengths` are its keys, sorted."""
+
+    __slots__ = ("_added", "_turns", "brief", "by_length", "lengths")
 
     def __init__(self) -> None:
         super().__init__()
+        self._turns: list[tuple[tuple[float, float], int, Request]] = []  # sorted, and the first waits
+        self._added = 0
+        self.brief = 0  # those that are brief
         self.by_length: dict[float, deque[Request]] = {}
         self.lengths: list[float] = []
 
+    @property
+    def head(self) -> Request | None:
+        """The request whose turn it is."""
+        return self._turns[0][2] if self._turns else None
+
+    @property
+    def oldest(self) -> Request | None:
+        """The request that arrived first."""
+        return self.waiting[0] if self.waiting else None
+
     def add(self, request: Request) -> None:
-        """Add a request: in order of arrival."""
+        """Add a request."""
         super().add(request)
+        self._added += 1
+        self.brief += request.brief
+        insort(self._turns, (turn_of(request), self._added, request))
         length = length_of(request)
         queue = self.by_length.get(length)
         if queue is None:
             insort(self.lengths, length)
             queue = self.by_length[length] = deque()
-        if queue and request.arrival < queue[-1].arrival:
-            queue.insert(bisect_right(queue, request.arrival, key=_arrival), request)
+        if queue and turn_of(request) < turn_of(queue[-1]):
+            queue.insert(bisect_right(queue, turn_of(request), key=turn_of), request)
         else:
             queue.append(request)
 
     def leave(self, request: Request) -> None:
         """A request somewhere in the lane was settled, or wholly taken."""
         self.dead += 1
-        waiting = self.waiting
+        waiting, turns = self.waiting, self._turns
+        self.brief -= request.brief
+        first = 0
+        while first < len(turns) and is_gone(turns[first][2]):
+            first += 1
+        del turns[:first]
         while self.dead > 0 and is_gone(waiting[0]):
             waiting.popleft()
             self.dead -= 1
         self._trim(length_of(request))
         if self.dead > SLACK and 2 * self.dead > len(waiting):
             self._sweep()
+
+    def next(self, rows: float, cost: float) -> list[Request]:
+        """Return those whose turn is next, in order: about so many rows, or of about so much `cost`."""
+        found: list[Request] = []
+        for _, _, request in self._turns:
+            if rows <= 0 or cost <= 0.0:
+                break
+            if not is_gone(request):
+                found.append(request)
+                rows, cost = rows - request.rows, cost - request.cost
+        return found
 
     def _trim(self, length: float) -> None:
         """Have one that waits at the front of the queue of this length, or no such queue."""
@@ -75,11 +112,8 @@ class LengthLane(Lane):
         )  # less than 0 as long as some are gone whose leaving is still to be told
         self.waiting.clear()
         self.waiting.extend(alive)
+        self._turns = [turn for turn in self._turns if not is_gone(turn[2])]
         for queue in self.by_length.values():
             left = [request for request in queue if not is_gone(request)]
             queue.clear()
             queue.extend(left)
-
-
-def _arrival(request: Request) -> float:
-    return request.arrival

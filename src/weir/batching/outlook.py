@@ -61,7 +61,7 @@ class Outlook:
         done = now + self._service.alone(min(request.rows, self._largest), length_of(request))
         if done + len(lane) / rate < request.deadline:
             return False
-        return not self._padded or done + _before(lane, request.deadline) / rate >= request.deadline
+        return not self._padded or done + _before(lane, request) / rate >= request.deadline
 
     def start_cutoff(self, seen: Observation, rows: int) -> float:
         """Return the instant after which a deadline must lie for the request to be started.
@@ -92,6 +92,7 @@ class Outlook:
         self.margin *= MARGIN_DECAY
 
 
-def _before(lane: Lane, deadline: float) -> int:
-    """Return how many of a lane are ahead for certain where those who would miss their deadlines go before those who would not."""
-    return sum(each.deadline <= deadline for each in lane.waiting if not is_gone(each))
+def _before(lane: Lane, request: Request) -> int:
+    """Return how many of a lane are ahead of `request` for certain where those who would miss their deadlines go before those who would not."""
+    deadline, tag = request.deadline, request.tag
+    return sum(each.deadline <= deadline and each.tag <= tag for each in lane.waiting if not is_gone(each))

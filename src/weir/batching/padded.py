@@ -3,7 +3,7 @@
 A batch costs its tokens and its padding, which is by how much its rows times its longest is more and counts in full, or by the share
 `padding_cost`; it may cost `max_cost`, and one that costs more alone goes alone. The one whose turn it is leads: it is
 always in it. That is who would miss the deadline if it were not in this batch, but no more than `max_overtakes` times in a row before
-the same older request; else it goes by priority, size class and arrival, as in compose.py. So everybody's turn comes. The others are
+the same older request; else it goes by priority, tag, size class and arrival, as in compose.py. So everybody's turn comes. The others are
 added in the order in which they cost the least padding, from the shorter ones and the longer ones around,
 until rows or cost are full or the padding would be more than `max_padding`. If that is no more than what a batch costs beyond its tokens, no
 batch is made that would have been done sooner as two; half of it is about best, for what is left out finds texts nearer to it later.
@@ -13,7 +13,8 @@ not then wait for a batch full of it, and all that is lost is what the further b
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
@@ -26,6 +27,8 @@ from weir.messages import Request
 # Times `max_padding`: if that is half of what a batch costs beyond its tokens, one that small requests share with large ones does
 # four fifths of its time for tokens.
 BESIDE_SMALL = 8
+BESIDE_BRIEF = 2  # times what brief requests cost that are in a batch, or soon: so much it may cost with others
+SOON = 2  # times what a batch may cost: who is within that goes before others that are as near in length
 
 
 class PaddedLoad(Load):
@@ -99,19 +102,31 @@ class ByLength:
 
 def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> None:
     small, large = level.small, level.large
-    heads, is_first = (small.head, large.head), not load.requests
+    heads, is_first = _heads(level), not load.requests
     first = next_lane([small, large], small, large, max_overtakes)
     hurried = _hurried(load, level, max_overtakes, tight) if is_first else None
-    leader = first.head if hurried is None else hurried
+    leader = hurried or (_leader(cast(LengthLane, first), max_overtakes) if is_first else first.head)
     if leader is None:
         return
     beside = BESIDE_SMALL * load.max_padding if _has_small(load, level) else inf
-    if hurried is not None and load.take(hurried):
-        (large if hurried.large else small).leave(hurried)
+    if leader is not first.head and leader.deadline > load.start_cutoff and load.take(leader):
+        (large if leader.large else small).leave(leader)
     for lane in (first, small if first is large else large):
         if load.rows < load.max_rows:
             _fill(load, cast(LengthLane, lane), beside if lane is large else inf)
-    _count_overtaking(level, heads, leader, is_first)
+    _count_overtaking(heads, leader, is_first)
+
+
+def _heads(level: Level) -> list[Request]:
+    """Return whose turn it is in each lane, and who arrived first there."""
+    lanes = cast(tuple[LengthLane, LengthLane], (level.small, level.large))
+    return list(dict.fromkeys(each for lane in lanes for each in (lane.head, lane.oldest) if each is not None))
+
+
+def _leader(lane: LengthLane, max_overtakes: int) -> Request | None:
+    """Return whose turn it is in a lane: by tag, but who arrived first there is not passed over for more than `max_overtakes` batches."""
+    oldest = lane.oldest
+    return lane.head if oldest is None or oldest.overtaken < max_overtakes else oldest
 
 
 def _hurried(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
@@ -132,13 +147,11 @@ def _has_small(load: PaddedLoad, level: Level) -> bool:
     return level.small.head is not None or not all(each.large for each in load.requests)
 
 
-def _count_overtaking(
-    level: Level, heads: tuple[Request | None, Request | None], leader: Request, is_first: bool
-) -> None:
-    """A batch was taken: keep the counts of those whose turn it was in their lanes, as far as `leader` has gone before them."""
-    for lane, head in zip((level.small, level.large), heads, strict=True):
-        if head is None or head is not lane.head:
-            continue  # it has gone
+def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool) -> None:
+    """A batch was taken: keep the counts of those whose turn it was and who still wait, as far as `leader` has gone before them."""
+    for head in heads:
+        if is_gone(head):
+            continue
         if head is not leader:
             head.overtaken += head.arrival <= leader.arrival
         elif is_first:
@@ -146,35 +159,46 @@ def _count_overtaking(
 
 
 def _fill(load: PaddedLoad, lane: LengthLane, max_cost: float) -> None:
-    """Take from a lane what is nearest in length, up to `max_cost` in all; from an empty load, first whose turn it is."""
+    """Take from a lane what is nearest in length, up to `max_cost` in all; from an empty load, first whose turn it is. Where some are brief,
+    those whose turn is next come before the others, and the batch is short."""
     gone: list[Request] = []
     whole, load.max_cost = load.max_cost, min(load.max_cost, max_cost)
     head = lane.head if load.requests else _lead(load, lane, gone)
     if head is not None:
-        _spread(load, lane, gone)
+        if lane.brief:
+            soon = lane.next(SOON * load.max_rows, SOON * load.max_cost)
+            brief = sum(request.cost for request in [*load.requests, *soon] if request.brief)
+            load.max_cost = min(load.max_cost, max(BESIDE_SMALL * load.max_padding, BESIDE_BRIEF * brief))
+            _spread(load, *_by_length(soon), gone)
+        _spread(load, lane.lengths, lane.by_length, gone)
     load.max_cost = whole
     for request in gone:
         lane.leave(request)
 
 
+def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, deque[Request]]]:
+    queues: dict[float, deque[Request]] = {}
+    for request in requests:
+        queues.setdefault(length_of(request), deque()).append(request)
+    return sorted(queues), queues
+
+
 def _lead(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> Request | None:
     """Take the first of the lane that can still make it."""
-    for request in lane.waiting:
-        if is_gone(request):
-            continue
-        if request.deadline <= load.start_cutoff:
-            _leave_out(load, request)
-            gone.append(request)
-            continue
-        if load.take(request):
-            gone.append(request)
-        return request
-    return None
+    while (request := lane.head) is not None:
+        if request.deadline > load.start_cutoff:
+            if load.take(request):
+                gone.append(request)
+            break
+        _leave_out(load, request)
+        lane.leave(request)
+    return request
 
 
-def _spread(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> None:
+def _spread(
+    load: PaddedLoad, lengths: Sequence[float], by_length: Mapping[float, deque[Request]], gone: list[Request]
+) -> None:
     """Take from the queues around `load.longest`, that which costs less padding first."""
-    lengths = lane.lengths
     up = bisect_right(lengths, load.longest)
     down = up - 1
     while load.rows < load.max_rows:
@@ -183,14 +207,13 @@ def _spread(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> None:
         if below <= above:
             if down < 0:
                 return
-            down = down - 1 if _take_queue(load, lane, lengths[down], gone) else -1
+            down = down - 1 if _take_queue(load, by_length[lengths[down]], gone) else -1
         else:
-            up = up + 1 if _take_queue(load, lane, lengths[up], gone) else len(lengths)
+            up = up + 1 if _take_queue(load, by_length[lengths[up]], gone) else len(lengths)
 
 
-def _take_queue(load: PaddedLoad, lane: LengthLane, length: float, gone: list[Request]) -> bool:
+def _take_queue(load: PaddedLoad, queue: deque[Request], gone: list[Request]) -> bool:
     """Take what fits of a queue; tell whether that was all of it."""
-    queue = lane.by_length[length]
     while queue:
         request = queue[0]
         if not is_gone(request):

@@ -1,13 +1,12 @@
 """The front of a model of texts: texts in, tokens through the line, vectors out, gathered in order.
 
-A small request goes straight into the line. Of larger ones, and of callers who have many small ones under way, only so many texts are
-in the line at once that there is enough to choose from by length; which go next is shared out fairly among callers (shares.py),
-and the rest waits here, as text, without being refused.
+Only so many texts are in the line at once that there is enough to choose from by length; which go next, and in which order the line takes
+them, is shared out fairly among callers (shares.py), and the rest waits here, as text. A caller who has had no more than the others is let in
+at once, whatever is in the line.
 """
 
 import asyncio
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
@@ -26,8 +25,8 @@ from weir.telemetry.tracecontext import Trace
 if TYPE_CHECKING:
     from weir.manager.service import Service
 
-SMALL = 16  # texts that a caller may have under way which go before all larger requests
-MAX_HELD = 1_000_000  # texts of larger requests that are kept; one that is larger is taken when there is no other
+SMALL = 16  # texts of a request that are read at once; one that has no more is refused while the line is full
+MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other
 MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
 LONGEST_TIMEOUT = 1e8
 RETRY_AFTER = 1.0
@@ -63,9 +62,8 @@ class Encoder:
         self._readers = Readers(tokenizer, threads, heard)
         self._many = MANY if threads else inf
         self._shares: Shares[Asking] = Shares()
-        self._small: defaultdict[Hashable, int] = defaultdict(int)  # texts of small requests under way, by caller
         self._max_held = max_held
-        self._held = 0  # texts of the other requests
+        self._held = 0  # texts of requests that have no end yet
         self._in_line = 0  # and how many of those the line has
         self._pumping = False
         self._accepted = Accepted()
@@ -87,8 +85,8 @@ class Encoder:
 
     @property
     def window(self) -> int:
-        """How many texts of large requests are in the line or running at once: enough to make batches by length from, and never all
-        of the line."""
+        """How many texts are in the line or running at once, but for those of callers who have had no more than others: enough to make batches
+        by length from, and never all of the line."""
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
 
@@ -163,14 +161,7 @@ class Encoder:
         if asking.caller is None:
             asking.caller = object()  # not itself: it would be garbage that only the collector finds
             asking.key = (asking.key[0], asking.caller)
-        if count <= SMALL and self._small[asking.caller] + count <= SMALL:
-            asking.small = True
-            self._small[asking.caller] += count
-            asking.read = count
-            self._have_read(asking, 0, asking.texts, self._read_small)
-            return loop.call_later(timeout, self._expire, asking)
-        if count <= SMALL and not self._small[asking.caller]:
-            del self._small[asking.caller]
+        asking.small = count <= SMALL
         if self._held and self._held + count > self._max_held:
             raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
         self._held += count
@@ -180,42 +171,38 @@ class Encoder:
 
     # Texts are read.
 
-    def _have_read(
-        self, asking: Asking, start: int, texts: list[Text], done: Callable[[Asking, int, Sequence[Read]], None]
-    ) -> None:
+    def _read_more(self, asking: Asking) -> None:
+        """Have the next texts read, unless enough are waiting for their turn."""
+        start = asking.read
+        if asking.reading or start >= len(asking.texts) or len(asking.ready_texts) >= CHUNK:
+            return
+        chunk = asking.texts[start : start + CHUNK]
+        asking.read = start + len(chunk)
         asking.reading = True
         if asking.trace is not None:
             asking.trace.reads()
         self._readers.add(
             Reading(
-                texts, self._max_length, asking.truncate, partial(done, asking, start), asking.split, asking.manner
+                chunk, self._max_length, asking.truncate, partial(self._read_chunk, asking, start), asking.split,
+                asking.manner,
             ),
-            sum(map(_size, texts)) if asking.small else inf,
-        )
-
-    def _read_more(self, asking: Asking) -> None:
-        """Have the next texts read, unless enough are waiting for their turn."""
-        start = asking.read
-        if not asking.reading and start < len(asking.texts) and len(asking.ready_texts) < CHUNK:
-            chunk = asking.texts[start : start + CHUNK]
-            asking.read = start + len(chunk)
-            self._have_read(asking, start, chunk, self._read_chunk)
-
-    def _read_small(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
-        found = self._noted(asking, start, results)
-        now = self._service.now()
-        for ready in found:
-            self._send(asking, ready, now)
-            if asking.ended:
-                return
+            sum(map(_size, chunk)) if asking.small else inf,
+        )  # fmt: skip
 
     def _read_chunk(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
-        found = self._noted(asking, start, results)
-        if not asking.ended:
-            asking.ready_texts.extend(found)
-            self._shares.wake(asking.key)
-            self._read_more(asking)
-            self._pump()
+        found, service = self._noted(asking, start, results), self._service
+        if asking.ended:
+            return
+        asking.ready_texts.extend(found)
+        if not start and asking.read == len(asking.texts):
+            asking.brief = self._is_brief(found)
+        is_full = asking.small and asking.ready_texts and not service.has_room(1)
+        # Refused then, and counted so, unless the policy lets the queue grow.
+        if is_full and not self._put(asking, self._shares.at_once(), service.now()):
+            return
+        self._shares.wake(asking.key, asking)
+        self._read_more(asking)
+        self._pump()
 
     def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
         """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""
@@ -238,35 +225,43 @@ class Encoder:
     # Tokens go into the line.
 
     def _pump(self) -> None:
-        """Put as many texts of large requests into the line as have room there."""
+        """Put as many texts into the line as have room there, and those of callers who have had no more than others."""
         self._pumping = False
-        window = self.window
-        now = self._service.now()
-        while self._in_line < window and (asking := self._shares.next()) is not None:
-            ready = asking.ready_texts.popleft()
-            self._shares.charge(self._cost(ready[2]))
-            self._send(asking, ready, now)
+        window, shares, service = self.window, self._shares, self._service
+        now = service.now()
+        while (asking := shares.next()) is not None:
+            if self._in_line >= window and not (shares.due and service.has_room(1)):
+                break
+            self._put(asking, shares.charge(self._cost(asking.ready_texts[0][2])), now)
             if asking.is_sent:
-                self._shares.leave(asking.key, asking)
+                shares.leave(asking.key, asking)
             elif not asking.ended:
                 self._read_more(asking)
+
+    def _is_brief(self, found: Sequence[Ready]) -> bool:
+        """Tell whether a batch can hold as much as these."""
+        batching = self._service.batching
+        cost = sum(self._cost(tokens) for _, _, tokens in found)
+        return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
 
     def _cost(self, tokens: Tokens) -> float:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
-    def _send(self, asking: Asking, ready: Ready, now: float) -> None:
-        service = self._service
-        request = TextRequest(self, service, asking, ready, self._cost(ready[2]), now)
+    def _put(self, asking: Asking, tag: float, now: float) -> bool:
+        """Put the next text into the line; tell whether it was taken. What the line says against it is the end of the request."""
+        service, ready = self._service, asking.ready_texts.popleft()
+        request = TextRequest(self, service, asking, ready, self._cost(ready[2]), tag, now)
         try:
             if asking.deadline <= now:
                 raise _too_late()
             service.submit(request, now)
         except WeirError as error:
+            self._shares.ended(tag)
             self._fail(asking, named(error, asking.first_place(request.place)))
-            return
+            return False
         asking.under_way.add(request)
-        if request.large:
-            self._in_line += 1
+        self._in_line += 1
+        return True
 
     # They have their ends.
 
@@ -304,9 +299,9 @@ class Encoder:
         if request not in request.asking.under_way:
             return
         request.asking.under_way.remove(request)
-        if request.large:
-            self._in_line -= 1
-            self._pump_soon()
+        self._shares.ended(request.tag)
+        self._in_line -= 1
+        self._pump_soon()
 
     def _pump_soon(self) -> None:
         if not self._pumping:
@@ -314,7 +309,7 @@ class Encoder:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _expire(self, asking: Asking) -> None:
-        if not asking.small or asking.reading:  # the line knows the deadlines of what is in it
+        if not asking.is_sent:  # the line knows the deadlines of what is in it
             self._fail(asking, _too_late())
 
     def _fail(self, asking: Asking, error: WeirError) -> None:
@@ -328,16 +323,10 @@ class Encoder:
         if asking.ended:
             return
         asking.end(error)
-        count = len(asking.texts)
-        if asking.small:
-            self._small[asking.caller] -= count
-            if not self._small[asking.caller]:
-                del self._small[asking.caller]
-        else:
-            self._held -= count
-            asking.ready_texts.clear()
-            self._shares.leave(asking.key, asking)
-            self._pump_soon()  # the next of this caller may have been ready long since
+        self._held -= len(asking.texts)
+        asking.ready_texts.clear()
+        self._shares.leave(asking.key, asking)
+        self._pump_soon()  # the next of this caller may have been ready long since
 
     def _withdraw(self, asking: Asking) -> None:
         """Take what is left of it out of the line."""

@@ -29,7 +29,7 @@ class Asking:
     """
 
     __slots__ = (
-        "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
+        "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
         "ready_texts", "reading", "small", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
@@ -49,6 +49,7 @@ class Asking:
         self.manner = manner
         self.future = future
         self.small = False
+        self.brief = False  # one batch can hold all of it
         self.left = count
         self.counts = [0] * count
         self.truncated = [False] * count
@@ -170,19 +171,20 @@ class TextRequest(InProcess):
     """One text in the line of `service`, or a piece of one: a request like any other, of which `encoder` hears the end."""
 
     def __init__(
-        self, encoder: "Encoder", service: "Service", asking: Asking, ready: Ready, cost: float, now: float
+        self, encoder: "Encoder", service: "Service", asking: Asking, ready: Ready, cost: float, tag: float, now: float
     ) -> None:
         self.encoder = encoder
         self.service = service
         self.asking = asking
         self.place, self.piece, self.payload = ready
         self.cost = cost
+        self.tag = tag
+        self.brief = asking.brief
         self.arrival = now
         self.timeout = asking.deadline - now
         self.deadline = asking.deadline
         self.priority = asking.key[0]
         self.door = asking.door
-        self.large = not asking.small
         if asking.trace is not None:
             self.trace = asking.trace.of_text()
 

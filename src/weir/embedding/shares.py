@@ -1,15 +1,18 @@
-"""To each caller a fair share: who may put a text into the line next, where more wants to go in than has room.
+"""To each caller a fair share: who may put a text into the line next, and in which order the line takes them.
 
-Fair queueing by virtual time: whoever has had least goes next, counted in tokens, and whoever comes anew begins where the others are, so that
-nobody saves up a share while away. Higher priority goes first.
+Self-clocked fair queueing (Golestani, 1994), in tokens. A caller's next text gets a tag: what the caller has had, that text included. The lowest
+tag goes first. Virtual time is the lowest tag of the texts that are in the line or run; a caller who comes anew begins there, so that nobody saves
+up a share while away, and one who had more than others and comes back is not forgiven it. So a caller's part does not depend on how many texts a
+request has, and one text beside thousands of another caller is next. Requests of one caller take turns. Higher priority goes first.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 CREDIT = 4096.0  # tokens that who was not ready in time may have later
+REMEMBERED = 1024  # callers who are away, before those who have had no more than others are forgotten
 
 
 class Sharing(Hashable, Protocol):
@@ -25,21 +28,26 @@ Key = tuple[int, Hashable]  # priority and caller
 
 
 class Share(Generic[S]):
-    """One caller's: what waits, in order, and how much it has had (or would have, had it always been there)."""
+    """One caller's: the requests that want texts computed, those of them that are ready, in turn, and how much it has had (or would have, had
+    it always been there)."""
 
-    __slots__ = ("had", "key", "queued", "waiting")
+    __slots__ = ("had", "key", "members", "queued", "ready")
 
     def __init__(self, key: Key, had: float) -> None:
         self.key = key
         self.had = had
-        self.waiting: OrderedDict[S, None] = (
-            OrderedDict()
-        )  # a plain dict is slow to find its first where many have left
+        self.members: set[S] = set()
+        self.ready: OrderedDict[S, None] = OrderedDict()  # a dict is slow to find its first where many have left
         self.queued = False  # among those whose turn is sought
 
-
-def _first(share: Share[S]) -> S:
-    return next(iter(share.waiting))
+    def first(self) -> S | None:
+        """Return the request whose turn it is; None if none is ready."""
+        while self.ready:
+            member = next(iter(self.ready))
+            if member.ready and member in self.members:
+                return member
+            del self.ready[member]
+        return None
 
 
 class Shares(Generic[S]):
@@ -49,24 +57,43 @@ class Shares(Generic[S]):
         self._shares: dict[Key, Share[S]] = {}
         self._heap: list[tuple[int, float, int, Share[S]]] = []
         self._pushes = 0
-        self._now = 0.0  # what those have had whose turn it is
+        self._tags: list[float] = []  # a heap: of texts that are under way, and of some that were
+        self._ended: Counter[float] = Counter()  # tags in `_tags` whose texts are no longer under way
+        self._now = 0.0
+        self._away: dict[Key, float] = {}  # what callers have had who want nothing now
 
     def __len__(self) -> int:
-        return sum(len(share.waiting) for share in self._shares.values())
+        return sum(len(share.members) for share in self._shares.values())
+
+    @property
+    def now(self) -> float:
+        """The virtual time."""
+        tags, ended = self._tags, self._ended
+        while tags and ended[tags[0]]:
+            tag = heappop(tags)
+            ended[tag] -= 1
+            if not ended[tag]:
+                del ended[tag]
+        if tags and tags[0] > self._now:
+            self._now = tags[0]
+        return self._now
 
     def add(self, key: Key, member: S) -> None:
         """Let `member` wait for the share of `key`."""
         share = self._shares.get(key)
         if share is None:
-            share = self._shares[key] = Share(key, self._now)
-        share.waiting[member] = None
-        self.wake(key)
+            share = self._shares[key] = Share(key, max(self.now, self._away.pop(key, 0.0)))
+        share.members.add(member)
+        self.wake(key, member)
 
-    def wake(self, key: Key) -> None:
-        """Something of `key` may be ready that was not."""
+    def wake(self, key: Key, member: S) -> None:
+        """`member` may be ready that was not."""
         share = self._shares.get(key)
-        if share is not None and not share.queued and _first(share).ready:
-            share.had = max(share.had, self._now - CREDIT)
+        if share is None or not member.ready:
+            return
+        share.ready.setdefault(member)
+        if not share.queued:
+            share.had = max(share.had, self.now - CREDIT)
             self._push(share)
 
     def _push(self, share: Share[S]) -> None:
@@ -78,26 +105,48 @@ class Shares(Generic[S]):
         """Return the one whose turn it is; None if nothing is ready. Say `charge` or `leave` then."""
         while self._heap:
             share = self._heap[0][3]
-            if share.waiting and (first := _first(share)).ready:
-                return first
+            if (member := share.first()) is not None:
+                return member
             heappop(self._heap)
             share.queued = False
         return None
 
-    def charge(self, cost: float) -> None:
-        """The one whose turn it was has had so much."""
-        _, had, _, share = heappop(self._heap)
-        self._now = max(self._now, had)
+    @property
+    def due(self) -> bool:
+        """Whether the one whose turn it is has had no more than anybody whose text is under way. Ask `next` before."""
+        return self._heap[0][1] <= self.now
+
+    def charge(self, cost: float) -> float:
+        """A text of the one whose turn it was goes into the line, and costs so much. Return its tag; say `ended` of it later."""
+        _, _, _, share = heappop(self._heap)
         share.had += cost
+        heappush(self._tags, share.had)
+        share.ready.move_to_end(next(iter(share.ready)))
         self._push(share)
+        return share.had
+
+    def at_once(self) -> float:
+        """A text goes into the line before its turn, and is not charged. Return its tag; say `ended` of it later."""
+        heappush(self._tags, self.now)
+        return self._now
+
+    def ended(self, tag: float) -> None:
+        """A text with this tag is no longer under way."""
+        self._ended[tag] += 1
 
     def leave(self, key: Key, member: S) -> None:
         """`member` wants nothing any more."""
         share = self._shares.get(key)
-        if share is None or member not in share.waiting:
+        if share is None or member not in share.members:
             return
-        del share.waiting[member]
-        if not share.waiting:
+        share.members.remove(member)
+        if not share.members:
             del self._shares[key]
-        else:
-            self.wake(key)
+            self._away[key] = share.had
+            if len(self._away) >= REMEMBERED:
+                self._forget()
+
+    def _forget(self) -> None:
+        """Forget who has had no more than others; with nobody else there, everybody."""
+        now = self.now
+        self._away = {key: had for key, had in self._away.items() if had > now and self._shares}

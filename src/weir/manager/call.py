@@ -31,6 +31,8 @@ class InProcess:
     key: Hashable = None
     priority: int = 0
     large: bool = False
+    tag: float = 0.0
+    brief: bool = False
     door: str = "python"
     settled: bool = False
     taken: int = 0

@@ -280,6 +280,10 @@ class Service:
         else:
             submit_traced(self.tracing, self.label, self._driver.submit, request, now)
 
+    def has_room(self, rows: int) -> bool:
+        """Tell whether a request of so many rows would be taken now, as far as the length of the queue goes."""
+        return latest(self._driver).batcher.room(rows)
+
     def cancel(self, request: Request) -> None:
         """Forget a request whose peer has left; nothing happens if it already has its end."""
         self._driver.cancel(request)

@@ -20,6 +20,8 @@ class _Alike:
     cost: float = 1.0
     key: Hashable = None
     priority: int = 0
+    tag: float = 0.0
+    brief: bool = False
     door: str = "simulation"
     trace: Any = None
 
