@@ -7,6 +7,7 @@ import struct
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy
 import psutil
@@ -19,6 +20,7 @@ from weir.client import EmbeddingClient
 from weir.client.embedding_zeromq import ZeroMqTransport
 from weir.client.retrying import NEVER
 from weir.embedding.clients import MOST
+from weir.embedding.zeromq.answering import AT_ONCE
 from weir.embedding.zeromq.publisher import MAX_TOPICS
 from weir.protocols.settings import HttpSettings
 from weir.wire.zmtp import GREETING, LONG, MORE, Received, frame, ready
@@ -329,6 +331,25 @@ def test_who_has_gone_costs_nothing() -> None:
         opened.until(lambda: opened.door.drops.counts["answer"] == 1)
         assert not opened.call(lambda: opened.door._publisher.waiting)
         asking.close()
+
+
+def test_who_asks_much_and_leaves_holds_up_nobody() -> None:
+    with Opened(zmq_grace=0.2) as opened:
+        turns: list[int] = []
+
+        def look() -> None:
+            turns.append(opened.encoder.cancelled)
+            opened._loop.call_soon(look)
+
+        asking = connected(opened.port, "PUSH")
+        asking.sendall(b"".join(message(b"nobody", b'["!wait"]', b"%d" % number, b"1") for number in range(1000)))
+        opened.until(lambda: len(opened.encoder.asked) == 1000)
+        opened.call(look)
+        asking.close()
+        opened.until(lambda: opened.encoder.cancelled == 1000)
+        opened.until(lambda: not opened.door._answering.busy)
+        assert max(after - before for before, after in pairwise(turns)) <= 2 * AT_ONCE
+        still_serves(opened)
 
 
 def test_an_answer_waits_for_who_comes_back(opened: Opened) -> None:

@@ -1,6 +1,7 @@
 """What comes of each request that is read: vectors, facts or an error, in the dialect it was asked in."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from weir.wire.zeromq import Ask, Said, Wishes
 from weir.wire.zmtp import Received
 
 DOOR = "zeromq"
+AT_ONCE = 16  # requests that are cancelled in one turn of the event loop, which takes a few milliseconds
 CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
 _NUMBER = 4  # bytes
 _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full line again
@@ -64,6 +66,8 @@ class Answering:
         self._changed = changed
         self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}
         self._own: dict[tuple[bytes, bytes], asyncio.Task[None]] = {}
+        self._to_cancel: deque[asyncio.Task[None]] = deque()
+        self._leaving: set[bytes] = set()  # topics of which everything is among those already
         self.in_flight = 0
         self.draining = False
 
@@ -188,7 +192,7 @@ class Answering:
         if ask.command == zeromq.CANCEL:
             for number in wishes.ids:
                 if task := self._own.get((ask.topic, b"%d" % number)):
-                    task.cancel()
+                    self._cancel_soon(task)
         elif ask.command == zeromq.PENDING:
             kept = self._means.publisher.kept(ask.topic)
             unknown = [
@@ -239,12 +243,28 @@ class Answering:
         return bool(self._tasks)
 
     def cancel(self, topic: bytes) -> None:
-        """Take everything that was asked for `topic` out of the line."""
-        for task in self._tasks.get(topic, set()).copy():
-            task.cancel()
+        """Take everything that was asked for `topic` out of the queue, a few requests at a time: others are served in between."""
+        if topic not in self._leaving:
+            self._leaving.add(topic)
+            for task in self._tasks.get(topic, ()):
+                self._cancel_soon(task)
+
+    def _cancel_soon(self, task: asyncio.Task[None]) -> None:
+        if not self._to_cancel:
+            asyncio.get_running_loop().call_soon(self._cancel_some)
+        self._to_cancel.append(task)
+
+    def _cancel_some(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._to_cancel))):
+            self._to_cancel.popleft().cancel()
+        if self._to_cancel:
+            asyncio.get_running_loop().call_soon(self._cancel_some)
+        else:
+            self._leaving.clear()
 
     async def stop(self) -> None:
         """Cancel everything."""
+        self._to_cancel.clear()
         tasks = [task for tasks in self._tasks.values() for task in tasks]
         for task in tasks:
             task.cancel()
