@@ -1,17 +1,25 @@
-"""One WebSocket connection: its requests under way, each a task, and their answers."""
+"""One WebSocket connection: its requests under way, and their answers.
+
+A request of a model with one answer is in the queue by itself, and whatever happens to it ends it; one that streams, is traced
+or is made into several has a task. What is to be written goes through one outbox, which one task empties.
+"""
 
 import asyncio
 import logging
-from contextlib import aclosing, suppress
+from collections import deque
+from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from weir.errors import Cancelled, CapacityError, Conflict, WeirError, bounded, brief
+from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
+from weir.messages import Dispatch, RequestBase
 from weir.protocols import inferring
 from weir.protocols.account import Account
+from weir.protocols.contents import response_of
 from weir.protocols.offloading import off_loop
+from weir.protocols.payloads import Work
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
@@ -35,33 +43,70 @@ DOOR = "websocket"
 GOING_AWAY = 1001
 TOO_BIG = 1009
 NO_WORD = 1006  # never sent
+
+# Requests that state a timeout do not wait for room: so many times `websocket_in_flight` are taken, and others refused at once.
+HASTY_TIMES = 16
+MOST_UNSENT = 256  # messages; with more of them nothing is read
 _log = logging.getLogger("weir.websocket")
 
 
-class Session:
-    """Serves one connection. `refusing` is set when the server takes nothing more; requests and answers are charged to `account`."""
+class Queued(RequestBase):
+    """A request in the queue of its service. `size_bytes` is what it holds of the connection's share, `received_bytes` its message."""
+
+    __slots__ = ("_session", "asked", "received_bytes", "service", "size_bytes")
 
     def __init__(
-        self, socket: WebSocket, registry: "Registry", settings: HttpSettings, refusing: asyncio.Event, account: Account
+        self, session: "Session", service: "Service", asked: InferenceRequest, work: Work, timeout: float, priority: int,
+        received_bytes: int, size_bytes: int,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            work.payload, service.now(), timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
+            rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large, door=DOOR,
+        )  # fmt: skip
+        self._session = session
+        self.service = service
+        self.asked = asked
+        self.received_bytes = received_bytes
+        self.size_bytes = size_bytes
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Answer."""
+        self._session.finish(self, output)
+
+    def fail(self, error: WeirError) -> None:
+        """Say what went wrong."""
+        self._session.forget(self)
+        self._session.post_failure(self.asked.id, error)
+
+
+class Session:
+    """Serves one connection. Requests and answers are charged to `account`."""
+
+    def __init__(
+        self, socket: WebSocket, registry: "Registry", settings: HttpSettings, account: Account
     ) -> None:  # fmt: skip
         self._socket = socket
         self._account = account
         self._claim = account.claim()
         self._registry = registry
         self._settings = settings
-        self._refusing = refusing
-        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._under_way: dict[str, asyncio.Task[None] | Queued] = {}
         self._withdrawn: set[str] = set()
+        self._outbox: deque[tuple[Message, int]] = deque()  # and what is charged for each
+        self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._main: asyncio.Task[Any] | None = None
+        self._receiving = False
+        self._refused = False  # nothing more is taken
         self._stuck = False  # the client has not read for too long
+        self._deaf = False  # nothing can be written any more
 
     async def run(self) -> None:
         """Accept the connection and serve it until one of the two leaves."""
         self._main = asyncio.current_task()
         await self._socket.accept()
-        refusing = asyncio.ensure_future(self._refusing.wait())
+        writing = asyncio.ensure_future(self._write())
         try:
-            code = await self._serve(refusing)
+            code = await self._serve()
             if code is not None:
                 await self._socket.close(code)
         except WebSocketDisconnect:
@@ -70,13 +115,22 @@ class Session:
             if not self._stuck:
                 raise
         finally:
-            refusing.cancel()
             await self._leave()
+            writing.cancel()
 
-    async def _serve(self, refusing: "asyncio.Future[Any]") -> int | None:
+    def refuse(self) -> None:
+        """Read no more requests; close the connection when what is under way has been answered."""
+        self._refused = True
+        self._changed.set()
+        if self._receiving and self._main is not None:
+            self._main.cancel()
+
+    # What comes.
+
+    async def _serve(self) -> int | None:
         """Take messages; return the code to close the connection with, or None if it is closed."""
-        while await self._has_room(refusing):
-            received = await self._received(refusing)
+        while not self._refused:
+            received = await self._received()
             if received is None:
                 break
             if received["type"] != "websocket.receive":
@@ -88,39 +142,26 @@ class Session:
             failure = await self._take(message)
             del received, message  # nor are they kept while their error waits to be read, or the next one is awaited
             if failure is not None:
-                await self._send_failure(*failure)
-        await self._answered()
+                self.post_failure(*failure)
+            if len(self._outbox) >= MOST_UNSENT:
+                await self._all_sent()
+        while self._under_way:
+            await self._change()
+        await self._all_sent()
         return GOING_AWAY
 
-    async def _received(self, refusing: "asyncio.Future[Any]") -> Any:
+    async def _received(self) -> Any:
         """Return the next event, or None if no more is taken."""
-        receiving = asyncio.ensure_future(self._socket.receive())
+        self._receiving = True
         try:
-            await asyncio.wait((receiving, refusing), return_when=asyncio.FIRST_COMPLETED)
-            return receiving.result() if receiving.done() else None
+            return await self._socket.receive()
+        except asyncio.CancelledError:
+            if not self._refused or self._stuck or self._main is None:
+                raise
+            self._main.uncancel()  # `refuse` has cancelled it
+            return None
         finally:
-            receiving.cancel()
-
-    async def _has_room(self, refusing: "asyncio.Future[Any]") -> bool:
-        """Wait until one more request may come; False if none is taken any more."""
-        while self._has_enough and not refusing.done():
-            await asyncio.wait((*self._under_way.values(), refusing), return_when=asyncio.FIRST_COMPLETED)
-        return not refusing.done()
-
-    @property
-    def _has_enough(self) -> bool:
-        """Whether as much is under way as one connection may have; where nothing is, one more may always come."""
-        much = self._claim.held_bytes > self._account.max_connection_bytes
-        return len(self._under_way) >= self._settings.websocket_in_flight or (much and bool(self._under_way))
-
-    async def _answered(self) -> None:
-        if self._under_way:
-            await asyncio.wait(list(self._under_way.values()))
-
-    async def _leave(self) -> None:
-        for task in self._under_way.values():
-            task.cancel()
-        await self._answered()
+            self._receiving = False
 
     async def _take(self, message: Message) -> tuple[str, WeirError] | None:
         """Begin what a message asks for, or return its id and what is wrong with it."""
@@ -133,29 +174,146 @@ class Session:
                 self._withdraw(asked.id)
                 self._claim.give(size)
                 return None
-            if asked.id in self._under_way and not self._under_way[asked.id].done():
+            if asked.id in self._under_way:
                 raise Conflict(f"id {brief(asked.id, 100)}: is that of a request under way on this connection")
+            await self._room_for(asked, size)
             arrays = sum([each.array.nbytes for each in asked.inputs])
             self._claim.take(arrays)
             size += arrays
         except WeirError as error:
             self._claim.give(size)
             return await off_loop(len(message), partial(id_of, message)), error.with_traceback(None)
-        task = asyncio.ensure_future(self._answer(asked, len(message)))
-        self._under_way[asked.id] = task
-        task.add_done_callback(lambda ended: self._ended(asked.id, ended, size))
+        self._begin(asked, len(message), size)
         return None
 
-    def _ended(self, id: str, task: "asyncio.Task[None]", size: int) -> None:
+    async def _room_for(self, asked: InferenceRequest, size: int) -> None:
+        """Wait until one more, which holds `size` bytes already, may be under way. One that states a timeout is refused at once where it would have to wait: how
+        long it has waited already, unread, nobody would know. Raises Overloaded, and Draining when no more are taken."""
+        if asked.parameters.get("timeout"):
+            if self._has_enough(size, HASTY_TIMES):
+                text = f"{len(self._under_way)} requests are under way on this connection, as many as it may have"
+                raise Overloaded(text, retry_after=1.0)
+            return
+        while self._has_enough(size) and not self._refused:
+            await self._change()
+        if self._refused:
+            raise Draining("the server is being stopped and takes no more requests", retry_after=1.0)
+
+    def _has_enough(self, size: int, times: int = 1) -> bool:
+        """Tell whether as much is under way, beside one of `size` bytes, as one connection may have; where nothing is, one may come."""
+        much = self._claim.held_bytes - size > self._account.max_connection_bytes
+        return len(self._under_way) >= times * self._settings.websocket_in_flight or (much and bool(self._under_way))
+
+    async def _change(self) -> None:
+        """Return when less is under way, or nothing more is taken."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _begin(self, asked: InferenceRequest, received: int, size: int) -> None:
+        """Bring a request on its way."""
+        try:
+            service = inferring.find(self._registry, asked.model, asked.version)
+            if service.tracing is None and not (service.streaming or service.needs_measure or service.deputy):
+                asked.parameters.pop(HEADER, None)
+                (work,), timeout, priority = inferring.works_for_one_answer(service, asked, DOOR, None)
+                request = Queued(self, service, asked, work, timeout, priority, received, size)
+                self._under_way[asked.id] = request
+                service.submit(request, request.arrival)
+                return
+        except WeirError as error:
+            self._under_way.pop(asked.id, None)
+            self._claim.give(size)
+            self.post_failure(asked.id, error)
+            return
+        task = asyncio.ensure_future(self._answer(asked, received))
+        self._under_way[asked.id] = task
+        task.add_done_callback(lambda _: self._ended(asked.id, size))
+
+    def _ended(self, id: str, size: int) -> None:
         self._claim.give(size)
-        if self._under_way.get(id) is task:
-            del self._under_way[id]
+        del self._under_way[id]
+        self._changed.set()
 
     def _withdraw(self, id: str) -> None:
-        task = self._under_way.get(id)
-        if task is not None and id not in self._withdrawn:
+        entry = self._under_way.get(id)
+        if isinstance(entry, Queued):
+            entry.service.cancel(entry)
+            entry.fail(_given_up())
+        elif entry is not None and id not in self._withdrawn:
             self._withdrawn.add(id)
-            task.cancel()
+            entry.cancel()
+
+    async def _leave(self) -> None:
+        """End all that is under way: nobody waits for it any more."""
+        for entry in list(self._under_way.values()):
+            if isinstance(entry, Queued):
+                entry.service.cancel(entry)
+                self.forget(entry)
+            else:
+                entry.cancel()
+        while self._under_way:
+            await self._change()
+
+    # What goes out, of requests in the queue.
+
+    def forget(self, request: Queued) -> None:
+        """`request` has had its end."""
+        self._ended(request.asked.id, request.size_bytes)
+
+    def finish(self, request: Queued, output: Any) -> None:
+        """Answer `request`."""
+        self.forget(request)
+        service, asked = request.service, request.asked
+        try:
+            response = response_of(service, asked, [request.kind], [output])
+            response.parameters = {**response.parameters, FINAL: True}
+            message = write_response(asked, response)
+            self._claim.take(len(message))
+        except WeirError as error:
+            self.post_failure(asked.id, error)
+        except Exception:
+            _log.exception("an answer of %s cannot be written", asked.model)
+            self.post_failure(asked.id, WeirError("internal error"))
+        else:
+            self._post(message, len(message))
+            for observer in service.observers:
+                observer.transferred(service.label, DOOR, request.received_bytes, len(message))
+
+    def post_failure(self, id: str, error: WeirError) -> None:
+        """Send an error as soon as what is before it has been read."""
+        self._post(_failure(id, error), 0)
+
+    def _post(self, message: Message, charged: int) -> None:
+        if self._deaf:
+            self._claim.give(charged)
+            return
+        self._outbox.append((message, charged))
+        self._posted.set()
+
+    async def _all_sent(self) -> None:
+        while self._outbox:
+            self._sent.clear()
+            await self._sent.wait()
+
+    async def _write(self) -> None:
+        """Empty the outbox, again and again, until the client leaves."""
+        try:
+            while True:
+                while self._outbox:
+                    await self._send(self._outbox[0][0])
+                    self._claim.give(self._outbox.popleft()[1])
+                self._sent.set()
+                self._posted.clear()
+                await self._posted.wait()
+        except WebSocketDisconnect:
+            pass  # whoever receives hears of it too
+        finally:
+            self._deaf = True
+            self._claim.give(sum([charged for _, charged in self._outbox]))
+            self._outbox.clear()
+            self._sent.set()
+
+    # Requests that have a task.
 
     async def _answer(self, asked: InferenceRequest, received: int) -> None:
         """Bring the answers to one request, or its error."""
@@ -165,22 +323,18 @@ class Session:
             except asyncio.CancelledError:
                 if asked.id not in self._withdrawn:
                     raise
-                raise Cancelled("the client has cancelled it") from None
+                raise _given_up() from None
             except (WebSocketDisconnect, WeirError):
                 raise
             except Exception as error:
                 _log.exception("an answer of %s cannot be written", asked.model)
                 raise WeirError("internal error") from error
         except WeirError as error:
-            await self._fail(asked.id, error)
+            self.post_failure(asked.id, error)
         except WebSocketDisconnect:
             pass  # whoever receives hears of it too
         finally:
             self._withdrawn.discard(asked.id)
-
-    async def _fail(self, id: str, error: WeirError) -> None:
-        with suppress(WebSocketDisconnect):
-            await self._send_failure(id, error)
 
     async def _stream(self, asked: InferenceRequest, received: int) -> None:
         service = inferring.find(self._registry, asked.model, asked.version)
@@ -217,11 +371,6 @@ class Session:
         finally:
             self._claim.give(len(message))
 
-    async def _send_failure(self, id: str, error: WeirError) -> None:
-        wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
-        kind = "InternalError" if type(error) is WeirError else type(error).__name__
-        await self._send(write_failure(Failure(bounded(error.message), id, kind, kserve_code(error), wait)))
-
     async def _send(self, message: Message) -> int:
         try:
             async with asyncio.timeout(self._settings.body_timeout):
@@ -238,3 +387,14 @@ class Session:
         self._stuck = True
         if self._main is not None and self._main is not asyncio.current_task():
             self._main.cancel()
+
+
+def _given_up() -> Cancelled:
+    return Cancelled("the client has cancelled it")
+
+
+def _failure(id: str, error: WeirError) -> str:
+    """Return the message that a request failed."""
+    wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
+    kind = "InternalError" if type(error) is WeirError else type(error).__name__
+    return write_failure(Failure(bounded(error.message), id, kind, kserve_code(error), wait))

@@ -41,7 +41,10 @@ class HttpSettings:
         rule=POSITIVE,
     )  # fmt: skip
     websocket_in_flight: int = setting(
-        64, "requests that a WebSocket may have under way; while it has, nothing is read from it", rule=AT_LEAST_ONE
+        64,
+        "requests that a WebSocket may have under way; while it has, nothing is read from it. Requests that state a timeout do not "
+        "wait for that: 16 times as many may be under way, and others are refused",
+        rule=AT_LEAST_ONE,
     )
     websocket_ping: float = setting(20.0, "time between two pings on a WebSocket", rule=POSITIVE)
     compress_above: int = setting(

@@ -29,7 +29,7 @@ class WebSockets:
         self._registry = registry
         self._settings = settings
         self._sessions: set[Session] = set()
-        self._refusing = asyncio.Event()
+        self._refusing = False
         self._none_left = asyncio.Event()
 
     def routes(self) -> list[WebSocketRoute]:
@@ -46,7 +46,9 @@ class WebSockets:
         if not allowed(socket.headers.getlist("origin"), socket.headers.get("host", ""), self._settings.cors_origins):
             await socket.close()
             return
-        session = Session(socket, self._registry, self._settings, self._refusing, self._account)
+        session = Session(socket, self._registry, self._settings, self._account)
+        if self._refusing:
+            session.refuse()
         self._sessions.add(session)
         try:
             await session.run()
@@ -57,7 +59,9 @@ class WebSockets:
 
     def refuse(self) -> None:
         """Read no more requests. Every connection closes when what is under way has been answered."""
-        self._refusing.set()
+        self._refusing = True
+        for session in self._sessions:
+            session.refuse()
 
     async def closed(self) -> None:
         """Return when no connection is open."""
