@@ -74,6 +74,12 @@ class Slow(weir.Model):
         return batch
 
 
+class Four(Slow):
+    """The same with half of it: 4 items in 20 ms."""
+
+    max_batch_size = 4
+
+
 class Exactly(weir.Model):
     """Takes as long for a batch as TEN_TIMES says, to a few microseconds."""
 

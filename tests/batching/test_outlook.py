@@ -7,6 +7,7 @@ import pytest
 from tests.batching.mill import Asked, Mill, listed, many
 
 from weir.batching.batcher import Batcher
+from weir.batching.group import Group
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Wakeup
@@ -15,6 +16,14 @@ from weir.policy.rules import Greedy
 
 ROWS, SERVICE = 4, 0.02
 CAPACITY = ROWS / SERVICE  # requests/s
+
+
+def filled(*requests: Asked) -> Group:
+    """Return a group in which these wait."""
+    group = Group(None)
+    for request in requests:
+        group.add(request)
+    return group
 
 
 def good_share(lag: float, *, timeout: float = 0.3, times: int = 10, seconds: float = 8.0) -> float:
@@ -109,12 +118,37 @@ def test_who_is_started_has_the_margin_to_spare(misses: int, slack: float) -> No
     mill = overloaded()
     for _ in range(misses):
         mill.batcher._outlook.missed(mill.accepted[-1])
+    group = filled(*many(9, mill.now, timeout=1.0))
     seen = Observation(mill.now, 9, mill.now, mill.now + 1.0, 0, 0.0, 1, 1, 2, 0.1, False)
-    assert mill.batcher._outlook.start_cutoff(seen, 2) == pytest.approx(mill.now + 0.1 + slack, abs=0.001)
+    assert mill.batcher._outlook.start_cutoff(seen, 2, group) == pytest.approx(mill.now + 0.1 + slack, abs=0.001)
+    mill.batcher.took_turn(0.1)  # of the loop, on the way here and on the way back
+    mill.batcher.took_turn(0.0)
+    assert mill.batcher._outlook.start_cutoff(seen, 2, group) == pytest.approx(
+        mill.now + 0.1 + max(slack, 0.18), abs=0.001
+    )
     few = seen._replace(waiting=2)
-    assert mill.batcher._outlook.start_cutoff(few, 2) == pytest.approx(mill.now + 0.1, abs=0.001)
+    assert mill.batcher._outlook.start_cutoff(few, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
     hasty = seen._replace(earliest_deadline=mill.now + 0.05)  # less than a batch takes: nothing to spare
-    assert mill.batcher._outlook.start_cutoff(hasty, 2) == pytest.approx(mill.now + 0.1, abs=0.001)
+    assert mill.batcher._outlook.start_cutoff(hasty, 2, group) == pytest.approx(mill.now + 0.1, abs=0.001)
+
+
+def test_where_none_has_so_much_to_spare_the_last_that_came_are_started() -> None:
+    mill = overloaded()
+    outlook = mill.batcher._outlook
+    for _ in range(100):
+        outlook.missed(mill.accepted[-1])
+    now = mill.now + 0.7
+    seen = Observation(now, 9, mill.now, mill.now + 1.0, 0, 0.0, 1, 1, 2, 0.1, False)
+    old, new = many(7, mill.now, timeout=1.0), many(2, mill.now + 0.01, timeout=1.0)
+    cutoff = outlook.start_cutoff(seen, 2, filled(*old, *new))
+    assert [request.deadline > cutoff for request in (*old, *new)] == [False] * 7 + [True] * 2
+    assert outlook.start_cutoff(seen, 2, filled(*new)) < new[0].deadline
+    assert outlook.start_cutoff(seen, 2, filled(new[0])) == pytest.approx(
+        now + 0.1, abs=0.001
+    )  # too few to choose from
+    assert (
+        outlook.start_cutoff(seen._replace(now=now + 0.25), 2, filled(*old, *new)) > new[0].deadline
+    )  # too late for all
 
 
 def test_a_batch_is_late_from_its_first_deadline_on() -> None:

@@ -199,6 +199,10 @@ class Batcher:
         """Return the running batch of that id."""
         return self._running.batches.get(batch_id)
 
+    def took_turn(self, seconds: float) -> None:
+        """The driver's loop went round in so many seconds, while requests arrived."""
+        self._outlook.took_turn(seconds)
+
     def is_late(self, batch_id: int, now: float) -> bool:
         """Tell whether requests of that running batch may be past their deadlines: `expire` ends them."""
         return self._running.is_late(batch_id, now)
@@ -252,7 +256,7 @@ class Batcher:
             line.turns.park(group, until)
             return None
         load = self._compose(
-            group, rows, self._max_cost, self._outlook.start_cutoff(seen, rows), settings.max_overtakes
+            group, rows, self._max_cost, self._outlook.start_cutoff(seen, rows, group), settings.max_overtakes
         )
         line.settle_up(group, load)
         if load.late:

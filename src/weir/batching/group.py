@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from math import inf, nan
+from math import inf, nan, nextafter
 
 from weir.batching.deadlines import Deadlines
 from weir.batching.pieces import rows_left
@@ -205,6 +205,11 @@ class Group:
             return self._deadlines.earliest()
         waiting = self.plain.waiting
         return waiting[0].deadline if waiting else inf
+
+    def last_deadline(self, rows: int) -> float:
+        """Return an instant that the deadlines of the last `rows` small requests to come are after; -infinity with fewer of them."""
+        waiting = self.plain.waiting
+        return nextafter(waiting[-rows].deadline, -inf) if len(waiting) >= rows else -inf
 
     def rank(self) -> tuple[float, float]:
         """Return `earliest` and `oldest`."""

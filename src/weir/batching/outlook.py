@@ -3,7 +3,7 @@
 from math import inf
 
 from weir.batching.estimate import ServiceTime
-from weir.batching.group import Lane
+from weir.batching.group import Group, Lane
 from weir.batching.lengths import is_gone, length_of
 from weir.batching.line import Line
 from weir.batching.places import Places
@@ -17,14 +17,18 @@ UNKNOWN_WAIT = 1.0  # seconds; what Retry-After says before anything was measure
 MARGIN_GROWTH, MARGIN_DECAY = 1.5, 0.99
 FIRST_MARGIN = 0.1  # of the time of a batch
 
+# A request may have waited for a turn of the driver's loop before anybody read it, and its answer may wait for another one.
+TURNS, TURN_FADE = 2.0, 0.9
+
 
 class Outlook:
     """Expectations about one line and its workers. Rates are in rows per second, of all workers together.
 
-    `margin` is what requests have to spare, in seconds, that are started while more wait than can be answered in time.
+    `margin` is what requests have to spare, in seconds, that are started while more wait than can be answered in time; `turn` is
+    how long a turn of the driver's loop takes, of the last turns one of the longest.
     """
 
-    __slots__ = ("_largest", "_line", "_max_rows", "_padded", "_places", "_service", "margin")
+    __slots__ = ("_largest", "_line", "_max_rows", "_padded", "_places", "_service", "margin", "turn")
 
     def __init__(self, settings: BatchingSettings, service: ServiceTime, line: Line, places: Places) -> None:
         self._largest = settings.max_batch_size
@@ -34,6 +38,7 @@ class Outlook:
         self._line = line
         self._places = places
         self.margin = 0.0
+        self.turn = 0.0
 
     def rate(self, waiting: int) -> float:
         """Return the rows per second that all workers serve together while so many wait."""
@@ -63,11 +68,12 @@ class Outlook:
             return False
         return not self._padded or done + _before(lane, request) / rate >= request.deadline
 
-    def start_cutoff(self, seen: Observation, rows: int) -> float:
+    def start_cutoff(self, seen: Observation, rows: int, group: Group) -> float:
         """Return the instant after which a deadline must lie for the request to be started.
 
         While more wait than fit, a place is precious: it goes to requests that will very likely make it, with a margin that
-        was learned from those that did not. Otherwise only those are left out that have hardly a chance.
+        was learned from those that did not; where none has that much to spare, to the last that came. Otherwise only those
+        are left out that have hardly a chance.
         """
         if seen.earliest_deadline == inf or not self._service.is_trusted(seen.now):
             return seen.now
@@ -75,7 +81,14 @@ class Outlook:
             return seen.now + self._service.optimistic(seen.waiting)
         needed = self._service.careful(rows)
         spare = seen.earliest_deadline - seen.oldest_arrival - needed
-        return seen.now + needed + max(0.0, min(self.margin, spare / 2.0))
+        margin = min(max(self.margin, TURNS * self.turn), spare / 2.0)
+        if margin <= 0.0:
+            return seen.now + needed
+        return seen.now + max(needed, min(needed + margin, group.last_deadline(rows) - seen.now))
+
+    def took_turn(self, seconds: float) -> None:
+        """Note how long a turn of the loop took."""
+        self.turn = seconds if seconds > self.turn else TURN_FADE * self.turn + (1.0 - TURN_FADE) * seconds
 
     def missed(self, request: Request) -> None:
         """`request` was started and had no answer by its deadline: leave more time from now on, up to half of what it had to spare.

@@ -63,6 +63,7 @@ class Driver:
         self._delivery = delivery
         self._clock = clock
         self._polling = False
+        self._turn_began = 0.0  # when the first request of this turn of the loop came
         self._batcher_draining = False
         self._logged: set[str] = set()
 
@@ -141,7 +142,7 @@ class Driver:
             self._delivery.refused(request, error)
             raise
         if not self._polling:
-            self._polling = True
+            self._polling, self._turn_began = True, now
             self._loop.call_soon(self._poll_arrivals)
 
     def _pass_on(self, request: Request, now: float) -> None:
@@ -167,7 +168,7 @@ class Driver:
             self.refuse(call, error)
         else:
             if not self._polling:
-                self._polling = True
+                self._polling, self._turn_began = True, call.arrival
                 self._loop.call_soon(self._poll_arrivals)
 
     def _wait_or_refuse(self, call: Patient, patient: bool, refusal: WeirError | None = None) -> None:
@@ -301,9 +302,10 @@ class Driver:
 
     def _poll_arrivals(self) -> None:
         self._polling = False
+        now = self._clock()
+        self.batcher.took_turn(now - self._turn_began)
         self._poll(Wakeup.ARRIVAL)
         if self._alertness is not None:
-            now = self._clock()
             self._alertness.expect(now, now)
 
     def _timer_due(self) -> None:

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from weir.protocols.account import Claim
     from weir.protocols.fastlane.lane import Lane
 
-# Bytes that are parsed in one turn of the loop: six are a frame.
+# Bytes that are parsed in one turn of the loop: of a large message, and of small ones, of which a turn shall not have many. Six are
+# a frame.
 _TURN_BYTES = 16 << 10
+_SMALL_BYTES = 1 << 10
 
 # A client that answers none of so many pings is gone.
 _MISSED_PINGS = 3
@@ -99,7 +101,7 @@ class Upgraded(WebSocketsSansIOProtocol):
         """Parse some of what is there, and the rest in further turns of the loop."""
         self._reads_on = False
         if self._held and not self._waits and not self.transport.is_closing():
-            piece = bytes(self._held[:_TURN_BYTES])
+            piece = bytes(self._held[: _TURN_BYTES if self._parsed else _SMALL_BYTES])
             del self._held[: len(piece)]
             self._parsed += len(piece)
             super().data_received(piece)

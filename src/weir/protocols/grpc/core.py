@@ -24,6 +24,7 @@ _log = logging.getLogger("weir.grpc")
 
 _REQUESTED = 4  # calls that can be taken from the core without asking it for the next
 _UNIMPLEMENTED = 12
+_STEPS_AT_ONCE = 32  # that the event loop takes in one turn; a call has one or two, of a few tenths of a millisecond
 
 # Messages that may be received at the same time may have this part of the account, one in so many; and there are so many at least.
 _MESSAGES_PART = 4
@@ -109,11 +110,14 @@ class Core:
 
     def _take_steps(self) -> None:
         self._told = False
-        for _ in range(len(self._steps)):
+        for _ in range(min(len(self._steps), _STEPS_AT_ONCE)):
             try:
                 self._steps.popleft()()
             except Exception:
                 _log.exception("a call of gRPC could not be answered")
+        if self._steps and not self._told:  # others have their turn first: workers with answers, above all
+            self._told = True
+            self._loop.call_soon(self._take_steps)
 
     # On the thread that waits. What happened says itself what is to be done with it.
 
