@@ -15,9 +15,11 @@ from weir.embedding.pieces import highest_places
 from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import Encodes
-from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded
+from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded, TooLarge
 from weir.messages import Dispatch, Request
 from weir.model import Model
+from weir.protocols.account import CLAIM, Account
+from weir.protocols.settings import HttpSettings
 from weir.telemetry.silent import SilentObserver
 
 
@@ -345,5 +347,23 @@ def test_each_text_may_have_an_end_of_its_own() -> None:
         async with serving(PerToken) as encoder:
             mixed = await of(encoder, ["a b", "", "a"], each=True)
             assert mixed.lengths == [2, 0, 1] and mixed.vectors.shape[:2] == (3, 2) and not mixed.vectors[1].any()
+
+    asyncio.run(main())
+
+
+def test_vectors_are_charged_before_they_are_computed() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000))
+        async with serving() as encoder:
+            with account.claim() as claim:
+                token = CLAIM.set(claim)
+                assert len((await encoder.encode(["same"] * 900, door="test")).vectors) == 900
+                assert claim.held_bytes == DIMENSIONS * 4 * 900
+                with pytest.raises(Overloaded, match="max_waiting_bytes"):
+                    await encoder.encode(["same"] * 900, door="test")
+                with pytest.raises(TooLarge, match="max_waiting_bytes"):
+                    await encoder.encode(["same"] * 1001, door="test")
+                CLAIM.reset(token)
+            assert account.held_bytes == 0
 
     asyncio.run(main())

@@ -12,6 +12,7 @@ from weir.embedding.counts import Counts
 from weir.embedding.listing import Listing, send_listing
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
+from weir.protocols.account import TEXT_BYTES, charge
 from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
@@ -155,6 +156,8 @@ class TextCall:
             headers = identified(Answer(200, _marks(encoded), b""), self.headers).headers
             answer, sent = None, await self._unless_left(send_listing(asgi.send, made, headers))
         else:
+            if size > _LONG_WORK:
+                charge(TEXT_BYTES * size)
             answer = await asyncio.to_thread(whole) if size > _LONG_WORK else whole()
             sent = len(answer.body)
         counts = self.site.counts

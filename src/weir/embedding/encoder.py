@@ -20,6 +20,7 @@ from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.embedding.tracing import CallTrace
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError, brief
+from weir.protocols.account import charge
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ MANY = 2_000  # texts that take the event loop's time: what is to be done with a
 LONGEST_TIMEOUT = 1e8
 RETRY_AFTER = 1.0
 _UNTRACED: AbstractContextManager[None] = nullcontext()
+
+
+_NUMBER_BYTES = 4
 
 
 class Encoder:
@@ -109,11 +113,14 @@ class Encoder:
         prompt: str | None = None, whole_words: bool = False, each: bool = False,
         trace: str | Trace | None = None,
     ) -> Encoded:  # fmt: skip
-        """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once."""
+        """Return the vectors of `texts`, in order; see Encodes. Texts that come more than once are computed once. The vectors are charged to
+        the request that is answered; raises Overloaded, or TooLarge, where the server has no room for them."""
         if isinstance(texts, str) or not texts:
             raise InvalidRequest(f"texts: must be a list of one text or more, is {brief(texts)}")
         if dimensions is not None and not 0 < dimensions <= self._dimensions:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self._dimensions}")
+        # What a few equal texts cost to compute says nothing of what their vectors take until they are read.
+        charge(_NUMBER_BYTES * len(texts) * (dimensions or self._dimensions))
         timeout = self._service.settings.timeout if timeout is None else timeout
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")

@@ -15,6 +15,7 @@ from weir.embedding.jsons import as_json
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
+from weir.protocols.account import TEXT_BYTES, charge
 from weir.protocols.answers import Answer, batch_body, error_answer, explain_headers
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask
@@ -77,13 +78,15 @@ class NativeTexts:
         if not ask.batch and isinstance(ends[0], WeirError):
             raise ends[0]
         work = partial(_body, ask, ends, development=self._site.http.development)
-        long = sum(end.numbers.size for end in ends if isinstance(end, Vector)) > _LONG_WORK
+        numbers = sum(end.numbers.size for end in ends if isinstance(end, Vector))
+        if numbers > _LONG_WORK:
+            charge(TEXT_BYTES * numbers)
         headers = [(b"content-type", ask.accept.encode())]
         if cut := sum(isinstance(end, Vector) and end.truncated for end in ends):
             headers.append((TRUNCATED, b"%d" % cut))
         if ask.explain and dispatch is not None:
             headers += explain_headers(dispatch[1], dispatch[0])
-        return Answer(200, headers, await asyncio.to_thread(work) if long else work())
+        return Answer(200, headers, await asyncio.to_thread(work) if numbers > _LONG_WORK else work())
 
 
 class _Work:

@@ -16,7 +16,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
 from weir.messages import Dispatch, RequestBase
 from weir.protocols import inferring
-from weir.protocols.account import Account
+from weir.protocols.account import CLAIM, Account
 from weir.protocols.contents import response_of
 from weir.protocols.offloading import off_loop
 from weir.protocols.payloads import Work
@@ -317,6 +317,11 @@ class Session:
 
     async def _answer(self, asked: InferenceRequest, received: int) -> None:
         """Bring the answers to one request, or its error."""
+        with self._account.claim() as claim:
+            CLAIM.set(claim)
+            await self._answer_counted(asked, received)
+
+    async def _answer_counted(self, asked: InferenceRequest, received: int) -> None:
         try:
             try:
                 await self._stream(asked, received)

@@ -42,11 +42,11 @@ class Call:
     `metadata` are pairs. `on_left` is called, once, when the caller leaves or the deadline passes before the end.
     """
 
-    __slots__ = ("_account", "_begun", "_held", "_raw", "_tell", "_unsent", "deadline", "metadata", "on_left", "over")
+    __slots__ = ("account", "_begun", "_held", "_raw", "_tell", "_unsent", "deadline", "metadata", "on_left", "over")
 
     def __init__(self, tell: Tell, event: Any, account: "Account", unsent: "Unsent") -> None:
         self._tell = tell
-        self._account = account
+        self.account = account
         self._unsent = unsent
         self._held = 0  # bytes that are charged as long as the call goes on
         self._raw: Any = event.call
@@ -81,7 +81,7 @@ class Call:
     def charge(self, size_bytes: int) -> None:
         """Charge bytes to the call as long as it goes on. Raises what Account.take raises."""
         if not self.over:
-            self._account.take(size_bytes)
+            self.account.take(size_bytes)
             self._held += size_bytes
 
     def cancel(self) -> None:
@@ -139,7 +139,7 @@ class Call:
         self.over = True
         self._raw = self.on_left = None
         if self._held:
-            self._account.give(self._held)
+            self.account.give(self._held)
             self._held = 0
 
     def _head(self) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from weir.errors import CapacityError, InvalidRequest, WeirError
+from weir.protocols.account import CLAIM
 from weir.protocols.answers import error_value, retry_after
 from weir.protocols.grpc.call import Call, Left, Trailers
 from weir.protocols.grpc.core import Handler
@@ -46,14 +47,16 @@ def in_task(
     call, or else it ends well."""
 
     async def ran(call: Call, body: bytes) -> None:
-        try:
-            await run(call, body)
-        except Left:
-            return
-        except Exception as error:
-            refuse(error, call, development=development)
-        else:
-            call.end()
+        with call.account.claim() as claim:
+            CLAIM.set(claim)
+            try:
+                await run(call, body)
+            except Left:
+                return
+            except Exception as error:
+                refuse(error, call, development=development)
+            else:
+                call.end()
 
     def begin(call: Call, body: bytes) -> None:
         if not call.over:

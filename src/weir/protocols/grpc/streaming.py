@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 
 from weir.errors import WeirError
+from weir.protocols.account import CLAIM
 from weir.protocols.grpc.call import Call, Left
 from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
 from weir.protocols.grpc.core import Handler
@@ -106,7 +107,9 @@ class OneStream:
             failure: bytes | None = self._failure(error, "", "")
         else:
             try:
-                failure = await self._answered(body)
+                with self._site.account.claim() as claim:
+                    CLAIM.set(claim)
+                    failure = await self._answered(body)
             finally:
                 self._claim.give(size)
         del body

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Receive
 
 from weir.errors import Unsupported, WeirError
-from weir.protocols.account import charge
+from weir.protocols.account import TEXT_BYTES, charge
 from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.describing import inputs_of
@@ -132,6 +132,7 @@ async def _written(request: InferenceRequest, response: InferenceResponse, memor
 
     if sum(value.array.size for value in response.outputs) <= _MANY:
         return written()
+    charge(TEXT_BYTES * sum(value.array.size for value in response.outputs))
     if any(REGION in output.parameters for output in request.outputs or ()):
         return written()  # regions come and go on the loop
     return await asyncio.to_thread(written)
