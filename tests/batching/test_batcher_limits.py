@@ -355,3 +355,15 @@ def test_a_bound_that_is_no_number_is_a_mistake_of_the_policy() -> None:
     (cut,) = mill.submit(*many(1))
     assert (cut.rows, cut.reason) == (1, Reason.IDLE)
     assert isinstance(mill.batcher.policy_error, TypeError)
+
+
+def test_the_best_rate_is_unknown_until_enough_was_measured() -> None:
+    mill = Mill(max_batch_size=4, workers=2)
+    assert mill.batcher.best_rate(0.0) == inf
+    for _ in range(4):
+        mill.submit(*many(8, mill.now))
+        mill.run_all(0.5)
+    assert mill.batcher.best_rate(mill.now) == pytest.approx(2 * 4 / 0.5, rel=0.5)
+    for worker in range(2):
+        mill.lose(worker, replace=False)
+    assert mill.batcher.best_rate(mill.now) == inf

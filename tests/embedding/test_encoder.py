@@ -10,7 +10,7 @@ import pytest
 from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, vector_of
 
 from weir import Service
-from weir.embedding.encoder import Encoder
+from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder
 from weir.embedding.pieces import highest_places
 from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
@@ -21,6 +21,7 @@ from weir.model import Model
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.silent import SilentObserver
+from weir.testing import FakeClock, FakeExecutor
 
 
 class Heard(SilentObserver):
@@ -365,5 +366,56 @@ def test_vectors_are_charged_before_they_are_computed() -> None:
                     await encoder.encode(["same"] * 1001, door="test")
                 CLAIM.reset(token)
             assert account.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> None:
+    async def main() -> None:
+        async with serving(timeout=2.0, policy="full", max_queue_delay=30.0, max_batch_size=500) as encoder:
+            assert encoder._default_timeout(16) == (2.0, "timeout=2 s, the server's setting")
+            longer, limit = encoder._default_timeout(100_000)
+            assert (longer, limit) == (
+                12_500.0,
+                "timeout=12500 s, of 100000 texts: the server's setting of 2 s holds for 16",
+            )
+            assert encoder._default_timeout(10**12)[0] == LONGEST_TIMEOUT
+            with pytest.raises(DeadlineExceeded) as told:
+                await of(encoder, [f"{number}" for number in range(30)], timeout=0.05)
+            assert told.value.message == (
+                "timeout=0.05 s, which came with the request: the deadline passed before all texts were computed: 0 of 30 were"
+            )
+
+    asyncio.run(main())
+
+
+def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> None:
+    async def main() -> None:
+        clock, executor = FakeClock(), FakeExecutor()
+        async with Service(Summing, executor=executor, clock=clock, max_batch_size=10, timeout=4.0) as service:
+            encoder = Encoder(service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0)
+
+            async def run(texts: int, **options: Any) -> Any:
+                asked = asyncio.ensure_future(of(encoder, [f"{number} b" for number in range(texts)], **options))
+                batches = 0
+                while not asked.done():
+                    await asyncio.sleep(0)
+                    if executor.pending:
+                        batches += 1
+                        clock.advance(1.0)  # a text takes a tenth of a second
+                        executor.answer_next(lambda batch: Summing().predict(batch))
+                return batches, asked
+
+            batches, asked = await run(60, timeout=1e6)
+            assert (batches, len((await asked).counts)) == (6, 60)
+            batches, asked = await run(1000, timeout=40.0)
+            with pytest.raises(
+                DeadlineExceeded, match=r"timeout=40.0 s, which came .*: cannot be met: 1000 texts like these take"
+            ):
+                await asked
+            assert batches <= 1
+            batches, asked = await run(1000)  # 250 s
+            assert len((await asked).counts) == 1000
+            encoder.close()
 
     asyncio.run(main())

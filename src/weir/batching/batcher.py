@@ -415,6 +415,10 @@ class Batcher:
         """Tell whether a request of so many rows would be accepted now, as far as the length of the line goes."""
         return self._line.room(rows)
 
+    def best_rate(self, now: float) -> float:
+        """Return the rows like those of late that all workers serve together in a second, in full batches; infinity while too little is known."""
+        return self._outlook.best_rate(now)
+
     def drain_time(self) -> float:
         """Return how long the line will take at the rate at which batches come back; 1 s if nothing is known."""
         return self._outlook.drain_time(sum(each.rows for each in self._running.batches.values()))

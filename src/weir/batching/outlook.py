@@ -45,6 +45,11 @@ class Outlook:
         rows = self._service.typical_rows() if len(self._line.groups) > 1 else waiting
         return self._service.rate(max(1, int(min(rows, self._largest)))) * max(1, len(self._places))
 
+    def best_rate(self, now: float) -> float:
+        """Return the rows per second that all workers serve together in full batches; infinity while too little is known."""
+        is_known = self._service.is_trusted(now) and len(self._places)
+        return self.rate(self._largest) if is_known else inf
+
     def drain_time(self, running: int) -> float:
         """Return how long the line, and so many rows that run, will take; 1 s if nothing is known."""
         waiting = self._line.waiting

@@ -31,6 +31,8 @@ MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when the
 MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
 LONGEST_TIMEOUT = 1e8
 RETRY_AFTER = 1.0
+DOUBT = 2.0  # times the time that is left: a request that needs more than that, even alone on all workers, is refused
+FADE = 0.99  # weight that the length of a text loses with each later one
 _UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
@@ -70,6 +72,7 @@ class Encoder:
         self._held = 0  # texts of requests that have no end yet
         self._in_line = 0  # and how many of those the line has
         self._pumping = False
+        self._lengths = self._weight = 0.0  # of the texts that went into the line, the later ones counting more
         self._accepted = Accepted()
 
     @property
@@ -121,7 +124,9 @@ class Encoder:
             raise InvalidRequest(f"dimensions={dimensions}: must be 1 to {self._dimensions}")
         # What a few equal texts cost to compute says nothing of what their vectors take until they are read.
         charge(_NUMBER_BYTES * len(texts) * (dimensions or self._dimensions))
-        timeout = self._service.settings.timeout if timeout is None else timeout
+        limit = f"timeout={timeout!r} s, which came with the request"
+        if timeout is None:
+            timeout, limit = self._default_timeout(len(texts))
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
         manner = Manner(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
@@ -131,7 +136,7 @@ class Encoder:
         unlike, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
         asking = Asking(
             unlike, places, door=door, caller=client or None, priority=priority,
-            deadline=deadline, truncate=self._truncate if truncate is None else truncate,
+            deadline=deadline, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, manner=manner,
         )  # fmt: skip
         if want_tokens:
@@ -144,6 +149,17 @@ class Encoder:
         ) as asking.trace:
             await self._ended(asking, timeout, loop)
         return await asyncio.to_thread(self._encoded, asking, dimensions) if many else self._encoded(asking, dimensions)
+
+    def _default_timeout(self, count: int) -> tuple[float, str]:
+        """Return how many seconds a request of so many texts has whose caller says nothing, and how to say that."""
+        timeout = self._service.settings.timeout
+        if count <= SMALL:
+            return timeout, f"timeout={timeout:g} s, the server's setting"
+        longer = min(timeout * count / SMALL, LONGEST_TIMEOUT)
+        return (
+            longer,
+            f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL}",
+        )
 
     async def _ended(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
         """Have it done. Raises what it ends with."""
@@ -201,6 +217,8 @@ class Encoder:
         if asking.ended:
             return
         asking.ready_texts.extend(found)
+        if not self._is_in_time(asking, found):
+            return
         if not start and asking.read == len(asking.texts):
             asking.brief = self._is_brief(found)
         is_full = asking.small and asking.ready_texts and not service.has_room(1)
@@ -210,6 +228,22 @@ class Encoder:
         self._shares.wake(asking.key, asking)
         self._read_more(asking)
         self._pump()
+
+    def _is_in_time(self, asking: Asking, found: Sequence[Ready]) -> bool:
+        """Refuse what cannot be done in time, as far as is known by now; tell whether it may go on. The texts not read yet are taken to be as
+        long as those `found`."""
+        service = self._service
+        now = service.now()
+        rate = service.best_rate(now)
+        if not found or not self._weight or rate == inf:
+            return True
+        longer = sum(self._cost(tokens) for _, _, tokens in found) / len(found) / (self._lengths / self._weight)
+        needed, left = asking.left * longer / rate, asking.deadline - now
+        if needed <= DOUBT * left:
+            return True
+        wait = f"{asking.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
+        self._fail(asking, DeadlineExceeded(f"{asking.limit}: cannot be met: {wait}"))
+        return False
 
     def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
         """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""
@@ -260,13 +294,15 @@ class Encoder:
         request = TextRequest(self, service, asking, ready, self._cost(ready[2]), tag, now)
         try:
             if asking.deadline <= now:
-                raise _too_late()
+                raise _too_late(asking)
             service.submit(request, now)
-        except WeirError as error:
+        except WeirError as caught:
+            error = _too_late(asking) if isinstance(caught, DeadlineExceeded) else caught
             self._shares.ended(tag)
             self._fail(asking, named(error, asking.first_place(request.place)))
             return False
         asking.under_way.add(request)
+        self._lengths, self._weight = FADE * self._lengths + request.cost, FADE * self._weight + 1.0
         self._in_line += 1
         return True
 
@@ -298,7 +334,7 @@ class Encoder:
         if asking.ended:  # its texts fail one after the other: where each stands is of no use any more
             return
         if isinstance(error, DeadlineExceeded):  # the line knows what was left of the time, the caller what he said
-            error = _too_late()
+            error = _too_late(asking)
         self._fail(asking, named(error, asking.first_place(request.place)))
 
     def _out_of_line(self, request: TextRequest) -> None:
@@ -317,7 +353,7 @@ class Encoder:
 
     def _expire(self, asking: Asking) -> None:
         if not asking.is_sent:  # the line knows the deadlines of what is in it
-            self._fail(asking, _too_late())
+            self._fail(asking, _too_late(asking))
 
     def _fail(self, asking: Asking, error: WeirError) -> None:
         if not asking.ended:
@@ -358,8 +394,10 @@ def _size(text: Any) -> int:
     return len(text) if isinstance(text, (str, list)) else 1
 
 
-def _too_late() -> WeirError:
-    return DeadlineExceeded("the deadline passed before all texts were computed")
+def _too_late(asking: Asking) -> WeirError:
+    count = len(asking.texts)
+    done = f": {count - asking.left} of {count} were" if count > 1 else ""
+    return DeadlineExceeded(f"{asking.limit}: the deadline passed before all texts were computed{done}")
 
 
 def _shortened(vectors: Any, dimensions: int, normalize: bool) -> Any:

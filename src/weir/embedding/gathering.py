@@ -29,12 +29,12 @@ class Asking:
     """
 
     __slots__ = (
-        "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "future", "ids", "key", "left", "manner", "pieces", "places", "read",
+        "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
         "ready_texts", "reading", "small", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
-        self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float,
+        self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float, limit: str,
         truncate: bool, future: "asyncio.Future[None]", split: bool = False, manner: Manner = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         count = len(texts)
@@ -44,6 +44,7 @@ class Asking:
         self.caller = caller
         self.key = (priority, caller)
         self.deadline = deadline
+        self.limit = limit  # where the deadline came from, in words
         self.truncate = truncate
         self.split = split
         self.manner = manner

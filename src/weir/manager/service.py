@@ -284,6 +284,10 @@ class Service:
         """Tell whether a request of so many rows would be taken now, as far as the length of the queue goes."""
         return latest(self._driver).batcher.room(rows)
 
+    def best_rate(self, now: float) -> float:
+        """Return the rows like those of late that all workers serve together in a second; infinity while too little is known."""
+        return latest(self._driver).batcher.best_rate(now)
+
     def cancel(self, request: Request) -> None:
         """Forget a request whose peer has left; nothing happens if it already has its end."""
         self._driver.cancel(request)
