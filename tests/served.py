@@ -1,6 +1,7 @@
 """Starts the real command `weir` in a process of its own, for tests."""
 
 import io
+import json
 import os
 import re
 import signal
@@ -64,6 +65,7 @@ class Served:
         command: str = "serve",
     ) -> None:
         words = [sys.executable, "-m", "weir", *command.split(), *map(str, arguments), "--port", "0"]
+        self.words = words
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**CLEAN, **(env or {})}
         )
@@ -105,7 +107,12 @@ class Served:
         return self
 
     def until_ready(self) -> Self:
-        """Wait for the table and the curl lines that are printed when all models are ready."""
+        """Wait for the table and the curl lines that are printed when all models are ready; for the log where it is JSON."""
+        if "json" in self.words:
+            line = self.until_logged('"event": "listening"').string
+            self.url = json.loads(line)["address"]
+            self.until_logged('"event": "ready"')
+            return self
         self.url = self.until_printed(r"\bcurl .*?(https?://\S+?)/infer/")[1]
         return self
 

@@ -1,6 +1,8 @@
 """Models that the tests of the command line serve."""
 
+import logging
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -110,4 +112,21 @@ class Plain(weir.Model):
     """Has no examples."""
 
     def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
+
+
+class Talks(weir.Model):
+    """Says what it is told, in every way that there is."""
+
+    def load(self) -> None:
+        print("printed in load")
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        for item in batch:
+            print("printed", item)
+            print("complained", item, file=sys.stderr)
+            logging.getLogger("talks").warning("logged %s", item)
+            os.write(2, b"written by a library in C\n")
+            if item == "fail":
+                raise ValueError(item)
         return batch

@@ -213,7 +213,7 @@ def test_logs_are_json_for_machines_and_a_file_beside_the_terminal(tmp_path: Pat
         served.signal(signal.SIGTERM)
         assert served.wait() == 0
         assert served.process.stderr is not None
-        shown = [json.loads(line) for line in served.process.stderr]
+        shown = [json.loads(line) for line in (*served.log.splitlines(), *served.process.stderr)]
     written = [json.loads(line) for line in file.read_text().splitlines()]
     for lines in (shown, written):
         events = [line["event"] for line in lines]
@@ -221,6 +221,61 @@ def test_logs_are_json_for_machines_and_a_file_beside_the_terminal(tmp_path: Pat
             "listening", "ready", "draining", "stopped",
         ]  # fmt: skip
         assert "worker ready" in events
+
+
+def rest_of(served: Served) -> tuple[str, str]:
+    """Return what it wrote that nobody has read, once it has ended."""
+    assert served.wait() == 0
+    assert served.process.stdout is not None
+    assert served.process.stderr is not None
+    return served.process.stdout.read(), served.process.stderr.read()
+
+
+SAID = ("printed in load", "printed a", "complained a", "logged a", "written by a library in C", "model error")
+
+
+def test_where_lines_are_json_all_are_and_the_file_has_them_too(tmp_path: Path) -> None:
+    file = tmp_path / "weir.log"
+    with Served(target("Talks"), "--log-format", "json", "--log-file", file) as served:
+        served.until_ready()
+        for item in ("a", "fail"):
+            httpx.post(f"{served.url}/infer/talks", json=item)
+        served.signal(signal.SIGTERM)
+        out, log = rest_of(served)
+        lines = [json.loads(line) for line in (served.log + log + out).splitlines()]
+        printed = {json.loads(line)["event"] for line in out.splitlines()}
+    written = [json.loads(line) for line in file.read_text().splitlines()]
+    for each in (lines, written):
+        by_event = {line["event"]: line for line in each}
+        assert set(SAID) <= by_event.keys()
+        logged = by_event["logged a"]
+        assert (logged["level"], logged["logger"], logged["worker"]) == ("warning", "talks", "talks/0")
+    assert printed == {"printed in load", "printed a", "printed fail"}
+
+
+def test_a_text_log_goes_on_as_it_is_beside_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "weir.log"
+    with Served(target("Talks"), "--log-file", file) as served:
+        served.until_ready()
+        httpx.post(f"{served.url}/infer/talks", json="a")
+        served.signal(signal.SIGTERM)
+        out, log = rest_of(served)
+    assert served.table.startswith("printed in load\n")
+    assert out.splitlines()[-1] == "printed a"
+    assert "complained a\n" in log
+    assert re.search(r"WARNING talks/0 talks: logged a\n", log)
+    events = {json.loads(line)["event"] for line in file.read_text().splitlines()}
+    assert set(SAID[:-1]) <= events
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("Broken", 1, "weights.bin is not there"), ("Missing", 2, "Missing")]
+)
+def test_why_a_start_failed_is_json_too(name: str, code: int, said: str) -> None:
+    run = weir("serve", target(name), "--port", "0", "--log-format", "json")
+    assert run.returncode == code
+    lines = [json.loads(line) for line in (run.stdout + run.stderr).splitlines()]
+    assert any(line["level"] == "critical" and said in line["event"] for line in lines)
 
 
 def test_the_environment_of_workers(client: httpx.Client) -> None:

@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from weir.app import App, run
 from weir.checking import Report, check_model_runs
+from weir.errors import ModelError, SettingsError, WeirError
 from weir.manager.service import Service
 from weir.messages import JSON
 from weir.model import Example
@@ -27,12 +29,15 @@ _LONGEST_VALUE = 40
 
 def serve(settings: Settings, product: Product | None = None) -> None:
     """Serve until a signal; see App.run for what is raised."""
-    with logging_to(settings.telemetry):
+    machine = settings.telemetry.log_format == "json"
+    with logging_to(settings.telemetry, captures=True), errors_logged(settings):
         loading = Loading()
         app = App(settings, [loading], product)
 
         def ready() -> None:
             loading.close()
+            if machine:  # the log has said that it is ready, with what, and where
+                return
             lines = _curl_lines(app) if product is None else product.to_try(*_address(app))
             _print(_served(app), "", *lines, *_other_doors(app))
 
@@ -41,6 +46,22 @@ def serve(settings: Settings, product: Product | None = None) -> None:
             run(app, ready)
         finally:
             loading.close()
+
+
+@contextmanager
+def errors_logged(settings: Settings) -> Iterator[None]:
+    """Log the exception that ends the block where log lines are JSON, and end the program: nobody is there to read more."""
+    try:
+        yield
+    except Exception as error:
+        if settings.telemetry.log_format != "json":
+            raise
+        text = error.message if isinstance(error, WeirError) else str(error) or type(error).__name__
+        if isinstance(error, ModelError):
+            get_logger("weir").critical(text, exception=error.remote_traceback)
+        else:
+            get_logger("weir").critical(text, exc_info=not isinstance(error, (WeirError, OSError)))
+        sys.exit(2 if isinstance(error, SettingsError) else 1)  # as cli.py has it
 
 
 def check(settings: Settings) -> bool:

@@ -5,11 +5,15 @@ same as Weir's own. A value whose key sounds like a secret never reaches a line.
 """
 
 import logging
+import os
+import re
+import selectors
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, Self, TextIO
 
 import structlog
 from structlog.stdlib import BoundLogger, ProcessorFormatter
@@ -21,6 +25,12 @@ from weir.telemetry.silent import SilentObserver
 from weir.telemetry.tracecontext import CURRENT
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
+_PIECE_BYTES = 64 << 10
+_LONGEST_LINE = 256 << 10
+_OF_A_WORKER = re.compile(
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} (DEBUG|INFO|WARNING|ERROR|CRITICAL) *(\S+) (\S+): (.*)"
+)
+
 MOST_KINDS = 1000  # of errors that are told apart: a model may make types of its own
 
 _LEVEL_OF_STATE = {"lost": logging.WARNING, "failed": logging.ERROR, "ready": logging.INFO}
@@ -36,8 +46,13 @@ def get_logger(name: str) -> BoundLogger:
 
 
 @contextmanager
-def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Iterator[None]:
+def logging_to(
+    settings: TelemetrySettings, stream: TextIO | None = None, *, captures: bool = False
+) -> Iterator[None]:  # fmt: skip
     """Send every log line of this process to `stream` (default: stderr) and to `log_file` while the block runs.
+
+    With `captures`, and where the lines are JSON or go to a file, what this process and those that it starts write to stdout and stderr by
+    themselves becomes log lines too: prints, warnings, what libraries in C complain of, all of the workers.
 
     The root logger is as before afterwards. Raises SettingsError when the file cannot be written.
     """
@@ -45,6 +60,15 @@ def logging_to(settings: TelemetrySettings, stream: TextIO | None = None) -> Ite
     handlers[0].setFormatter(_formatter(settings.log_format, colors=(stream or sys.stderr).isatty()))
     if settings.log_file is not None:
         handlers.append(_file_handler(settings.log_file))
+    with ExitStack() as stack:
+        if captures and (settings.log_format == "json" or settings.log_file is not None):
+            handlers[0] = stack.enter_context(Capture(settings.log_format, handlers[0], handlers[1:])).stderr
+        stack.enter_context(_root_handlers(handlers, settings))
+        yield
+
+
+@contextmanager
+def _root_handlers(handlers: list[logging.Handler], settings: TelemetrySettings) -> Iterator[None]:
     root = logging.getLogger()
     before, level = root.handlers, root.level
     root.handlers = handlers
@@ -98,6 +122,125 @@ class _File(logging.FileHandler):
         """End it; what is buffered is lost where there is no room."""
         with suppress(OSError):
             super().close()
+
+
+class Capture:
+    """Makes log lines of what is written to the descriptors 1 and 2, while its block runs.
+
+    They become pipes, which a thread reads. JSON goes on to where they led before, a line for each; text goes on as it is. Every line
+    goes to `others` too.
+    """
+
+    def __init__(self, log_format: str, handler: logging.Handler, others: Sequence[logging.Handler]) -> None:
+        self._plain = log_format == "text"
+        self._others = others
+        self._formatter = handler.formatter
+        self._closing = False
+        self._thread = threading.Thread(target=self._read, name="weir-output", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._selector = selectors.DefaultSelector()
+        self._before = {number: os.dup(number) for number in (1, 2)}  # where they led
+        self._handlers = {number: self._handler(number) for number in (1, 2)}
+        self._pipes: list[int] = []
+        self._wake, wake = os.pipe()
+        self._pipes += [self._wake, wake]
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+        self._rouse = wake
+        _flush()
+        for number in (1, 2):
+            read, write = os.pipe()
+            os.set_blocking(read, False)
+            os.dup2(write, number)
+            os.close(write)
+            self._pipes.append(read)
+            self._selector.register(read, selectors.EVENT_READ, _Lines(number))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _flush()
+        for number, before in self._before.items():
+            os.dup2(before, number)
+        self._closing = True
+        os.write(self._rouse, b"x")
+        self._thread.join()
+        self._selector.close()
+        for handler in self._handlers.values():
+            handler.close()
+        for pipe in (*self._pipes, *self._before.values()):
+            os.close(pipe)
+
+    @property
+    def stderr(self) -> logging.Handler:
+        """What writes to where stderr led."""
+        return self._handlers[2]
+
+    def _handler(self, number: int) -> logging.Handler:
+        stream = os.fdopen(self._before[number], "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        handler = logging.StreamHandler(stream)
+        handler.setFormatter(self._formatter)
+        return handler
+
+    def _read(self) -> None:
+        while True:
+            ready = [key for key, _ in self._selector.select() if key.data is not None]
+            # At the end what is there already is still read; processes that were left behind may write for ever.
+            if not sum(self._read_some(key.fd, key.data) for key in ready) and self._closing:
+                break
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None and key.data.rest:
+                self._tell(key.data, key.data.rest)
+
+    def _read_some(self, pipe: int, lines: "_Lines") -> bool:
+        try:
+            data = os.read(pipe, _PIECE_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._selector.unregister(pipe)
+        for line in lines.feed(data):
+            self._tell(lines, line)
+        return bool(data)
+
+    def _tell(self, lines: "_Lines", line: bytes) -> None:
+        if self._plain:
+            with suppress(OSError):
+                os.write(self._before[lines.number], line + b"\n")
+        record = _record_of(line.decode(errors="backslashreplace"), "stdout" if lines.number == 1 else "stderr")
+        for handler in (*(() if self._plain else (self._handlers[lines.number],)), *self._others):
+            handler.handle(record)
+
+
+class _Lines:
+    """Cuts what is written to a descriptor into lines; one that is very long becomes several."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        *lines, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > _LONGEST_LINE:
+            lines, self.rest = [*lines, self.rest], b""
+        return lines
+
+
+def _record_of(line: str, stream: str) -> logging.LogRecord:
+    """Return the record of a line that somebody wrote: what a worker logs says by itself who, how bad and where (program.py)."""
+    level, name, text, extra = logging.INFO, "output", line, {"stream": stream}
+    if (logged := _OF_A_WORKER.fullmatch(line)) is not None:
+        level, name, text = logging.getLevelNamesMapping()[logged[1]], logged[3], logged[4]
+        extra["worker"] = logged[2]
+    record = logging.LogRecord(name, level, "", 0, text, (), None)
+    record.__dict__.update(extra)
+    return record
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _formatter(log_format: str, *, colors: bool) -> logging.Formatter:
