@@ -1,5 +1,7 @@
 # An image with Weir and nothing else: docker build -t weir .
 #   docker run --init -p 8000:8000 -v "$PWD:/srv/models:ro" weir square:Square
+# A server of sentence vectors: docker build --target texts -t weir-texts .
+#   docker run --init -p 8000:8000 -p 5555:5555 -p 5556:5556 -v "$PWD/bge-small-en:/model:ro" weir-texts /model
 # More of it: --build-arg EXTRAS=[grpc,onnx]. What your models import is installed in an image that starts FROM this one.
 FROM python:3.11-slim AS build
 ARG EXTRAS=""
@@ -8,9 +10,11 @@ COPY pyproject.toml README.md LICENSE ./
 COPY src src
 RUN python -m venv /opt/weir && /opt/weir/bin/pip install --no-cache-dir ".${EXTRAS}"
 
-FROM python:3.11-slim
-COPY --from=build /opt/weir /opt/weir
-RUN useradd --create-home --uid 1000 weir
+FROM build AS build-texts
+RUN /opt/weir/bin/pip install --no-cache-dir ".[embed]"
+
+FROM python:3.11-slim AS base
+RUN useradd --create-home --uid 1000 weir && install -d -o weir -g weir /home/weir/.cache
 USER weir
 WORKDIR /srv/models
 # A container whose model cannot start a worker any more is not live: whoever runs it starts another.
@@ -21,5 +25,14 @@ STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=3s --start-period=10s \
     CMD ["python", "-c", "import urllib.request; urllib.request.urlopen('http://localhost:8000/health/live', timeout=2)"]
 # Inside a container, 0.0.0.0 is as far as its published ports reach.
+
+FROM base AS texts
+COPY --from=build-texts /opt/weir /opt/weir
+EXPOSE 5555 5556
+ENTRYPOINT ["weir", "embed", "serve", "--host", "0.0.0.0", "--port", "8000", "--zmq-port", "5555", "--log-format", "json"]
+CMD ["--help"]
+
+FROM base
+COPY --from=build /opt/weir /opt/weir
 ENTRYPOINT ["weir", "serve", "--host", "0.0.0.0", "--port", "8000", "--log-format", "json"]
 CMD ["--help"]

@@ -106,11 +106,18 @@ def test_supervisord_stops_a_server_which_drains_and_ends_with_0(supervised: Sup
     assert re.findall(r"stopped: weir \((.*)\)", log) == ["exit status 0"]
 
 
-def _instruction(name: str) -> list[str]:
-    """Return the words of the last such instruction of the Dockerfile."""
+def _instruction(name: str, place: int = -1) -> list[str]:
+    """Return the words of such an instruction of the Dockerfile, the last unless another place is said."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    words: list[str] = json.loads(re.findall(rf"^{name} .*?(\[.*\])$", text, re.MULTILINE)[-1])
+    words: list[str] = json.loads(re.findall(rf"^{name} .*?(\[.*\])$", text, re.MULTILINE)[place])
     return words
+
+
+def test_the_image_of_texts_starts_a_server_of_texts() -> None:
+    shown = weir_here(*_instruction("ENTRYPOINT", 0)[1:], *_instruction("CMD", 0), env={"COLUMNS": "300"})
+    assert shown.returncode == 0 and "Serve the models of all DIRECTORYs" in shown.stdout
+    ports = re.findall(r"^EXPOSE (.*)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert ports == ["8000", "5555 5556"]
 
 
 def test_the_image_starts_weir_with_flags_that_it_has() -> None:

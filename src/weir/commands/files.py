@@ -30,24 +30,29 @@ def check_folder(path: Path) -> None:
         raise SettingsError(f"{path}: cannot be written: {folder} must be a folder that you may write to")
 
 
-def check_drawing() -> None:
-    """Raise SettingsError, before anything takes time, if nothing can be drawn."""
+def can_draw() -> bool:
+    """Tell whether matplotlib is installed."""
     from importlib.util import find_spec
 
-    if find_spec("matplotlib") is None:
-        raise SettingsError("--figure: drawing needs matplotlib: pip install 'weir-serving[plots]'")
+    return find_spec("matplotlib") is not None
 
 
-def check_results(*files: Path | None, figure: Path | None = None) -> None:
+def check_drawing(option: str = "--figure") -> None:
+    """Raise SettingsError naming the `option`, before anything takes time, if nothing can be drawn."""
+    if not can_draw():
+        raise SettingsError(f"{option}: drawing needs matplotlib: pip install 'weir-serving[plots]'")
+
+
+def check_results(*files: Path | None, figure: Path | None = None, option: str = "--figure") -> None:
     """Raise SettingsError, before anything takes time, for a result that could not be written after it.
 
-    None is no path, and - is stdout.
+    None is no path, and - is stdout. `option` is what the figure is asked for with.
     """
     for path in files:
         if path is not None and path != STDOUT:
             check_writable(path)
     if figure is not None:
-        check_drawing()
+        check_drawing(option)
         check_figure(figure)
 
 

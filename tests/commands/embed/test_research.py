@@ -50,3 +50,21 @@ def test_a_file_that_is_not_there_takes_one_line(command: str, model: Path) -> N
         2,
         "weir: nothing.txt: cannot be read: [Errno 2] No such file or directory: 'nothing.txt'\n",
     )
+
+
+def test_an_empty_query_is_named(texts: Path, model: Path) -> None:
+    said = weir_here("embed", "search", texts, "", "--model", model)
+    assert (said.returncode, said.stderr) == (2, "weir: QUERY: is empty, must be a text\n")
+
+
+def test_without_matplotlib_layers_have_their_table(
+    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weir.commands.files.can_draw", lambda: False)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    shown = weir_here("embed", "layers", texts, "--model", model, env=cache, cwd=tmp_path)
+    assert shown.returncode == 0 and "mean: kNN accuracy" in shown.stdout
+    assert "No picture: it needs matplotlib: pip install 'weir-serving[plots]'" in shown.stdout
+    assert not list(tmp_path.glob("layers.*"))
+    refused = weir_here("embed", "layers", texts, "--model", model, "-o", "a.png", env=cache, cwd=tmp_path)
+    assert refused.returncode == 2 and "--output: drawing needs matplotlib: pip install" in refused.stderr

@@ -144,7 +144,7 @@ def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
     )  # fmt: skip
     transformers.ElectraModel(config).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "electra"
-    with pytest.raises(SettingsError, match="torch runtime"):
+    with pytest.raises(SettingsError, match="--runtime torch"):
         read_checkpoint(tmp_path)
     assert read_for("torch", tmp_path).max_length == 40
     model = TextEncoder(str(tmp_path), runtime="torch", pooling="cls", layers=[-1, -2])

@@ -12,8 +12,13 @@ def layers(
     file: Annotated[Path, typer.Argument(metavar="FILE", help=_FILE)],
     model: Annotated[Path | None, typer.Option(help="The model's directory (default: the small one).")] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File that gets the picture, as .png and .svg.")
-    ] = Path("layers.png"),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File that gets the picture, as .png and .svg (default: layers.png, if matplotlib is installed).",
+        ),
+    ] = None,
     pooling: Annotated[str, typer.Option(help="Of the picture: mean, max or cls. The table has all.")] = "mean",
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text that are read.", min=4)] = None,
     neighbours: Annotated[int, typer.Option(help="Texts that vote on the label of another.", min=1)] = 5,
@@ -30,18 +35,20 @@ def layers(
     from rich.table import Table
 
     from weir.commands.embed.offline import bar, directory_of
-    from weir.commands.files import STDOUT, check_results, write_atomically
+    from weir.commands.files import STDOUT, can_draw, check_results, write_atomically
     from weir.commands.tables import print_table
     from weir.embedding.research.labelled import read_labelled
     from weir.embedding.research.layers import draw, study_layers, table, to_dict
 
     texts, labels = read_labelled(file)
-    check_results(json, figure=output)
+    picture = output or (Path("layers.png") if can_draw() else None)
+    check_results(json, figure=picture, option="--output")
     with bar("encoding") as progress:
         found = study_layers(
             directory_of(model), texts, labels, neighbours=neighbours, progress=progress, max_length=max_length
         )
-    draw(found, output, pooling)
+    if picture is not None:
+        draw(found, picture, pooling)
     content = msgspec.json.format(msgspec.json.encode(to_dict(found)), indent=2).decode() + "\n"
     if json is not None and json != STDOUT:
         write_atomically(json, content)
@@ -54,4 +61,7 @@ def layers(
         shown.add_row(*line)
     console = Console(highlight=False)
     print_table(console, shown)
-    console.print(f"Written: {output}", markup=False, soft_wrap=True)
+    console.print(
+        "No picture: it needs matplotlib: pip install 'weir-serving[plots]'" if picture is None else f"Written: {picture}",
+        markup=False, soft_wrap=True,
+    )  # fmt: skip

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from weir.errors import SettingsError
+
 
 def search(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Texts: one per line, .jsonl, .csv or .tsv.")],
@@ -23,6 +25,8 @@ def search(
     from weir.embedding.research.labelled import read_labelled
     from weir.embedding.research.searching import search as nearest
 
+    if not query:
+        raise SettingsError("QUERY: is empty, must be a text")
     texts = read_labelled(file, labels=False).texts
     with bar("encoding") as progress:
         hits = nearest(directory_of(model), texts, query, top, progress, max_length=max_length)

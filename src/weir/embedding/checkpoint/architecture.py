@@ -58,7 +58,7 @@ def read_family(config: Document) -> str:
     kind = config.text("model_type")
     if kind not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise config.wrong("model_type", kind, f"must be one of {known}; other models are served by the torch runtime")
+        raise config.wrong("model_type", kind, f"must be one of {known}; others are served with --runtime torch")
     return FAMILIES[kind]
 
 
@@ -99,7 +99,7 @@ def read_architecture(config: Document, *, has_pooler: bool, has_classifier: boo
 def _refuse_variants(config: Document) -> None:
     kind = config.text("position_embedding_type", default="absolute")
     if kind != "absolute":
-        raise config.wrong("position_embedding_type", kind, "must be absolute; others are served by the torch runtime")
+        raise config.wrong("position_embedding_type", kind, "must be absolute; others are served with --runtime torch")
     for key in ("is_decoder", "add_cross_attention"):
         if config.switch(key):
             raise config.wrong(key, True, "must be false: a text is encoded by encoders")

@@ -74,6 +74,6 @@ def _after_dense(checkpoint: "Checkpoint", recipe: Recipe, size: int) -> int:
 
 def _refuse_precision(precision: Precision, device: str) -> None:
     if precision is Precision.BF16:
-        raise SettingsError("precision='bf16': the onnx runtime has none; fp16, or the torch runtime")
+        raise SettingsError("precision='bf16': onnxruntime has none: --precision fp16, or --runtime torch")
     if precision is Precision.INT8 and device == "cuda":
         raise SettingsError("precision='int8': the onnx runtime has none on GPUs; fp16 there, or device='cpu'")

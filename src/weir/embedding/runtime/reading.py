@@ -65,6 +65,12 @@ def _is_other(config: Document) -> bool:
 
 
 def _architecture(config: Document, store: Store) -> Architecture:
+    if config.switch("is_encoder_decoder"):
+        raise config.wrong(
+            "is_encoder_decoder",
+            True,
+            f"must be false: {config.text('model_type')} has a decoder too, which is not served",
+        )
     needed = {"hidden_size", "layers", "vocab_size"}
     sizes: dict[str, Any] = {
         name: config.integer(*keys, *MORE_NAMES.get(name, ()), default=None if name in needed else 1)
