@@ -1,4 +1,4 @@
-"""Does any body hold the event loop? `python -m benchmarks.parsers [--sizes 1 16] [--bar 50] [--only TEXT]`
+"""Does any body hold the event loop? `python -m benchmarks.parsers [--sizes 1 16] [--bar 50] [--memory MB] [--only TEXT]`
 
 Each parser that strangers reach gets the worst bodies that we know for it, of 1 and 16 MB, at a real server with every
 protocol. The server notes the longest stretch in which its event loop did not come to its next turn: CPU time of the
@@ -200,7 +200,7 @@ def cases() -> list[Case]:
         "deep lists": partial(filled, b"[[[[[[]]]]]]"), "half of a pair after lists": partial(half, unit=b"[[[]]]"),
         "half of a pair after objects": partial(half, unit=b'{"a":{}}'),
         "half of a pair below a long key": lambda size: half(size, b"1", long_key, b"]}"),
-        "escapes": lambda size: b'["' + b"\\n" * (size // 2) + b'"]', "no end": lambda size: b"[" * size,
+        "floats": partial(filled, b"-1e308"), "escapes": lambda size: b'["' + b"\\n" * (size // 2) + b'"]', "no end": lambda size: b"[" * size,
     }  # fmt: skip
     tensors: Bodies = {
         "rows of one": lambda size: filled(b"[1]", size, *x), "one row": lambda size: filled(b"1", size, b'{"x":[[', b"]]}"),
@@ -228,6 +228,10 @@ def cases() -> list[Case]:
     protocol: Bodies = {
         "numbers": flat, "texts": partial(flat, unit=b'""', datatype="BYTES"), "rows of one": partial(nested, depth=1),
         "rows of one, deep": partial(nested, depth=6), "NaN": lambda size: flat(size, b"NaN"),
+        "floats": partial(flat, unit=b"-1e308", datatype="FP64"),
+        "parameters of floats": lambda size: numbered(
+            '"%x":-1e308', size, b'{"model_name":"grid","inputs":[],"parameters":{', b"}}"
+        ),
         "undecoded": lambda size: tensor(filled(b"1", size), f"[1,{size // 2}]"),
         "a shape": lambda size: tensor(b"[]", filled(b"1", size).decode()),
         "outputs": lambda size: numbered('{"name":"%x"}', size, b'{"model_name":"grid","inputs":[],"outputs":[', b"]}"),
@@ -326,9 +330,10 @@ class Probe:
 
 
 @contextmanager
-def serving() -> Iterator[tuple[Ports, Probe]]:
-    """Run the server in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.runs.parsing"]
+def serving(memory_mb: int) -> Iterator[tuple[Ports, Probe]]:
+    """Run the server in a process of its own, with its workers each, of so much memory (0: what there is)."""
+    limited = ["prlimit", f"--as={memory_mb << 20}"] if memory_mb else []
+    command = [*limited, sys.executable, "-m", "benchmarks.runs.parsing"]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
@@ -384,13 +389,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", type=float, nargs="+", default=[1.0, 16.0], help="of bodies, in MB")
     parser.add_argument("--bar", type=float, default=BAR, help="milliseconds for each MB")
+    parser.add_argument("--memory", type=int, default=0, help="MB that each process of the server may map (0: any)")
     parser.add_argument("--only", default="", help="paths, or bodies, with this text in their names")
     asked = parser.parse_args()
     chosen = [case for case in cases() if asked.only in case.path or asked.only in case.name]
     measured: list[Measured] = []
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with serving() as (ports, probe), Progress(*columns, console=console) as progress:
+    with serving(asked.memory) as (ports, probe), Progress(*columns, console=console) as progress:
         task = progress.add_task("bodies", total=len(chosen) * len(asked.sizes))
         for case in chosen:
             for size in asked.sizes:

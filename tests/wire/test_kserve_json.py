@@ -139,3 +139,24 @@ def test_a_duplicate_is_found_in_one_pass() -> None:
     with pytest.raises(InvalidRequest, match=r"^output .3999.: is there twice, names must be unique$"):
         refuse_duplicates("output", [*names, Name(3999)])
     assert compared < 100  # by their hashes alone
+
+
+@pytest.mark.parametrize("shape", [[1000], [1, 1000]])
+def test_floats_that_take_long_to_read(shape: list[int]) -> None:
+    data: Any = [-1e308] * 1000 if len(shape) == 1 else [[-1e308] * 1000]
+    body = {"inputs": [{"name": "x", "datatype": "FP64", "shape": shape, "data": data}]}
+    (tensor,) = read_request(json.dumps(body).encode(), "m").inputs
+    assert tensor.array.shape == tuple(shape) and (tensor.array == -1e308).all()
+    wrong = json.dumps(body).encode().replace(b"-1e+308]", b"1e400]", 1)
+    with pytest.raises(InvalidRequest, match="tensor 'x'"):
+        read_request(wrong, "m")
+
+
+def test_parameters_that_take_long_to_read_are_bounded() -> None:
+    few = {"inputs": [], "parameters": {f"{place}": -1e308 for place in range(1000)}}
+    assert len(read_request(json.dumps(few).encode(), "m").parameters) == 1000
+    for where in ("parameters", "inputs", "outputs"):
+        many: dict[str, Any] = {"parameters": {f"{place}": -1e308 for place in range(10_000)}}
+        body = {"inputs": [], **(many if where == "parameters" else {where: [{"name": "x", **many}]})}
+        with pytest.raises(InvalidRequest, match=r"^parameters: \d+ bytes of them, there may be 65536$"):
+            read_request(json.dumps(body).encode(), "m")

@@ -181,3 +181,26 @@ def test_large_bodies_are_decoded_without_the_garbage_collector() -> None:
     finally:
         gc.callbacks.remove(note)
         gc.enable()
+
+
+SLOW = ["-1e308", "1.7976931348623157e308", "4.9e-324", "2.2250738585072014e-308", "1e23"]
+
+
+@pytest.mark.parametrize("text", [*SLOW, "1.5", "1E+22", "-0.0", "1e5"])
+def test_floats_are_read_alike_in_small_bodies_and_in_large_ones(text: str) -> None:
+    for count in (1, 5000):
+        assert decode(b"[" + b",".join([text.encode()] * count) + b"]", JSON) == [float(text)] * count
+
+
+def test_floats_that_msgspec_is_slow_at_are_not_given_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Ten microseconds each: a megabyte of them kept the interpreter for more than a second.
+    monkeypatch.setattr(values, "_decode_json", lambda body: pytest.fail("it was given to msgspec"))
+    for text in SLOW:
+        assert decode(b"[" + b",".join([text.encode()] * 5000) + b"]", JSON) == [float(text)] * 5000
+
+
+@pytest.mark.parametrize("text", ["1e309", "-1e400"])
+def test_floats_beyond_all_floats_are_refused(text: str) -> None:
+    for count in (1, 5000):
+        with pytest.raises(InvalidRequest, match="out of range"):
+            decode(b"[" + b",".join([text.encode()] * count) + b"]", JSON)

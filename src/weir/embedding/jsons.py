@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from weir.errors import InvalidRequest
 from weir.wire.surrogates import find_half, without_halves
-from weir.wire.values import uncollected
+from weir.wire.values import decode_json, uncollected
 
 
 def read_json(body: bytes, *, clean: str = "") -> Any:
@@ -20,7 +20,7 @@ def read_json(body: bytes, *, clean: str = "") -> Any:
     """
     try:
         with uncollected(len(body)):
-            return msgspec.json.decode(body)
+            return decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         half = find_half(body)
         if half is None:

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from weir.errors import InvalidRequest, TooLarge, WeirError, brief
@@ -18,6 +17,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.kserve_json import parse
+from weir.wire.values import decode_json
 
 _log = logging.getLogger("weir.http")
 
@@ -35,7 +35,7 @@ class Call(NamedTuple):
 
     def document(self) -> dict[str, Any]:
         """Return the JSON object that the body is; {} if it is empty or null. Raises InvalidRequest."""
-        said = parse(msgspec.json.decode, self.body, "an object") if self.body.strip() else {}
+        said = parse(decode_json, self.body, "an object") if self.body.strip() else {}
         if said is None:
             return {}
         if not isinstance(said, dict):

@@ -5,11 +5,10 @@ import binascii
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import msgspec
-
 from weir.errors import Forbidden, InvalidRequest, brief
 from weir.protocols.control import Control
 from weir.wire.kserve_json import parse
+from weir.wire.values import decode_json
 
 _FILE = "file:"
 
@@ -44,7 +43,7 @@ def load_arguments(parameters: Mapping[str, Any], control: Control) -> LoadArgum
 def _config(value: Any) -> dict[str, Any]:
     if not isinstance(value, str):
         raise InvalidRequest(f"parameter 'config'={brief(value)}: must be a JSON object as text")
-    config = parse(msgspec.json.decode, value.encode(), "a configuration")
+    config = parse(decode_json, value.encode(), "a configuration")
     if not isinstance(config, dict):
         raise InvalidRequest(f"parameter 'config'={brief(value)}: must be a JSON object as text")
     return config

@@ -14,7 +14,7 @@ import numpy
 
 from weir.errors import InvalidRequest
 from weir.wire.tensors import DTYPES
-from weir.wire.values import UNREADABLE, uncollected
+from weir.wire.values import UNREADABLE, decode_json, has_slow_floats, uncollected
 
 # The least number that rounds to an infinity, for each float: numbers must be nearer to 0.
 _TOO_LARGE = {"FP32": 3.4028235677973366e38}
@@ -40,7 +40,6 @@ ELEMENT_TYPES: dict[str, Any] = {
 _FLAT: dict[str, msgspec.json.Decoder[Any]] = {
     datatype: msgspec.json.Decoder(GenericAlias(list, (kind,))) for datatype, kind in ELEMENT_TYPES.items()
 }
-_ANY = msgspec.json.Decoder()
 
 
 def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, data: Any) -> numpy.ndarray[Any, Any]:
@@ -51,8 +50,10 @@ def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, da
     if datatype in BINARY_ONLY:
         raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be sent as binary data")
     try:
-        flat = _FLAT[datatype].decode(data)
+        flat = None if _is_slow(datatype, data) else _FLAT[datatype].decode(data)
     except UNREADABLE:  # nested, or wrong
+        flat = None
+    if flat is None:
         flat = _flattened(name, shape, _decoded(name, data))
         _check_elements(name, datatype, flat)
     if len(flat) != count:
@@ -60,10 +61,14 @@ def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, da
     return array_of(name, datatype, flat).reshape(shape)
 
 
+def _is_slow(datatype: str, data: Any) -> bool:
+    return DTYPES[datatype].kind == "f" and has_slow_floats(memoryview(data))
+
+
 def _decoded(name: str, data: Any) -> Any:
     try:
         with uncollected(len(bytes(data))):
-            return _ANY.decode(data)
+            return decode_json(memoryview(data))
     except UNREADABLE as error:  # nested too deeply, or a number beyond all floats
         raise InvalidRequest(f"tensor {name!r}: data cannot be read ({error})") from None
 

@@ -11,8 +11,14 @@ from weir.model import Tensor
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_json import Body, encode, parse, written
 from weir.wire.tensors import to_arrays
+from weir.wire.values import has_slow_floats, read_float
 
-_decode = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_fast = msgspec.json.Decoder(dict[str, Any]).decode
+_decode_slowly = msgspec.json.Decoder(dict[str, Any], float_hook=read_float).decode
+
+
+def _decode(body: Body) -> dict[str, Any]:
+    return _decode_slowly(body) if has_slow_floats(body) else _decode_fast(body)
 
 
 def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: str = "") -> InferenceRequest:

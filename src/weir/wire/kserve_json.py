@@ -17,7 +17,7 @@ from weir.wire.nonfinite import find_nonfinite
 from weir.wire.shapes import element_count
 from weir.wire.surrogates import find_half
 from weir.wire.tensors import DTYPES
-from weir.wire.values import UNREADABLE, uncollected
+from weir.wire.values import UNREADABLE, has_slow_floats, uncollected
 
 Body = bytes | bytearray | memoryview
 # What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they say of none.
@@ -139,12 +139,41 @@ def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
     """Return what `decode` makes of `body`; InvalidRequest whatever is wrong with it."""
     try:
         with uncollected(len(body)):
+            _check_parameters(body)
             return decode(body)
     except RecursionError:
         raise InvalidRequest(f"body: must be {what} as JSON, nested less deeply") from None
     except UNREADABLE as error:
         named = find_nonfinite(body) or find_half(body)
         raise InvalidRequest(str(named) if named else f"body: must be {what} as JSON ({error})") from None
+
+
+# Bytes of all parameters of a body that has floats which take long to read.
+_MAX_PARAMETERS = 64 << 10
+
+
+class _Parametrised(msgspec.Struct):
+    """What has parameters, which are not looked into."""
+
+    parameters: msgspec.Raw = msgspec.Raw()
+
+
+class _AllParametrised(_Parametrised):
+    inputs: list[_Parametrised] = []
+    outputs: list[_Parametrised] | None = None
+
+
+_decode_parametrised = msgspec.json.Decoder(_AllParametrised).decode
+
+
+def _check_parameters(body: Body) -> None:
+    """Raise InvalidRequest for so many parameters that their floats would keep the interpreter; those of data are not read yet."""
+    if not has_slow_floats(body):
+        return
+    read = _decode_parametrised(body)
+    size = sum(len(bytes(each.parameters)) for each in (read, *read.inputs, *(read.outputs or ())))
+    if size > _MAX_PARAMETERS:
+        raise InvalidRequest(f"parameters: {size} bytes of them, there may be {_MAX_PARAMETERS}")
 
 
 def request_of(read: ReadRequest, model: str, version: str, find: Find) -> InferenceRequest:

@@ -6,13 +6,14 @@ written as numbers and lists; pydantic models as objects.
 """
 
 import gc
+import math
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
 import msgspec
-import numpy
 
 from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
@@ -34,9 +35,39 @@ def writable(value: Any) -> Any:
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no form in JSON or msgpack")
 
 
+# msgspec takes ten microseconds for a float such as -1e308 or 4.9e-324: a megabyte of them holds the interpreter for more than a
+# second. Python's own reading takes a quarter of one for any; so bodies that have such exponents are read with that.
+_SLOW_FLOAT = re.compile(rb"[eE][-+]?[0-9]{2}")
+_FEW = 4096  # bytes of a body that cannot have many
+
+
+def read_float(text: str) -> float:
+    """Return the float that JSON says in `text`; ValueError for one beyond all floats."""
+    value = float(text)
+    if value in (math.inf, -math.inf):
+        raise ValueError("Number out of range")
+    return value
+
+
+_decode_json = msgspec.json.Decoder().decode
+_decode_slowly = msgspec.json.Decoder(float_hook=read_float).decode
+
+
+def has_slow_floats(body: bytes | bytearray | memoryview) -> bool:
+    """Tell whether msgspec may take long for the floats in `body`."""
+    return len(body) > _FEW and _SLOW_FLOAT.search(body) is not None
+
+
+def decode_json(body: bytes | bytearray | memoryview) -> Any:
+    """Return the value in `body`. Raises UNREADABLE, also for a float beyond all floats."""
+    if not has_slow_floats(body):
+        return _decode_json(body)
+    return _decode_slowly(body)
+
+
 # The bare functions, for those who handle UNREADABLE and UNWRITABLE themselves, once for many.
 DECODE: dict[str, Callable[[Any], Any]] = {
-    JSON: msgspec.json.Decoder().decode,
+    JSON: decode_json,
     MSGPACK: msgspec.msgpack.Decoder().decode,
 }
 ENCODE: dict[str, Callable[[Any], bytes]] = {
@@ -144,6 +175,8 @@ def _first_elements(count: int) -> Callable[[bytes], Any]:
 
 def _address(data: Any) -> int:
     """Return where bytes are in memory; a msgspec.Raw lies in what it was decoded from."""
+    import numpy  # here, for workers of models without tensors do without it
+
     address: int = numpy.frombuffer(data, numpy.uint8).__array_interface__["data"][0]
     return address
 

@@ -19,7 +19,7 @@ from weir.wire.inference import AskedOutput, bind
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
 from weir.wire.shapes import element_count
 from weir.wire.tensors import Arrays, check_bound
-from weir.wire.values import UNREADABLE
+from weir.wire.values import UNREADABLE, has_slow_floats
 
 MAX_REMEMBERED = 256  # shapes; there are few where it matters
 
@@ -121,7 +121,7 @@ class BodyReader:
 
     def __call__(self, body: bytes | memoryview) -> Listed | Asked:
         """Return the tensors in `body`. Raises InvalidRequest naming tensor, value and rule."""
-        if self._decode is None:
+        if self._decode is None or has_slow_floats(body):
             return self._read_any(body)
         try:
             read = self._decode(body)
