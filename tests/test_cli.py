@@ -223,6 +223,23 @@ def test_logs_are_json_for_machines_and_a_file_beside_the_terminal(tmp_path: Pat
         assert "worker ready" in events
 
 
+def test_the_access_log_is_written_when_it_is_wanted(tmp_path: Path) -> None:
+    for flags, expected in (((), []), (("--access-log",), ["200", "500", "200", "400"])):
+        file = tmp_path / "weir.log"
+        with serving(target("Square"), "--log-file", file, *flags) as (served, client):
+            client.post("/infer/square", json=3)
+            client.post("/infer/square", json="a")
+            client.post("/infer/square/batch", json=[3, 4])
+            client.post(
+                "/v2/models/square/infer",
+                json={"inputs": [{"name": "input", "datatype": "INT64", "shape": [2], "data": [3, 4]}]},
+            )
+            served.signal(signal.SIGTERM)
+            assert served.wait() == 0
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [line["code"] for line in lines if line["event"] == "request"] == expected
+
+
 def rest_of(served: Served) -> tuple[str, str]:
     """Return what it wrote that nobody has read, once it has ended."""
     assert served.wait() == 0

@@ -37,14 +37,14 @@ from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
 from weir.protocols.kserve.site import Site
-from weir.protocols.metrics import Held, make_exposition
+from weir.protocols.metrics import Held, code_of, make_exposition
 from weir.protocols.product import Product
 from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.websocket import WebSockets
 from weir.settings import Settings, read_model_table
 from weir.telemetry.exposition import Exposition
-from weir.telemetry.logs import LogObserver, get_logger
+from weir.telemetry.logs import AccessLog, LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.opening import open_tracing
 from weir.telemetry.recording import recorders
@@ -77,6 +77,7 @@ class App:
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
         heard = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
+        heard += [AccessLog(get_logger("weir.access"), code_of)] if settings.telemetry.access_log else []
         heard += () if product is None else product.observers()
         token = settings.control.control_token_file
         make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)

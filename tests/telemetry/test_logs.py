@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import structlog
 
-from weir.errors import ModelError, Overloaded, SettingsError
-from weir.telemetry.logs import MOST_KINDS, LogObserver, RateLimit, get_logger, logging_to
+from weir.errors import DeadlineExceeded, ModelError, Overloaded, SettingsError
+from weir.protocols.metrics import code_of
+from weir.telemetry.logs import MOST_KINDS, AccessLog, LogObserver, RateLimit, get_logger, logging_to
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.tracecontext import CURRENT, Trace
-from weir.testing import FakeClock
+from weir.testing import FakeClock, FakeRequest
 
 
 class Terminal(io.StringIO):
@@ -218,3 +219,31 @@ def test_types_of_errors_that_a_model_makes_up_are_not_kept_for_ever() -> None:
     for number in range(10 * MOST_KINDS):
         limit.pass_on(number)
     assert len(limit._begun) <= MOST_KINDS
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_the_access_log_has_a_line_for_each_request(log_format: str) -> None:
+    stream = io.StringIO()
+    with logging_to(TelemetrySettings(log_format=log_format), stream):
+        access = AccessLog(get_logger("weir.access"), code_of)
+        answered, failed = (FakeRequest(1, arrival=10.0, door=door) for door in ("http", "grpc"))
+        access.answered("square", [answered, answered], None, 10.25)
+        access.answered("square", [failed], DeadlineExceeded("late"), 11.0)
+        access.refused("", "http", Overloaded("full"))
+    if log_format == "text":
+        assert (
+            stream.getvalue()
+            .splitlines()[0]
+            .endswith("request [weir.access] code=200 milliseconds=250.0 model=square protocol=http rows=1")
+        )
+        return
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    facts = [
+        [line.get(name) for name in ("event", "model", "protocol", "code", "rows", "milliseconds", "error")]
+        for line in lines
+    ]
+    assert facts == [
+        *[["request", "square", "http", "200", 1, 250.0, None]] * 2,
+        ["request", "square", "grpc", "DEADLINE_EXCEEDED", 1, 1000.0, "DeadlineExceeded"],
+        ["request", "", "http", "429", None, None, "Overloaded"],
+    ]

@@ -20,9 +20,10 @@ from structlog.stdlib import BoundLogger, ProcessorFormatter
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from weir.errors import ModelError, SettingsError, WeirError
+from weir.messages import Request
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.silent import SilentObserver
-from weir.telemetry.tracecontext import CURRENT
+from weir.telemetry.tracecontext import CURRENT, Trace
 
 _SECRET_WORDS = ("secret", "token", "password", "passwd", "authorization", "api_key", "apikey", "credential", "cookie")
 _PIECE_BYTES = 64 << 10
@@ -348,3 +349,30 @@ class LogObserver(SilentObserver):
         level = _LEVEL_OF_STATE.get(state, logging.DEBUG)
         why = {"reason": reason} if reason else {}
         self._logger.log(level, f"worker {state}", model=model, worker=worker, **why)
+
+
+class AccessLog(SilentObserver):
+    """An Observer that writes a line for each request when it has its end, whatever protocol it came by. `code_of` returns the code of
+    an answer, or of an error of that type, as the protocol says it."""
+
+    def __init__(self, logger: BoundLogger, code_of: Callable[[str, type[WeirError] | None], str]) -> None:
+        self._logger = logger
+        self._code_of = code_of
+
+    def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
+        """Write a line for each."""
+        for request in requests:
+            facts: dict[str, Any] = {"rows": request.rows, "milliseconds": round((now - request.arrival) * 1000, 3)}
+            if isinstance(request.trace, Trace):
+                facts["trace_id"] = request.trace.name
+            self._tell(model, request.door, error, facts)
+
+    def refused(self, model: str, door: str, error: WeirError) -> None:
+        """Write a line for one that was not taken."""
+        self._tell(model, door, error, {})
+
+    def _tell(self, model: str, door: str, error: WeirError | None, facts: dict[str, Any]) -> None:
+        kind = None if error is None else type(error)
+        if kind is not None:
+            facts["error"] = kind.__name__
+        self._logger.info("request", model=model, protocol=door, code=self._code_of(door, kind), **facts)

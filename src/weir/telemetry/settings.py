@@ -19,6 +19,9 @@ class TelemetrySettings:
     log_level: str = setting(
         "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
     )
+    access_log: bool = setting(
+        False, "log each request for a model when it has its end: protocol, code, rows, milliseconds"
+    )
     log_file: str | None = setting(None, "file that gets every log line too, as JSON", metavar="PATH")
     record: str | None = setting(
         None, "file that gets the arrivals of requests, to be simulated or replayed; one of each model if there are several",
