@@ -11,7 +11,7 @@ import numpy
 from weir import errors
 from weir.embedding.counts import Counts
 from weir.embedding.waste import Waste
-from weir.manager.repository.keys import KEYS, REFUSED
+from weir.manager.repository.keys import KEYS, REFUSED, WARNED
 from weir.manager.repository.triton import FOREIGN, PLATFORMS
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
@@ -169,18 +169,29 @@ it may be left out, as in AMD's files: requests may leave it out too then, are o
 | --- | --- |
 | `platform`, `backend` | `platform` |
 | `input`, `output` with `name`, `data_type`, `dims` | `inputs`, `outputs` |
+| `reshape`, `optional` of these | of ONNX files: the shape that the file has for what requests send, and an input that the file has a value for |
+| `format` of these | shown in the model's configuration |
+| `allow_ragged_batch` of these | must be what the class says itself |
 | `max_batch_size` | `max_batch_size`; 0 is `batch_dimension = "none"`: the model does not batch, and runs each request whole and alone |
-| `instance_group` | `workers`, the sum of all `count` |
-| `dynamic_batching` | `policy` size-or-delay of the largest `preferred_batch_size`, and `max_queue_delay`; `preserve_ordering` is always so |
+| `instance_group` | `workers`, the sum of all `count`; `gpus`, `rate_limiter`, `passive`, `profile`, `secondary_devices` and `host_policy` are refused |
+| `dynamic_batching` | `policy` size-or-delay of the largest `preferred_batch_size` (without one, of the largest batch), and `max_queue_delay`; `preserve_ordering` is always so |
+| `model_transaction_policy` | `decoupled` must be what the class says itself (`streaming`) |
+| `parameters` | `intra_op_thread_count` and `inter_op_thread_count` of ONNX files; of others a warning is logged |
 | `version_policy` | `versions` |
 | `default_model_filename` | `file` |
 
 Of their platforms we know these by our names: PLATFORMS.
 Nobody here runs FOREIGN.
 
+Numbers may be texts and keys in camel case, as protocol buffers are written in JSON; what a server of ours answers at `/v2/models/NAME/config` can be sent
+back. A field that says nothing, as its value is the default, is passed over. All that is wrong with the models of a repository is said at once.
+
 Refused are:
 
 REFUSED
+Passed over with a warning are:
+
+WARNED
 """
 
 
@@ -243,7 +254,8 @@ def repository_page() -> str:
     refused = _table(("key", "instead"), [(f"`{key}`", instead) for key, instead in REFUSED.items()])
     platforms = ", ".join(f"`{theirs}` (`{ours}`)" for theirs, ours in PLATFORMS.items())
     foreign = textwrap.fill(", ".join(f"`{each}`" for each in FOREIGN), 120, break_on_hyphens=False)
-    text = REPOSITORY.replace("KEYS", keys).replace("REFUSED", refused)
+    warned = _table(("key", "why"), [(f"`{key}`", why) for key, why in WARNED.items()])
+    text = REPOSITORY.replace("KEYS", keys).replace("REFUSED", refused).replace("WARNED", warned)
     return text.replace("PLATFORMS", platforms).replace("FOREIGN", foreign)
 
 

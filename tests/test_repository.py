@@ -1,6 +1,8 @@
 """A model repository, served by the real command: what is loaded at the start, and what callers load and unload."""
 
+import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
@@ -96,3 +98,41 @@ def test_a_chain_of_the_examples_asks_its_steps() -> None:
         answer = client.post("/v2/models/simple_twice/infer", json={"inputs": inputs}).json()
     data = {output["name"]: output["data"] for output in answer["outputs"]}
     assert data == {"OUTPUT0": [2 * x for x in first], "OUTPUT1": [2 * x for x in second]}
+
+
+def test_all_that_is_wrong_with_a_repository_is_said_at_once(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "one/1/model.py": plain(), "one/config.toml": "max_batch_size = -1",
+            "two/1/model.py": "raise ValueError('broken')", "three/config.pbtxt": "max_batch_size: 4",
+            "four/1/model.py": plain(),
+        },
+    )  # fmt: skip
+    with pytest.raises(SettingsError) as refused:
+        App(read_settings([], {"model_repository": [str(tmp_path)], "port": ["0"]}, {}))
+    lines = refused.value.message.splitlines()
+    assert [name in line for name, line in zip(("one", "three", "two"), lines, strict=True)] == [True] * 3
+    run = weir("serve", "--model-repository", tmp_path, "--port", "0")
+    assert (run.returncode, run.stdout) == (2, "") and all(line in run.stderr for line in lines)
+
+
+@pytest.mark.parametrize("where", [".", "one", "one/1"])
+def test_what_cannot_be_read_is_refused(where: str) -> None:
+    with TemporaryDirectory(prefix="weir-test-") as folder:  # pytest's are readable for their owner alone
+        root = Path(folder)
+        write(root, {"one/1/model.py": plain()})
+        for path in (root, root / "one", root / "one" / "1"):
+            path.chmod(0o755)
+        settings = read_settings([], {"model_repository": [str(root)], "port": ["0"]}, {})
+        (root / where).chmod(0o000)
+        superuser = os.geteuid() == 0
+        try:
+            if superuser:  # who may read everything
+                os.seteuid(65534)
+            with pytest.raises(SettingsError, match="cannot be read: Permission denied"):
+                App(settings)
+        finally:
+            if superuser:
+                os.seteuid(0)
+            (root / where).chmod(0o755)

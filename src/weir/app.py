@@ -25,11 +25,12 @@ from weir.errors import SettingsError, WeirError
 from weir.manager.making import Maker
 from weir.manager.manager import Manager
 from weir.manager.registry import Registry
+from weir.manager.repository.document import read_config
 from weir.manager.repository.folder import Folder
-from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.repository.opening import all_sources, open_wanted
 from weir.manager.repository.spoken import Spoken
 from weir.manager.repository.watching import load_library, watching
-from weir.manager.spec import Known, Reading
+from weir.manager.spec import Known
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import allow_descriptors
@@ -83,8 +84,10 @@ class App:
         make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
-        sources = all_sources(Known(settings.models), folder, Spoken(read_model_table, settings.around))
-        self.registry = _registry(read_wanted(sources, settings.repository.load), make)
+        known = Known(settings.models, partial(read_config, read_settings=read_model_table))
+        sources = all_sources(known, folder, Spoken(read_model_table, settings.around))
+        opened = open_wanted(sources, settings.repository.load, make)
+        self.registry = Registry(opened.services, opened.routes, opened.defaults)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
         triton = settings.telemetry.triton_metrics
         exposition = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton)
@@ -265,14 +268,6 @@ def _folder(settings: Settings) -> Folder | None:
     if settings.repository.watch:
         load_library()
     return Folder(where, read_model_table, settings.around)
-
-
-def _registry(readings: Sequence[Reading], make: Maker) -> Registry:
-    """Return what is to run from the start on."""
-    models = [model for reading in readings for model in reading.versions]
-    routes = {model.name: model.routes for model in models}
-    defaults = {reading.versions[0].name: reading.default for reading in readings if reading.default is not None}
-    return Registry([make(model) for model in models], routes, defaults)
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:

@@ -21,7 +21,7 @@ from weir.manager.manager import Manager
 from weir.manager.parameters import apply
 from weir.manager.registry import Registry
 from weir.manager.repository.folder import Folder
-from weir.manager.repository.opening import all_sources, read_wanted
+from weir.manager.repository.opening import all_sources, open_wanted
 from weir.manager.repository.spoken import Spoken
 from weir.manager.service import Service
 from weir.manager.spec import Known, ModelToServe, Parameters
@@ -270,10 +270,8 @@ def make_manager(
     folder = None if model_repository is None else Folder(model_repository, *reading)
     sources = all_sources(Known(known), folder, Spoken(*reading))
     make = Given(kinds, observers)
-    readings = read_wanted(sources, load)
-    defaults = {reading.versions[0].name: reading.default for reading in readings if reading.default is not None}
-    services = [make(model) for reading in readings for model in reading.versions]
-    return Manager(Registry(services, None, defaults), sources, make, allow_files=True)
+    opened = open_wanted(sources, load, make)
+    return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)
 
 
 def _target(model: Target) -> str:

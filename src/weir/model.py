@@ -54,6 +54,7 @@ class Tensor(NamedTuple):
     batch: str = REQUIRED
     optional: bool = False
     format: str = ""  # FORMAT_NCHW, say; shown in the model's configuration, and not looked at
+    reshape: Sequence[int] | None = None  # what an ONNX file has in the place of this shape; both without the batch
 
     @property
     def lengths_name(self) -> str:

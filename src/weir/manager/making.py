@@ -32,6 +32,10 @@ def make_service(
         found = platform_of(model.platform).load(model)
     else:
         found = load_target(model.target, fresh=fresh)
+        if model.attributes and not issubclass(found, Service):
+            from weir.manager.repository.tensors import with_attributes
+
+            found = with_attributes(found, model)
     if parameters:
         kind: type[Model] = found.model if issubclass(found, Service) else found
         model = apply(parameters, model, kind)

@@ -1,6 +1,6 @@
 """What is to be run under a name: the value between those who know of models and the Manager, which runs them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -56,10 +56,16 @@ class Repository(Protocol):
 
 
 class Known:
-    """The models that a server was started with, as a Repository: what was said of them does not change."""
+    """The models that a server was started with, as a Repository: what was said of them does not change.
 
-    def __init__(self, models: Sequence[ModelToServe]) -> None:
+    `read_config` reads the configuration of a load call (see repository/document.py); without it that is settings and `params`.
+    """
+
+    def __init__(
+        self, models: Sequence[ModelToServe], read_config: Callable[[Mapping[str, Any], str], Any] | None = None
+    ) -> None:
         self._models = {model.name: model for model in models}
+        self._read_config = read_config
 
     def names(self) -> list[str]:
         """The names."""
@@ -76,7 +82,15 @@ class Known:
             )
         if files:
             raise InvalidRequest(f"model {name!r}: files can be sent for models of a repository only")
-        if config:
+        if config and self._read_config is not None:
+            document = self._read_config(config, name)
+            if document.platform not in (None, model.platform):
+                raise SettingsError(f"{name}: platform={document.platform!r}: must be {model.platform!r}, which it is")
+            model = model._replace(
+                params={**model.params, **document.params}, settings={**model.settings, **document.settings},
+                attributes={**(model.attributes or {}), **document.attributes},
+            )  # fmt: skip
+        elif config:
             settings = dict(config)
             params = settings.pop("params", {})
             if not isinstance(params, Mapping):

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir._version import __version__
 from weir.model import NONE, RAGGED, Tensor, is_batched, is_tensor_model
+from weir.policy.rules import SizeOrDelay
 
 if TYPE_CHECKING:
     from weir.manager.hardware import Hardware
@@ -21,7 +22,7 @@ EXTENSIONS = (
 )  # fmt: skip
 SHARED_MEMORY = "system_shared_memory"
 
-_BACKEND = "python"
+_BACKENDS = {"onnx": "onnxruntime", "ensemble": ""}  # the others are called as the platform
 _MICROSECONDS = 1e6
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the protocol
 
@@ -65,22 +66,33 @@ def _tensor(tensor: Tensor) -> dict[str, Any]:
 def config(service: "Service") -> dict[str, Any]:
     """Return the configuration of a model in the words of Triton's `ModelConfig`, as far as they say what is so here."""
     batching = service.batching
-    delay = int(batching.max_queue_delay * _MICROSECONDS)
-    said = {"policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size)}
+    said = {
+        "policy": str(batching.policy), "max_queue_size": str(batching.max_queue_size),
+        "max_queue_delay": str(batching.max_queue_delay),
+    }  # fmt: skip
+    if sizes := service.model.allowed_batch_sizes:
+        said["allowed_batch_sizes"] = ", ".join(map(str, sorted(sizes)))
     said |= {"unbatched": reason} if (reason := service.model.unbatched) else {}
-    preferred = {"preferred_batch_size": sorted(sizes)} if (sizes := service.model.allowed_batch_sizes) else {}
     return {
         "name": service.name,
         "platform": service.platform,
-        "backend": _BACKEND,
+        "backend": _BACKENDS.get(service.platform, service.platform),
         "max_batch_size": batching.max_batch_size if is_batched(service.model) else 0,
         "input": [_declared(tensor) for tensor in inputs_of(service)],
         "output": [_declared(tensor) for tensor in outputs_of(service)],
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
         "model_transaction_policy": {"decoupled": service.streaming},
-        "dynamic_batching": {"max_queue_delay_microseconds": delay, **preferred},
+        "dynamic_batching": _waits(service.policy),
         "parameters": {name: {"string_value": value} for name, value in said.items()},
     }
+
+
+def _waits(policy: Any) -> dict[str, Any]:
+    """Return what `policy` waits for, as far as Triton has words for it."""
+    if not isinstance(policy, SizeOrDelay):
+        return {}
+    size = {} if policy.size is None else {"preferred_batch_size": [policy.size]}
+    return {"max_queue_delay_microseconds": round(policy.delay * _MICROSECONDS), **size}
 
 
 def _declared(tensor: Tensor) -> dict[str, Any]:
@@ -90,6 +102,7 @@ def _declared(tensor: Tensor) -> dict[str, Any]:
     more: dict[str, Any] = {"allow_ragged_batch": True} if tensor.varying == RAGGED else {}
     more |= {"optional": True} if tensor.optional else {}
     more |= {"format": tensor.format} if tensor.format else {}
+    more |= {"reshape": {"shape": list(tensor.reshape)}} if tensor.reshape is not None else {}
     return {"name": tensor.name, "data_type": kind, "dims": dims, **more}
 
 

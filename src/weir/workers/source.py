@@ -69,7 +69,7 @@ def _named(model: type) -> Named | None:
     if DECLARED in vars(model):
         base, attributes = vars(model)[DECLARED]
         named = _named(base)
-        return None if named is None else named._replace(attributes=attributes)
+        return None if named is None else named._replace(attributes={**(named.attributes or {}), **attributes})
     module = sys.modules.get(model.__module__)
     if module is None or model.__module__ == "__main__":
         return None

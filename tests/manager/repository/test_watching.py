@@ -4,6 +4,7 @@ import asyncio
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from tests.manager.repository.shelf import plain, write
@@ -80,6 +81,36 @@ def test_a_model_that_breaks_is_said_and_the_old_one_goes_on(tmp_path: Path, cap
             await Watcher(told.folder, told.manager, quiet=0.0).step([tmp_path / "one"])
             assert told.registry.get("one") is before
             assert "model 'one' has changed, but failed to load" in caplog.text
+
+    asyncio.run(main())
+
+
+def test_a_new_model_that_does_not_load_is_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with Told(tmp_path) as told:
+            watcher = Watcher(told.folder, told.manager, quiet=0.0)
+            for part in ({"two/config.toml": ""}, {"two/1/model.py": plain("c")[:-9]}):  # a slow copy
+                write(tmp_path, part)
+                await watcher.step([tmp_path / "two"])
+                assert list(told.registry.services) == ["one"]
+            write(tmp_path, {"two/1/model.py": plain("c")})
+            await watcher.step([tmp_path / "two"])
+            assert list(told.registry.services) == ["one", "two"]
+            assert caplog.text.count("model 'two' has changed, but failed to load") == 2
+
+    asyncio.run(main())
+
+
+def test_what_nobody_has_thought_of_ends_no_watch(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async with Told(tmp_path) as told:
+            watcher = Watcher(told.folder, told.manager, quiet=0.0)
+            write(tmp_path, {"two/1/model.py": plain("c")})
+            with mock.patch.object(told.manager, "_make", side_effect=ZeroDivisionError):
+                await watcher.step([tmp_path / "two"])
+            assert "model 'two' has changed, but cannot be loaded" in caplog.text
+            await watcher.step([tmp_path / "two"])
+            assert list(told.registry.services) == ["one", "two"]
 
     asyncio.run(main())
 

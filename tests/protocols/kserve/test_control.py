@@ -57,13 +57,33 @@ def test_a_configuration_goes_before_what_was_said(stock: triton.InferenceServer
     assert stock.get_model_config("simple")["max_batch_size"] == 64
 
 
+def test_a_model_takes_its_own_configuration_back(stock: triton.InferenceServerClient) -> None:
+    for name in ("simple", "square", "vector"):
+        before = stock.get_model_config(name)
+        stock.load_model(name, config=json.dumps({**before, "max_batch_size": str(before["max_batch_size"])}))
+        assert stock.get_model_config(name) == before
+    ask(stock)
+
+
+def test_a_model_that_is_not_to_batch_does_not(stock: triton.InferenceServerClient) -> None:
+    stock.load_model("simple", config='{"max_batch_size": 0}')
+    assert stock.get_model_config("simple")["max_batch_size"] == 0
+    ask(stock)
+    stock.load_model("simple")
+
+
 @pytest.mark.parametrize(
     ("name", "options", "said", "status"),
     [
         ("nobody", {}, "'nobody'", "404"),
         ("simple", {"config": "no"}, "JSON", "400"),
         ("simple", {"config": "[]"}, "'config'", "400"),
-        ("simple", {"config": '{"max_batch_size": 0}'}, "max_batch_size", "400"),
+        ("simple", {"config": '{"max_batch_size": -1}'}, "max_batch_size", "400"),
+        ("simple", {"config": '{"max_batch_size": "many"}'}, "max_batch_size", "400"),
+        ("simple", {"config": '{"instance_group": [{"count": "x"}]}'}, "count", "400"),
+        ("simple", {"config": '{"input": 3}'}, "input", "400"),
+        ("simple", {"config": '{"file": "x.py"}'}, "file: is for models of a repository", "400"),
+        ("simple", {"config": '{"platform": "onnx"}'}, "platform", "400"),
     ],
 )
 def test_a_failed_load_leaves_the_old_one(

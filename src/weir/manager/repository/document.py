@@ -20,8 +20,8 @@ ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 class Document(NamedTuple):
-    """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes; and `batch_dimension`, which
-    its tensors get. `said` is all of it."""
+    """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes; `batch_dimension`, which
+    its tensors get; and `decoupled`, where it must stream."""
 
     platform: str | None = None
     target: str | None = None
@@ -32,7 +32,6 @@ class Document(NamedTuple):
     route: tuple[str, ...] = ()
     attributes: Mapping[str, Any] = {}
     settings: Mapping[str, Any] = {}
-    said: Mapping[str, Any] = {}
 
 
 def read_file(folder: Path, name: str) -> tuple[dict[str, Any], str]:
@@ -60,18 +59,28 @@ def _read_toml(text: str, source: str) -> dict[str, Any]:
         raise SettingsError(f"{source}: must be TOML: {error}") from error
 
 
-def make_document(said: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings) -> Document:
-    """Return what `said` (of the model's file, or of a load call) means. Raises SettingsError naming key, value and rule."""
-    own = translated(said, source)
+# Keys that mean something of models in a repository only.
+_OF_REPOSITORIES = ("default", "file", "route", "steps", "target", "versions")
+
+
+def make_document(
+    said: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings,
+    config: Mapping[str, Any] | None = None,
+) -> Document:  # fmt: skip
+    """Return what `said` in the model's file means; what `config`, of a load call, says goes before it. Raises SettingsError
+    naming key, value and rule."""
+    own = {**translated(said, source), **translated(config or {}, name)}
     if own.get("name", name) != name:
         raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
-    settings = read_settings({key: value for key, value in own.items() if key not in KEYS}, source)
+    settings = read_settings({key: value for key, value in own.items() if key not in (*KEYS, "decoupled")}, source)
     attributes: dict[str, Any] = {key: tuple(own[key]) for key in ("inputs", "outputs") if _tables(own, key, source)}
     attributes |= {key: tuple(own[key]) for key in ("examples", "warmup_sizes") if _list(own, key, source)}
     if (batch := _text(own, "batch_dimension", source)) is not None:
         if batch not in (REQUIRED, OPTIONAL, NONE):
             raise SettingsError(f"{source}: batch_dimension={batch!r}: must be {REQUIRED!r}, {OPTIONAL!r} or {NONE!r}")
         attributes["batch_dimension"] = batch
+    if own.get("decoupled"):
+        attributes["decoupled"] = True
     if _list(own, "steps", source):
         if own.get("platform") != ENSEMBLE:
             raise SettingsError(f"{source}: steps: are for platform = {ENSEMBLE!r}")
@@ -80,8 +89,17 @@ def make_document(said: Mapping[str, Any], name: str, source: str, read_settings
         platform=_text(own, "platform", source), target=_text(own, "target", source), file=_text(own, "file", source),
         versions=_versions(own.get("versions", "all"), source), default=_text(own, "default", source),
         params=_table(own, "params", source), route=_route(own.get("route", []), source), attributes=attributes,
-        settings=settings, said=dict(said),
+        settings=settings,
     )  # fmt: skip
+
+
+def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSettings) -> Document:
+    """Return what the `config` of a load call means of a model that is in no repository. Raises SettingsError."""
+    document = make_document({}, name, name, read_settings, config)
+    for key in _OF_REPOSITORIES:
+        if key in translated(config, name):
+            raise SettingsError(f"{name}: {key}: is for models of a repository")
+    return document
 
 
 def _text(said: Mapping[str, Any], key: str, source: str) -> str | None:

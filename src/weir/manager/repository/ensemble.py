@@ -24,8 +24,12 @@ class EnsemblePlatform:
             raise SettingsError(f"{model.label}: platform={ENSEMBLE!r}: must have [[steps]]")
         batch = batch_said(attributes) or REQUIRED
         attributes.pop("batch_dimension", None)
+        if attributes.pop("decoupled", False):
+            raise SettingsError(f"{model.label}: model_transaction_policy.decoupled: a chain gives one answer")
         for key in ("inputs", "outputs"):
-            attributes[key] = tuple(as_tensor(table, batch) for table in attributes.get(key, ()))
+            attributes[key] = tuple(
+                as_tensor(table, batch, f"{model.label}: {key}") for table in attributes.get(key, ())
+            )
         return type("Ensemble", (Chain,), attributes)
 
 

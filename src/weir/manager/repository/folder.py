@@ -1,5 +1,6 @@
 """A folder of models, as a Repository."""
 
+import os
 import re
 import shutil
 import weakref
@@ -9,6 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from weir.errors import ModelNotFound, SettingsError
+from weir.manager.delivery import logger
 from weir.manager.naming import NAME
 from weir.manager.registry import version_order
 from weir.manager.repository.document import Document, ReadSettings, make_document, read_file
@@ -32,8 +34,12 @@ class Folder:
 
     def __init__(self, root: str | Path, read_settings: ReadSettings, around: Around = dict) -> None:
         self.root = Path(root)
-        if not self.root.is_dir():
-            raise SettingsError(f"model_repository={str(root)!r}: there is no such folder")
+        try:
+            os.scandir(self.root).close()
+        except (FileNotFoundError, NotADirectoryError):
+            raise SettingsError(f"model_repository={str(root)!r}: there is no such folder") from None
+        except OSError as error:
+            raise SettingsError(f"model_repository={str(root)!r}: cannot be read: {error.strerror}") from error
         self._read_settings = read_settings
         self._around = around
         self._uploads: dict[str, list[Path]] = {}
@@ -42,7 +48,8 @@ class Folder:
         """Return the models that there are: folders with a version in them, or a file about them."""
         try:
             folders = sorted(self.root.iterdir())
-        except OSError:
+        except OSError as error:
+            logger.warning("the model repository cannot be read: %s", error)
             return []
         return [each.name for each in folders if NAME.fullmatch(each.name) and each.is_dir()]
 
@@ -50,12 +57,15 @@ class Folder:
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
     ) -> Reading:
         """See Repository. What `config` does not say the model's own file still does, unless there are `files`."""
-        if files:
-            folder = self._uploaded(name, files)
-        else:
-            folder = model_folder(self.root, name)
+        folder = self._uploaded(name, files) if files else model_folder(self.root, name)
+        try:
+            return self._read(folder, name, config)
+        except OSError as error:
+            raise SettingsError(f"{name}: its folder cannot be read: {error.strerror}") from error
+
+    def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> Reading:
         said, source = read_file(folder, name)
-        document = make_document({**said, **(config or {})}, name, source, self._read_settings)
+        document = make_document(said, name, source, self._read_settings, config)
         there = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # which has no files
         versions = _served(there, document, source)
         if document.default is not None and document.default not in versions:

@@ -22,20 +22,30 @@ KEYS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Keys of Triton's and the AMD Inference Server's files that have no meaning here, and what to do instead.
+# Keys of Triton's and the AMD Inference Server's files that have no meaning here, and what to do instead. What says nothing, as it is the default, is passed over.
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
         "models": "ensembles of AMD's form are not read",
         "ensemble_scheduling": "ensembles of Triton's form are not read",
         "sequence_batching": "sequences of requests are not kept together",
-        "optimization": "optimisation is the platform's own",
         "model_warmup": "say `examples` and `warmup_sizes` in config.toml",
         "model_operations": "libraries of operations are not loaded",
-        "model_transaction_policy": "a streaming model says so in its class (streaming = True)",
         "model_repository_agents": "there are no agents",
         "response_cache": "answers are not cached",
         "cc_model_filenames": "files are not chosen by compute capability",
-        "metric_tags": "metrics have the labels that they have",
         "runtime": "backends are chosen by `platform`",
+        "batch_input": "tensors that say something of the whole batch are not made",
+        "batch_output": "tensors that say something of the whole batch are not divided",
+    }
+)
+
+# Keys that change no answer, only how fast it comes or what is shown beside it: they are passed over with a warning.
+WARNED: Mapping[str, str] = MappingProxyType(
+    {
+        "optimization": "optimisation is the platform's own",
+        "metric_tags": "metrics have the labels that they have",
+        "model_metrics": "metrics are those that there are",
+        "model_control_mode": "the server's own flags say what is loaded",
+        "default_priority_level": "requests say their priority",
     }
 )

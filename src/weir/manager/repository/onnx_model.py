@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from weir.errors import SettingsError
 from weir.model import DATATYPES as NUMPY
-from weir.model import Model
+from weir.model import NONE, Model, Tensor
 from weir.workers.launch import SILENCE
 
 # ONNX' element types, as onnxruntime writes them, and the protocol's.
@@ -47,12 +47,21 @@ class OnnxModel(Model):
         self._names = [tensor.name for tensor in self.outputs]
         self._texts = {tensor.name for tensor in self.outputs if tensor.datatype == "BYTES"}
         self._text_inputs = {tensor.name for tensor in self.inputs if tensor.datatype == "BYTES"}
+        self._reshaped_inputs = [tensor for tensor in self.inputs if tensor.reshape is not None]
+        self._reshaped_outputs = [tensor for tensor in self.outputs if tensor.reshape is not None]
 
     def predict(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Run the graph."""
-        for name in self._text_inputs:
+        for name in self._text_inputs & batch.keys():
             batch = {**batch, name: _decoded(batch[name])}
+        for tensor in self._reshaped_inputs:
+            if tensor.name in batch:
+                own = tensor.reshape or ()
+                batch = {**batch, tensor.name: _reshaped(batch[tensor.name], row_shape(tensor), own, tensor.batch)}
         outputs = dict(zip(self._names, self._session.run(self._names, batch), strict=True))
+        for tensor in self._reshaped_outputs:
+            own = tensor.reshape or ()
+            outputs[tensor.name] = _reshaped(outputs[tensor.name], own, row_shape(tensor), tensor.batch)
         return {name: _encoded(array) if name in self._texts else array for name, array in outputs.items()}
 
 
@@ -68,6 +77,22 @@ def open_session(path: str, intra_op: int, inter_op: int | None = None, *, optim
     if not optimize:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(path, options, providers=onnxruntime.get_available_providers())
+
+
+def row_shape(tensor: Tensor) -> Sequence[int]:
+    """Return a tensor's shape without the batch."""
+    return tensor.shape if tensor.batch == NONE else tensor.shape[1:]
+
+
+def _reshaped(array: Any, before: Sequence[int], after: Sequence[int], batch: str) -> Any:
+    """Return `array` of the shape `after`, whose lengths of -1 are in order those that it has where `before` has -1."""
+    import numpy as np
+
+    array = np.asarray(array)
+    rows = array.shape[: 0 if batch == NONE else 1]
+    lengths = array.shape[len(rows) :]
+    variable = iter([length for length, rule in zip(lengths, before, strict=True) if rule == -1])
+    return array.reshape(*rows, *[next(variable) if rule == -1 else rule for rule in after])
 
 
 def _decoded(array: Any) -> Any:
@@ -86,8 +111,12 @@ def _encoded(array: Any) -> Any:
 
 
 def describe(session: Any) -> dict[str, list[dict[str, Any]]]:
-    """Return the names, element types and shapes of the tensors that the session's file has, and what it calls their dimensions."""
-    return {"inputs": _tensors(session.get_inputs()), "outputs": _tensors(session.get_outputs())}
+    """Return the names, element types and shapes of the tensors that the session's file has, and what it calls their dimensions.
+    `defaults` are inputs that may be left out, as the file has values for them."""
+    return {
+        "inputs": _tensors(session.get_inputs()), "outputs": _tensors(session.get_outputs()),
+        "defaults": _tensors(session.get_overridable_initializers()),
+    }  # fmt: skip
 
 
 def joins_rows(session: Any, inputs: Sequence[Mapping[str, Any]]) -> bool | None:

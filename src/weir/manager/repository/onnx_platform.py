@@ -3,9 +3,10 @@ server, and a file that makes it crash harms nobody."""
 
 import contextlib
 import json
+import math
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from typing import Any
 from weir.errors import SettingsError
 from weir.manager.delivery import logger
 from weir.manager.repository.onnx_batching import Batching, find_batching, says_batching
-from weir.manager.repository.onnx_model import TRY, OnnxModel
+from weir.manager.repository.onnx_model import TRY, OnnxModel, row_shape
 from weir.manager.repository.paths import file_within
-from weir.manager.repository.tensors import with_attributes
+from weir.manager.repository.tensors import NAMES, with_attributes
 from weir.manager.spec import ModelToServe
-from weir.model import NONE, Model, Tensor
+from weir.model import NONE, Model, Tensor, check_model
 from weir.workers.launch import python_path
 from weir.workers.source import declared
 
@@ -35,17 +36,67 @@ class OnnxPlatform:
             )
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         path = _file(model.folder, model.target, model.label)
-        said = model.attributes or {}
+        said = _as_in_file(model.attributes or {}, model.label)
         described = _described(path, model.label, *([] if says_batching(said) else [TRY]))
+        described["inputs"] += _left_out(said, described)
         batching = find_batching(described, said, model.label)
         if batching.reason:
             logger.info("model %r: each request runs alone: %s", model.label, batching.reason)
-        tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in ("inputs", "outputs")}
+        tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in NAMES}
         sizes: dict[str, Any] = {}
         if batching.size:  # the file was made for batches of this size, and takes no others
             sizes = {"max_batch_size": batching.size, "allowed_batch_sizes": (batching.size,)}
         found = declared(OnnxModel, {**tensors, **sizes, "path": str(path), "unbatched": batching.reason})
-        return with_attributes(found, model)
+        found = with_attributes(found, model._replace(attributes=said))
+        return _as_requests_have_it(found, model.attributes or {})
+
+
+def _as_in_file(attributes: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return `attributes` with the shapes that the file's tensors have, where these are others than requests have."""
+    own = dict(attributes)
+    for key in NAMES:
+        tables = []
+        for table in own.get(key, ()):
+            if "reshape" in table:
+                _check_reshape(table, f"{source}: {key}: {table['name']!r}")
+                table = {**table, "shape": table["reshape"]}
+                del table["reshape"]
+            tables.append(table)
+        if tables:
+            own[key] = tuple(tables)
+    return own
+
+
+def _check_reshape(table: Mapping[str, Any], source: str) -> None:
+    before, after = table["shape"], table["reshape"]
+    if before.count(-1) != after.count(-1):
+        raise SettingsError(f"{source}: reshape={after}: must have as many lengths of -1 as {before}")
+    if math.prod(before) != math.prod(after):
+        raise SettingsError(f"{source}: reshape={after}: must have as many elements as {before}")
+
+
+def _as_requests_have_it(model: type[Model], attributes: Mapping[str, Any]) -> type[Model]:
+    """Return `model` with the shapes that its configuration gives to requests and answers."""
+    changed: dict[str, Any] = {}
+    for key in NAMES:
+        shapes = {table["name"]: table["shape"] for table in attributes.get(key, ()) if "reshape" in table}
+        if shapes:
+            tensors: Sequence[Tensor] = getattr(model, key)
+            changed[key] = tuple(
+                _reshaped(tensor, shapes[tensor.name]) if tensor.name in shapes else tensor for tensor in tensors
+            )
+    return check_model(declared(model, changed)) if changed else model
+
+
+def _reshaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    whole = shape if tensor.batch == NONE else (-1, *shape)
+    return tensor._replace(shape=tuple(whole), reshape=tuple(row_shape(tensor)))
+
+
+def _left_out(said: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the inputs that the configuration names and the file has values for: requests may leave them out."""
+    wanted = {table["name"] for table in said.get("inputs", ())}
+    return [{**table, "optional": True} for table in described["defaults"] if table["name"] in wanted]
 
 
 def _file(folder: Path, file: str, source: str) -> Path:
@@ -60,7 +111,7 @@ def _file(folder: Path, file: str, source: str) -> Path:
     return files[0]
 
 
-def _described(path: Path, source: str, *more: str) -> Mapping[str, Any]:
+def _described(path: Path, source: str, *more: str) -> dict[str, Any]:
     """Return what is in the file. With TRY, also whether its rows can be joined, unless it cannot be found out."""
     environment = {"PYTHONPATH": python_path(""), "PATH": ""}
     command = [sys.executable, "-P", "-m", "weir.manager.repository.onnx_model", str(path), *more]
@@ -80,4 +131,5 @@ def _described(path: Path, source: str, *more: str) -> Mapping[str, Any]:
 def _tensor(table: Mapping[str, Any], batching: Batching) -> Tensor:
     shape = tuple(table["shape"])
     whole = shape if batching.batch == NONE else (-1, *shape[1:])
-    return Tensor(table["name"], table["datatype"], whole, batch=batching.batch)
+    optional = bool(table.get("optional"))
+    return Tensor(table["name"], table["datatype"], whole, batch=batching.batch, optional=optional)

@@ -62,7 +62,7 @@ class Watcher:
         self._folder = folder
         self._manager = manager
         self._settling = Settling(quiet)
-        self._known = set(folder.names())
+        self._known = set(folder.names())  # without those that have come since and did not load
 
     async def run(self) -> None:
         """Do so until cancelled."""
@@ -92,8 +92,13 @@ class Watcher:
                 await self._manager.unload_model(name)
         except WeirError as error:
             logger.warning("model %r has changed, but %s", name, error.message)
-        self._known.add(name)
-        if not there:
+            return  # a new one stays new: the next change, of a slow copy say, tries again
+        except Exception:
+            logger.exception("model %r has changed, but cannot be loaded", name)
+            return
+        if there:
+            self._known.add(name)
+        else:
             self._known.discard(name)
 
     def _model_of(self, path: Path) -> str | None:
