@@ -24,7 +24,7 @@ def regions(tmp_path: Path) -> Regions:
 def test_a_region_is_read_and_written_where_it_lies(regions: Regions, tmp_path: Path) -> None:
     regions.register("r", "/mine", 256, 512)
     assert bytes(regions.read("r", 2, 3)) == b"\2\3\4"
-    regions.write("r", 10, 4, b"abc")
+    regions.find("r", 10, 4).write(10, 4, b"abc")
     assert (tmp_path / "mine").read_bytes()[266:270] == b"abc\x0d"
     assert regions.status() == regions.status("r") == [{"name": "r", "key": "/mine", "offset": 256, "byte_size": 512}]
     regions.unregister("r")
@@ -105,21 +105,21 @@ def test_a_client_that_shrinks_its_object_harms_nobody_else(regions: Regions, tm
     with pytest.raises(InvalidRequest, match="shorter"):
         regions.read("r", 0, 101)
     with pytest.raises(InvalidRequest, match="shorter"):
-        regions.write("r", 90, 20, bytes(20))
+        regions.find("r", 90, 20).write(90, 20, bytes(20))
     assert (tmp_path / "mine").stat().st_size == 100
 
 
 def test_an_output_must_fit(regions: Regions) -> None:
     regions.register("r", "mine", 0, 512)
     with pytest.raises(InvalidRequest, match="4 bytes for an output that has 5"):
-        regions.write("r", 0, 4, b"12345")
+        regions.find("r", 0, 4).write(0, 4, b"12345")
 
 
 def test_nothing_works_unless_it_is_allowed(tmp_path: Path) -> None:
     regions = Regions(folder=tmp_path)
     calls: list[tuple[Any, ...]] = [
         (regions.register, "r", "mine", 0, 1), (regions.unregister,), (regions.status,), (regions.read, "r", 0, 1),
-        (regions.write, "r", 0, 1, b"x"),
+        (regions.find, "r", 0, 1),
     ]  # fmt: skip
     for call, *arguments in calls:
         with pytest.raises(Forbidden, match="allow-shared-memory"):
@@ -149,7 +149,11 @@ def test_outputs_go_where_they_are_wanted(regions: Regions, tmp_path: Path) -> N
     place: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 8, "shared_memory_offset": 4}
     values = [TensorValue(name, "INT32", np.array([7, 8], np.int32)) for name in ("a", "b")]
     asked = InferenceRequest("m", [], outputs=[AskedOutput("a", {}), AskedOutput("b", dict(place))])
-    Memory(regions, lambda: None).take_outputs(asked, InferenceResponse("m", values))
+    memory = Memory(regions, lambda: None)
+    memory.hold(asked)
+    regions.unregister()  # while it is computed
+    assert regions.status() == []
+    memory.take_outputs(InferenceResponse("m", values))
     assert (values[0].parameters, values[1].parameters) == ({}, place)
     assert np.frombuffer((tmp_path / "mine").read_bytes()[4:12], np.int32).tolist() == [7, 8]
 
@@ -159,9 +163,32 @@ def test_who_may_not_does_not(regions: Regions) -> None:
         raise Forbidden("not you")
 
     memory = Memory(regions, refuse)
-    memory.take_outputs(InferenceRequest("m", []), InferenceResponse("m", []))  # nothing is wanted
+    memory.hold(InferenceRequest("m", []))  # nothing is wanted
     with pytest.raises(Forbidden):
         memory.find("x", {"shared_memory_region": "r", "shared_memory_byte_size": 1})
     with pytest.raises(Forbidden):
         asked = InferenceRequest("m", [], outputs=[AskedOutput("a", {"shared_memory_region": "r"})])
-        memory.take_outputs(asked, InferenceResponse("m", []))
+        memory.hold(asked)
+
+
+def test_a_region_that_is_unregistered_is_closed_when_its_last_request_ends(regions: Regions) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    regions.register("r", "mine", 0, 512)
+    asked = InferenceRequest(
+        "m", [], outputs=[AskedOutput("a", {"shared_memory_region": "r", "shared_memory_byte_size": 8})]
+    )
+    memory = Memory(regions, lambda: None)
+    memory.hold(asked)
+    regions.unregister("r")
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    with pytest.raises(InvalidRequest, match="Unable to find shared memory region"):
+        Memory(regions, lambda: None).hold(asked)  # who comes later does not find it
+    del memory
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_place_outside_of_a_region_is_refused_before_anything_is_computed(regions: Regions) -> None:
+    regions.register("r", "mine", 0, 16)
+    place: Parameters = {"shared_memory_region": "r", "shared_memory_byte_size": 17}
+    with pytest.raises(InvalidRequest, match="bytes 0 to 17 lie outside of its 16"):
+        Memory(regions, lambda: None).hold(InferenceRequest("m", [], outputs=[AskedOutput("a", place)]))

@@ -7,10 +7,10 @@ shrinks its file under a mapping would end this process.
 import os
 import re
 import stat
+import weakref
 from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, TooLarge, brief
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
@@ -25,18 +25,47 @@ _MAX_REGIONS = 1000
 OFF = "shared memory is switched off on this server (--allow-shared-memory switches it on for callers on this machine)"
 
 
-class Region(NamedTuple):
-    """One region: `byte_size` bytes from `offset` on of the file that `key` names; `fd` is open on it."""
+class Region:
+    """One region: `byte_size` bytes from `offset` on of the file that `key` names; `fd` is open on it for as long as anybody has
+    the region, for a request that uses it may still be under way when it is unregistered."""
 
-    name: str
-    key: str
-    offset: int
-    byte_size: int
-    fd: int
+    __slots__ = ("__weakref__", "byte_size", "fd", "key", "name", "offset")
+
+    def __init__(self, name: str, key: str, offset: int, byte_size: int, fd: int) -> None:
+        self.name = name
+        self.key = key
+        self.offset = offset
+        self.byte_size = byte_size
+        self.fd = fd
+        weakref.finalize(self, os.close, fd)
 
     def status(self) -> dict[str, Any]:
         """Return what clients see of it."""
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
+
+    def read(self, offset: int, byte_size: int) -> bytearray:
+        """Return a copy of `byte_size` bytes from `offset` on, which must lie in it."""
+        data = bytearray(byte_size)
+        view, at = memoryview(data), 0
+        while at < byte_size:
+            count = os.preadv(self.fd, [view[at:]], self.offset + offset + at)
+            if not count:
+                raise self._shorter()
+            at += count
+        return data
+
+    def write(self, offset: int, room: int, data: bytes | memoryview) -> None:
+        """Write `data` from `offset` on, where a client has left `room` bytes for it."""
+        if len(data) > room:
+            raise InvalidRequest(f"shared memory region {self.name!r}: {room} bytes for an output that has {len(data)}")
+        if os.fstat(self.fd).st_size < self.offset + offset + len(data):
+            raise self._shorter()
+        view, at = memoryview(data), 0
+        while at < len(view):
+            at += os.pwritev(self.fd, [view[at:]], self.offset + offset + at)
+
+    def _shorter(self) -> InvalidRequest:
+        return InvalidRequest(f"shared memory region {self.name!r}: its client has made {self.key!r} shorter")
 
 
 class Regions:
@@ -50,9 +79,6 @@ class Regions:
         self._max_read = max_read
         self._folder = folder
         self._regions: dict[str, Region] = {}
-        self._lock = (
-            Lock()
-        )  # a region is not closed while a thread reads from it: its descriptor would be another file's
 
     def register(self, name: str, key: str, offset: int, byte_size: int) -> None:
         """Open the region: `byte_size` bytes from `offset` on of the shared memory object `key`."""
@@ -77,11 +103,8 @@ class Regions:
     def unregister(self, name: str = "") -> None:
         """Close the region of this name, if there is one; without a name, all."""
         self._check_allowed()
-        with self._lock:
-            for each in [name] if name else list(self._regions):
-                region = self._regions.pop(each, None)
-                if region is not None:
-                    os.close(region.fd)
+        for each in [name] if name else list(self._regions):
+            self._regions.pop(each, None)
 
     def status(self, name: str = "") -> list[dict[str, Any]]:
         """Return what there is: the region of this name, or without a name all."""
@@ -91,37 +114,16 @@ class Regions:
 
     def read(self, name: str, offset: int, byte_size: int) -> bytearray:
         """Return a copy of `byte_size` bytes of a region, from `offset` on."""
-        with self._lock:
-            region = self._within(name, offset, byte_size)
-            if byte_size > self._max_read:
-                raise TooLarge(
-                    f"shared memory region {name!r}: {byte_size} bytes for a tensor: must be at most {self._max_read} "
-                    "(max_body_size)"
-                )
-            data = bytearray(byte_size)
-            view, at = memoryview(data), 0
-            while at < byte_size:
-                count = os.preadv(region.fd, [view[at:]], region.offset + offset + at)
-                if not count:
-                    raise InvalidRequest(f"shared memory region {name!r}: its client has made {region.key!r} shorter")
-                at += count
-            return data
-
-    def write(self, name: str, offset: int, room: int, data: bytes | memoryview) -> None:
-        """Write `data` into a region, from `offset` on, where a client has left `room` bytes for it."""
-        if len(data) > room:
-            raise InvalidRequest(f"shared memory region {name!r}: {room} bytes for an output that has {len(data)}")
-        region = self._within(name, offset, room)
-        if os.fstat(region.fd).st_size < region.offset + offset + len(data):
-            raise InvalidRequest(f"shared memory region {name!r}: its client has made {region.key!r} shorter")
-        view, at = memoryview(data), 0
-        while at < len(view):
-            at += os.pwritev(region.fd, [view[at:]], region.offset + offset + at)
+        region = self.find(name, offset, byte_size)
+        if byte_size > self._max_read:
+            raise TooLarge(
+                f"shared memory region {name!r}: {byte_size} bytes for a tensor: must be at most {self._max_read} "
+                "(max_body_size)"
+            )
+        return region.read(offset, byte_size)
 
     def close(self) -> None:
-        """Close all."""
-        for region in self._regions.values():
-            os.close(region.fd)
+        """Close all that no request uses; the others are closed when these have their ends."""
         self._regions.clear()
 
     def _check_allowed(self) -> None:
@@ -134,7 +136,8 @@ class Regions:
             raise InvalidRequest(f"Unable to find shared memory region: {name!r}; register it first")
         return region
 
-    def _within(self, name: str, offset: int, byte_size: int) -> Region:
+    def find(self, name: str, offset: int, byte_size: int) -> Region:
+        """Return the region of this name, which these bytes must lie in."""
         self._check_allowed()
         region = self._find(name)
         if offset < 0 or byte_size < 0 or offset + byte_size > region.byte_size:
@@ -163,11 +166,12 @@ class Regions:
 
 
 class Memory:
-    """Shared memory as one caller may use it. `check` raises Forbidden or Unauthorized if that is not at all."""
+    """Shared memory as one request may use it. `check` raises Forbidden or Unauthorized if that is not at all."""
 
     def __init__(self, regions: Regions, check: Callable[[], None]) -> None:
         self._regions = regions
         self._check = check
+        self._held: dict[str, tuple[Region, int, int]] = {}  # for outputs by name: where, from where on, and how much
 
     def find(self, name: str, parameters: Parameters) -> memoryview | None:
         """Return the bytes of the tensor `name` if its parameters say that they are in a region."""
@@ -177,26 +181,39 @@ class Memory:
         self._check()
         return memoryview(self._regions.read(*place_of(f"tensor {name!r}", parameters)))
 
-    def take_outputs(self, request: InferenceRequest, response: InferenceResponse) -> None:
-        """Write those outputs into regions that `request` wants there; in `response` their parameters say so then.
+    def hold(self, request: InferenceRequest) -> None:
+        """Keep the regions that `request` wants outputs in: they may be unregistered while it is computed.
+
+        Raises InvalidRequest for a place that is not there.
+        """
+        for output in request.outputs or ():
+            if REGION in output.parameters:
+                self._check()
+                name, offset, room = place_of(f"output {output.name!r}", output.parameters)
+                self._held[output.name] = self._regions.find(name, offset, room), offset, room
+
+    def take_outputs(self, response: InferenceResponse) -> None:
+        """Write those outputs into regions that the request wants there, which `hold` has kept; in `response` their parameters
+        say so then.
 
         Raises InvalidRequest for one that does not fit.
         """
-        wanted = {output.name: output.parameters for output in request.outputs or () if REGION in output.parameters}
-        if not wanted:
-            return
-        self._check()
         for value in response.outputs:
-            if value.name in wanted:
-                region, offset, room = place_of(f"output {value.name!r}", wanted[value.name])
+            if value.name in self._held:
+                region, offset, room = self._held[value.name]
                 data = raw_bytes(value)
-                self._regions.write(region, offset, room, data)
+                region.write(offset, room, data)
                 place: Parameters = {
-                    REGION: region,
+                    REGION: region.name,
                     "shared_memory_byte_size": len(data),
                     "shared_memory_offset": offset,
                 }
                 value.parameters = {**value.parameters, **place}
+
+
+def wants_regions(request: InferenceRequest) -> bool:
+    """Tell whether `request` wants outputs in shared memory."""
+    return any(REGION in output.parameters for output in request.outputs or ())
 
 
 def place_of(what: str, parameters: Parameters) -> tuple[str, int, int]:

@@ -96,8 +96,14 @@ def write_request(request: InferenceRequest, binary: Callable[[str], bool] = lam
 
 
 def write_response(response: InferenceResponse, binary: Callable[[str], bool]) -> Written:
-    """Return `response` in parts; those outputs that `binary` names as binary data. The arrays are not copied."""
+    """Return `response` in parts; those outputs that `binary` names as binary data. The arrays are not copied.
+
+    Of one that lies in shared memory it says that the body has no bytes: Triton's C++ client needs to know how many.
+    """
     outputs, raw = _written(response.outputs, binary)
+    for output in outputs:
+        if REGION in output.parameters:
+            output.parameters = output.parameters | {BINARY_SIZE: 0}
     return _parts(encode(plain.response_to_write(response, outputs)), raw)
 
 
@@ -131,6 +137,8 @@ class _Rest:
         if size is None:
             return self._find(name, parameters)
         if REGION in parameters:
+            if size == 0:
+                return self._find(name, parameters)
             raise InvalidRequest(f"tensor {name!r}: has {BINARY_SIZE} and {REGION}, only one may be")
         if type(size) is not int or not 0 <= size <= len(self._rest):
             left = f"a number of bytes from 0 to those left in the body, {len(self._rest)}"

@@ -1,13 +1,17 @@
 """Triton's own client and its shared memory, with a real server process."""
 
+import json
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from uuid import uuid4
 
 import httpx
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from tests.served import Served
+from tests.served import Served, serving
 from tritonclient.utils import InferenceServerException, shared_memory
 
 FIRST = np.arange(16, dtype=np.int32).reshape(1, 16)
@@ -74,3 +78,70 @@ def test_it_is_off_unless_allowed() -> None:
         answer = httpx.get(served.url + "/v2/systemsharedmemory/status")
         assert answer.status_code == 403 and "--allow-shared-memory" in answer.json()["error"]
         assert "system_shared_memory" not in httpx.get(served.url + "/v2").json()["extensions"]
+
+
+def test_what_lies_in_a_region_has_no_bytes_in_the_body(
+    client: httpx.Client, stock: triton.InferenceServerClient
+) -> None:
+    """Triton's C++ client reads how many from the parameters of every output that has any."""
+    key = f"weir_test_{uuid4().hex}"
+    handle = shared_memory.create_shared_memory_region("sizes", key, 128)
+    try:
+        stock.register_system_shared_memory("sizes", key, 128)
+        given = [
+            {"name": name, "shape": [1, 16], "datatype": "INT32", "data": array.tolist()}
+            for name, array in (("INPUT0", FIRST), ("INPUT1", SECOND))
+        ]
+        place = {"shared_memory_region": "sizes", "shared_memory_byte_size": 64}
+        outputs = [{"name": "OUTPUT0", "parameters": place}, {"name": "OUTPUT1", "parameters": {"binary_data": True}}]
+        answer = client.post("/v2/models/simple/infer", json={"inputs": given, "outputs": outputs})
+        length = int(answer.headers["inference-header-content-length"])
+        first, second = json.loads(answer.content[:length])["outputs"]
+        assert first["parameters"] == {**place, "shared_memory_offset": 0, "binary_data_size": 0}
+        assert (second["parameters"], len(answer.content)) == ({"binary_data_size": 64}, length + 64)
+        np.testing.assert_array_equal(np.frombuffer(answer.content[length:], np.int32), (FIRST - SECOND)[0])
+        there = shared_memory.get_contents_as_numpy(handle, np.int32, [1, 16])
+        np.testing.assert_array_equal(there, FIRST + SECOND)
+    finally:
+        stock.unregister_system_shared_memory()
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_region_may_be_unregistered_while_a_request_is_computed(tmp_path: Path, times: int) -> None:
+    """Also where the header has come before, and is known."""
+    begun, gate = tmp_path / "begun", tmp_path / "gate"
+    for pipe in (begun, gate):
+        os.mkfifo(pipe)
+    config = tmp_path / "weir.toml"
+    model = Path(__file__).parent / "models.py"
+    params = f'{{ begun = "{begun}", gate = "{gate}" }}'
+    config.write_text(f'[models.gated]\ntarget = "{model}:Gated"\nparams = {params}\n')
+    key = f"weir_test_{uuid4().hex}"
+    handle = shared_memory.create_shared_memory_region("gone", key, 64)
+    try:
+        with (
+            serving("--config", config, "--allow-shared-memory") as (served, _),
+            ThreadPoolExecutor(1) as pool,
+            own_client(served) as own,
+        ):
+            for _ in range(times):
+                own.register_system_shared_memory("gone", key, 64)
+                given, wanted = triton.InferInput("x", [1, 2], "FP32"), triton.InferRequestedOutput("y")
+                given.set_data_from_numpy(np.array([[3, 4]], np.float32))
+                wanted.set_shared_memory("gone", 8, offset=8)
+                answer = pool.submit(own_client(served).infer, "gated", [given], outputs=[wanted])
+                assert begun.read_text() == "begun"
+                own.unregister_system_shared_memory("gone")
+                gate.write_text("go on")
+                answer.result(30)
+                there = shared_memory.get_contents_as_numpy(handle, np.float32, [1, 2], offset=8)
+                assert there.tolist() == [[6, 8]]
+                assert own.get_system_shared_memory_status() == []
+    finally:
+        shared_memory.destroy_shared_memory_region(handle)
+
+
+def own_client(served: Served) -> triton.InferenceServerClient:
+    """Return a client of its own for a thread."""
+    return triton.InferenceServerClient(served.url.removeprefix("http://"))

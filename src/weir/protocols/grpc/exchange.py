@@ -9,7 +9,7 @@ from weir.protocols.grpc.calls import DOOR, headers_of
 from weir.protocols.inferring import find, told
 from weir.protocols.kserve.site import Site
 from weir.protocols.offloading import off_loop
-from weir.protocols.regions import Memory
+from weir.protocols.regions import Memory, wants_regions
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import Parsed, bytes_to_read, is_typed, parse_request, read_request, write_response
@@ -43,7 +43,7 @@ async def read_long(site: Site, call: Call, body: bytes) -> Read:
 class Exchange:
     """One request and its answer: what the unary call and streams share."""
 
-    __slots__ = ("_parsed", "_site", "call", "request", "service")
+    __slots__ = ("_memory", "_parsed", "_site", "call", "request", "service")
 
     def __init__(self, site: Site, call: Call, parsed: Parsed, read: InferenceRequest | WeirError) -> None:
         """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
@@ -55,6 +55,13 @@ class Exchange:
         if isinstance(read, WeirError):
             raise told(self.service, DOOR, read) from None
         self.request = read
+        self._memory: Memory | None = None
+        if wants_regions(read):
+            self._memory = site.memory(call.peer, headers_of(call))
+            try:
+                self._memory.hold(read)
+            except WeirError as error:
+                raise told(self.service, DOOR, error) from None
 
     def trace(self) -> Trace | None:
         """Return the trace of the request, within that of its caller; None if nobody traces."""
@@ -67,16 +74,11 @@ class Exchange:
 
     def write(self, response: InferenceResponse) -> bytes:
         """Return the body of an answer; what its request wants in shared memory is put there."""
-        asked = self.request.outputs
-        if asked is not None and response.outputs and any(REGION in each.parameters for each in asked):
-            self._memory.take_outputs(self.request, response)
+        if self._memory is not None and response.outputs:
+            self._memory.take_outputs(response)
         return write_response(response, typed=is_typed(self._parsed))
 
     def transferred(self, received_bytes: int, sent_bytes: int) -> None:
         """Tell the observers."""
         for observer in self.service.observers:
             observer.transferred(self.service.label, DOOR, received_bytes, sent_bytes)
-
-    @property
-    def _memory(self) -> Memory:
-        return self._site.memory(self.call.peer, headers_of(self.call))

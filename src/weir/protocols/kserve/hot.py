@@ -49,12 +49,13 @@ _MAX_HEADER = 4 << 10  # bytes of JSON before binary tensors that are kept for w
 class KserveRequest(HttpRequest):
     """One request of `connection`. `asked` None: the worker reads the body and writes the answer."""
 
-    __slots__ = ("asked", "layout")
+    __slots__ = ("asked", "layout", "memory")
 
     def __init__(self, connection: "Connection", plan: "Plan", payload: Any) -> None:
         super().__init__(connection, plan, payload)
         self.asked: InferenceRequest | None = None
         self.layout: Layout | None = None
+        self.memory: Memory | None = None  # where outputs are wanted in regions
 
     def bytes_to_read(self) -> int:
         """See HttpRequest. Of tensors as binary data, other than BYTES, only the header is looked at."""
@@ -74,7 +75,10 @@ class KserveRequest(HttpRequest):
         ask: InferAsk = self.ask
         body = self._body()
         if ask.layout is not None and memoryview(body)[: ask.header_length] == ask.layout.header:
-            return partial(partial, self._take_layout, ask.layout, body)
+            memory = self._memory() if ask.layout.wants_regions else None
+            if memory is not None:
+                memory.hold(ask.layout.asked)
+            return partial(partial, self._take_layout, ask.layout, body, memory)
         return partial(self._read_body, body, self._memory())
 
     def _body(self) -> Body:
@@ -90,8 +94,9 @@ class KserveRequest(HttpRequest):
             if ask.outline is not None and (found := self._undecoded(plain, ask.outline)) is not None:
                 return partial(self._take_outline, None if plain is body else plain, found)
         asked = read_body(ask, plain, memory)
+        memory.hold(asked)
         (work,) = works_of(ask.service, asked)
-        return partial(self._take_read, plain, asked, work, schedule_of(asked.parameters))
+        return partial(self._take_read, plain, asked, memory, work, schedule_of(asked.parameters))
 
     def _undecoded(self, body: Body, outline: Outliner) -> Outline | None:
         """Return what the line must know of a body that the worker can read; None if it cannot."""
@@ -117,15 +122,18 @@ class KserveRequest(HttpRequest):
             self.connection.charge(len(plain))
             self._take_over(plain)
 
-    def _take_layout(self, layout: Layout, body: Body) -> None:
+    def _take_layout(self, layout: Layout, body: Body, memory: Memory | None) -> None:
         self.layout = layout
+        self.memory = memory
         self.asked = layout.asked
         self.payload = self._with_block(layout.arrays(memoryview(body)))
         self._take_work(layout.work, layout.schedule)
 
-    def _take_read(self, body: Body, asked: InferenceRequest, work: Work, schedule: Schedule) -> None:
+    def _take_read(
+        self, body: Body, asked: InferenceRequest, memory: Memory, work: Work, schedule: Schedule
+    ) -> None:  # fmt: skip
         """Take a body that was decoded here."""
-        self.asked = asked
+        self.asked, self.memory = asked, memory
         if self.ask.header_length is not None and is_tensor_model(self.ask.service.model):
             self.payload = self._with_block(work.payload)
             self._learn(body, asked, work, schedule)
@@ -193,7 +201,7 @@ class KserveRequest(HttpRequest):
 
     def _reply(self, asked: InferenceRequest, output: Any) -> Reply:
         response = response_of(self.ask.service, asked, [self.kind], [output])
-        reply = reply_to(asked, response, self._memory())
+        reply = reply_to(asked, response, self.memory or self._memory())
         if self.layout is not None:
             self.layout.remember(output, response, reply)
         return reply

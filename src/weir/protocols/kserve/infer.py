@@ -25,7 +25,6 @@ from weir.protocols.regions import Memory
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
-from weir.wire.kserve_json import REGION
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
@@ -92,6 +91,7 @@ class Inference:
 
         try:
             request = await off_loop(size_to_read(body), read)
+            memory.hold(request)
             if ask.header_length is None:
                 charge(sum([each.array.nbytes for each in request.inputs]))
             return request
@@ -133,8 +133,6 @@ async def _written(request: InferenceRequest, response: InferenceResponse, memor
     if sum(value.array.size for value in response.outputs) <= _MANY:
         return written()
     charge(TEXT_BYTES * sum(value.array.size for value in response.outputs))
-    if any(REGION in output.parameters for output in request.outputs or ()):
-        return written()  # regions come and go on the loop
     return await asyncio.to_thread(written)
 
 

@@ -12,6 +12,7 @@ from weir.protocols.answers import Headers
 from weir.protocols.contents import Schedule
 from weir.protocols.kserve.replies import Reply
 from weir.protocols.payloads import Work
+from weir.protocols.regions import wants_regions
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import contiguous_bytes
 from weir.wire.tensors import DTYPES, Arrays
@@ -31,13 +32,14 @@ class _Place(NamedTuple):
 class Layout:
     """The meaning of `header`. `asked` is the request without its inputs, `work` what it is to the line, without them."""
 
-    __slots__ = ("_places", "_replies", "asked", "header", "schedule", "work")
+    __slots__ = ("_places", "_replies", "asked", "header", "schedule", "wants_regions", "work")
 
     def __init__(
         self, header: bytes, places: list[_Place], asked: InferenceRequest, work: Work, schedule: Schedule
     ) -> None:
         self.header = header
         self.asked = asked
+        self.wants_regions = wants_regions(asked)
         self.work = work
         self.schedule = schedule
         self._places = places

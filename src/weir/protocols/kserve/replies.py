@@ -26,11 +26,12 @@ class Reply(NamedTuple):
 
 
 def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> Reply:
-    """Return what is written for `response`; outputs that `request` wants in shared memory are put there.
+    """Return what is written for `response`; outputs that `request` wants in shared memory, of which `memory` has hold, are put
+    there.
 
     Raises InvalidRequest for an output that does not fit where it is wanted.
     """
-    memory.take_outputs(request, response)
+    memory.take_outputs(response)
     written = write_response(response, binary_outputs(request))
     if written.header_length is None:
         return Reply([JSON_TYPE], written.parts)
