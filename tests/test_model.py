@@ -171,8 +171,9 @@ def test_a_model_without_a_batch_declares_whole_shapes() -> None:
         (declared([WHOLE._replace(batch="required")]), "it starts with the batch dimension (a model without has batch='none')"),
         (declared([WHOLE._replace(shape=(-1, -1), varying=PAD)], [WHOLE]), "but a model without batches gets the requests one by one"),
         (declared([WHOLE], [WHOLE], allowed_batch_sizes=(2,)), "allowed_batch_sizes is set, but a model without batches"),
+        (declared([X._replace(format="NCHW")]), "has format='NCHW', must be one of FORMAT_NHWC, FORMAT_NCHW, or nothing"),
         (declared([X._replace(varying=PAD, optional=True)]), "is optional and has varying='pad'; only one may be"),
-        (declared(outputs=[Y._replace(optional=True)]), "is optional, which is for inputs"),
+        (declared(outputs=[Y._replace(optional=True)]), "is optional or has a format, which is for inputs"),
     ],
 )  # fmt: skip
 def test_what_a_batch_dimension_cannot_be(model: type[Model], message: str) -> None:

@@ -108,6 +108,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     double = onnx_file([node("Add", "x x", "y")], {"x": (FLOAT, ("n", 3))}, {"y": (FLOAT, ("n", 3))})
     write(root, {"amd/1/model.onnx": double, "amd/config.toml": amd})
+    reshaped = """
+        max_batch_size: 0
+        input { name: "x" data_type: TYPE_FP32 format: FORMAT_NCHW dims: [8, 8, 3] reshape { shape: [3, 8, 8] } }
+        output { name: "y" data_type: TYPE_FP32 dims: [64] reshape { shape: [1, 8, 8] } }
+    """
+    write(root, {"reshaped/1/model.onnx": CASES["image"][0], "reshaped/config.pbtxt": reshaped})
     chain = """
         platform = "ensemble"
         max_batch_size = 0
@@ -300,3 +306,33 @@ def test_the_native_endpoint_takes_what_a_model_declares(client: httpx.Client) -
     assert client.get("/v2/models/amd").json()["inputs"][0]["shape"] == [-1, 3]
     said = {"x": [1, 2, 3]}
     assert client.post("/infer/amd", json=said).status_code == 400
+
+
+def test_requests_have_the_shapes_that_the_configuration_says(
+    server: Served, client: httpx.Client, repository: Path, tmp_path: Path
+) -> None:
+    x = floats(8, 8, 3)
+    expected = truth(repository, "image", {"x": x.reshape(3, 8, 8)})["y"].ravel()
+    np.testing.assert_allclose(infer(server, "reshaped", {"x": x}, binary=True)["y"], expected, rtol=1e-6)
+    (answer,) = infer_over_grpc(server, [("reshaped", {"x": x})], tmp_path)
+    np.testing.assert_allclose(answer["y"], expected, rtol=1e-6)
+    said = client.get("/v2/models/reshaped/config").json()
+    assert said["input"][0]["reshape"] == {"shape": [3, 8, 8]}
+    asked = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASK_CONFIG, server.grpc], capture_output=True, text=True, check=False
+    )
+    assert asked.returncode == 0, asked.stderr
+    over_grpc = json.loads(asked.stdout)["config"]
+    for one, other in zip(over_grpc["input"], said["input"], strict=True):
+        assert one == {**other, "dims": ["8", "8", "3"], "reshape": {"shape": ["3", "8", "8"]}}
+    answer = client.post("/v2/repository/models/reshaped/load", json={"parameters": {"config": json.dumps(over_grpc)}})
+    assert answer.status_code == 200, answer.text
+    after = client.get("/v2/models/reshaped/config").json()
+    assert {**after, "parameters": None} == {**said, "parameters": None}
+
+
+ASK_CONFIG = """
+import json, sys, tritonclient.grpc as triton
+with triton.InferenceServerClient(sys.argv[1]) as client:
+    print(json.dumps(client.get_model_config("reshaped", as_json=True)))
+"""

@@ -23,6 +23,9 @@ GROUP, PAD, RAGGED = "group", "pad", "ragged"
 # Whether requests have the batch as first dimension (Tensor.batch).
 REQUIRED, OPTIONAL, NONE = "required", "optional", "none"
 
+# What the dimensions of an image are (Tensor.format).
+FORMATS = ("", "FORMAT_NHWC", "FORMAT_NCHW")
+
 
 class Tensor(NamedTuple):
     """Declares one named tensor of a tensor model: name, datatype (as in the Open Inference Protocol), and shape with
@@ -402,8 +405,8 @@ def check_tensors(model: type[Model]) -> None:
             raise _wrong(model, tensor, f"has lengths={tensor.lengths_name!r}, which is an input already")
     for tensor in model.outputs:
         _check_like(model, tensor)
-        if tensor.optional:
-            raise _wrong(model, tensor, "is optional, which is for inputs")
+        if tensor.optional or tensor.format:
+            raise _wrong(model, tensor, "is optional or has a format, which is for inputs")
     sizes = model.allowed_batch_sizes
     if sizes is not None and not (sizes and all(isinstance(size, int) and size >= 1 for size in sizes)):
         raise SettingsError(f"{model.__name__}: allowed_batch_sizes={sizes!r}, must be whole numbers of at least 1")
@@ -417,6 +420,10 @@ def _check_tensor(model: type[Model], tensor: Tensor) -> None:
     if tensor.batch != model.inputs[0].batch:
         first = model.inputs[0]
         raise _wrong(model, tensor, f"has batch={tensor.batch!r}, {first.name!r} {first.batch!r}; they must be equal")
+    if tensor.format not in FORMATS:
+        raise _wrong(
+            model, tensor, f"has format={tensor.format!r}, must be one of {', '.join(FORMATS[1:])}, or nothing"
+        )
     if any(length < -1 or length == 0 for length in tensor.shape):
         raise _wrong(model, tensor, f"has shape {list(tensor.shape)}; each length is positive or -1")
     if not tensor.shape and tensor.batch != NONE:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from tests.manager.repository.shelf import services, write
 
-from weir import Example, InvalidRequest, Model, ModelError, Service, SettingsError, Tensor
+from weir import Chain, Example, InvalidRequest, Model, ModelError, Service, SettingsError, Tensor
+from weir.manager.registry import Registry
 from weir.profiling.items import items_of
 
 
@@ -139,3 +140,17 @@ def test_a_configuration_that_contradicts_the_class_is_refused(tmp_path: Path, c
     with pytest.raises(SettingsError) as refused:
         services(write(tmp_path, {"one/1/model.py": code, "one/config.pbtxt": config}), "one")
     assert message in refused.value.message
+
+
+def test_a_chain_that_batches_has_no_step_that_cannot() -> None:
+    class Line(Chain):
+        inputs = (Tensor("x", "FP32", (-1, 2)),)
+        outputs = (Tensor("sum", "FP32", (-1,)),)
+        steps = ("total",)
+
+    async def main() -> None:
+        registry = Registry([Service(Total, executor="inline"), Line()])
+        with pytest.raises(SettingsError, match=r"line: step 'total': cannot batch, .*must have max_batch_size 0"):
+            await registry.start()
+
+    asyncio.run(main())

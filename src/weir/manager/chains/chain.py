@@ -9,7 +9,7 @@ from weir.manager.chains.steps import Steps, check_steps, name_of, steps_in
 from weir.manager.chains.walking import Walk, service_of
 from weir.manager.service import Service
 from weir.messages import Dispatch, Request
-from weir.model import Model, Tensor, is_tensor_model
+from weir.model import Model, Tensor, is_batched, is_tensor_model
 
 FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
 
@@ -127,6 +127,11 @@ class Chain(Service):
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: streams, a step gives one answer")
             if self._tensors and not is_tensor_model(service.model):
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: takes items, the chain has tensors")
+            if self._tensors and is_batched(self.model) and not is_batched(service.model):
+                raise SettingsError(
+                    f"{self.label}: step {name_of(step)!r}: cannot batch, and the chain divides and takes batches: it must have "
+                    "max_batch_size 0 (or tensors with batch='none') too"
+                )
             if service.name in way:
                 raise SettingsError(f"{self.label}: steps lead in a circle: {' -> '.join((*way, service.name))}")
             if isinstance(service, Chain):

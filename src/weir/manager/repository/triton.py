@@ -12,7 +12,7 @@ from typing import Any
 from weir.errors import SettingsError, brief
 from weir.manager.delivery import logger
 from weir.manager.repository.keys import REFUSED, WARNED
-from weir.model import NONE, REQUIRED
+from weir.model import FORMATS, NONE, REQUIRED
 
 PLATFORMS = {"onnx_onnxv1": "onnx", "onnxruntime_onnx": "onnx", "onnxruntime": "onnx", "amdinfer_python": "python"}
 # Of the AMD server and Triton: nobody here runs them.
@@ -32,6 +32,7 @@ _REFUSED_OF_TENSORS = {
     "is_shape_tensor": "shapes are not given as tensors",
     "is_non_linear_format_io": "tensors are linear",
 }
+_OF_INPUTS = dict.fromkeys(("allow_ragged_batch", "format", "optional"), "is for inputs")
 _REFUSED_OF_INSTANCES = {
     "gpus": "say which device each worker has, as its environment: env = [{ CUDA_VISIBLE_DEVICES = \"0\" }]",
     "rate_limiter": "workers take batches as they become free",
@@ -163,8 +164,11 @@ def _tensors(key: str) -> Callable[[Any, str], dict[str, Any]]:
 def _tensor(table: Any, source: str) -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise SettingsError(f"{source}: must be tables with name, datatype and shape, not {brief(table)}")
+    is_output = source.rpartition(" ")[2].startswith("output")
     source = f"{source}[{table.get('name', '')!r:.80}]"
     _refuse(table, _REFUSED_OF_TENSORS, source)
+    if is_output:
+        _refuse(table, _OF_INPUTS, source)
     _warn(f"{source}.label_filename", table.get("label_filename"), "classes are not named")
     for key in table.keys() - _TENSOR_KEYS - _REFUSED_OF_TENSORS.keys() - {"label_filename"}:
         raise SettingsError(f"{source}.{key:.80}: there is no such field; there are {', '.join(sorted(_TENSOR_KEYS))}")
@@ -177,7 +181,11 @@ def _tensor(table: Any, source: str) -> dict[str, Any]:
         "ragged": _flag(table.get("allow_ragged_batch", False), f"{source}.allow_ragged_batch"),
     }  # fmt: skip
     if not says_nothing(table.get("format")):
-        made["format"] = str(table["format"])
+        if table["format"] not in FORMATS:
+            raise SettingsError(
+                f"{source}.format={brief(table['format'])}: must be {', '.join(FORMATS[1:])} or FORMAT_NONE"
+            )
+        made["format"] = table["format"]
     if table.get("reshape") is not None:
         reshape = _table(table["reshape"], f"{source}.reshape")
         made["reshape"] = _lengths(reshape.get("shape", []), f"{source}.reshape.shape")
