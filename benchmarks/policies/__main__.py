@@ -8,13 +8,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.policies import bursts, crew, day, extremes, foreign, overload, pictures, promise, rates, silence
+from benchmarks.policies import (
+    bursts,
+    crew,
+    day,
+    extremes,
+    foreign,
+    in_time,
+    overload,
+    pictures,
+    promise,
+    rates,
+    silence,
+)
 from benchmarks.policies.lines import FIRST_SEED, Effort
 from benchmarks.policies.table import Compared, Comparison, keep, write_page
 
 COMPARISONS = {
     each.COMPARISON.name: each.COMPARISON
-    for each in (day, rates, foreign, crew, promise, overload, silence, bursts, extremes)
+    for each in (day, rates, foreign, crew, promise, in_time, overload, silence, bursts, extremes)
 }
 
 

@@ -21,7 +21,8 @@ from weir.policy.decision import Policy
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats, Profile
 from weir.simulation.processes import Arrivals, MarkovModulated, OnOff, Poisson, Sine, Trace
-from weir.simulation.simulator import simulate
+from weir.simulation.simulator import run
+from weir.simulation.statistics import STRETCHES, Estimate, estimate
 from weir.simulation.traces import read_trace
 
 PROFILE = GOOGLENET_P4
@@ -103,7 +104,7 @@ def compare(effort: Effort) -> Compared:
         for weight in WEIGHTS:
             seen = beside_greedy(times, rate, weight)
             worst.setdefault(traffic.kind, []).extend(
-                (seen[each][0], weight, traffic.name) for each in ("solved", "auto")
+                (seen[each].value, weight, traffic.name) for each in ("solved", "auto")
             )
             if traffic.shown and weight == PRICED:
                 made.rows.append(_row(traffic.name, weight, seen, _foreseen(times, rate, weight)))
@@ -126,22 +127,28 @@ def compare(effort: Effort) -> Compared:
     return made
 
 
-Beside = dict[str, tuple[float, float, float]]
+Beside = dict[str, Estimate]
 
 
 def beside_greedy(times: Floats, rate: float, weight: float) -> Beside:
     """Return by how many per cent each policy costs more than greedy, with its 95 % interval; of greedy the cost itself."""
-    prices = Prices(1.0, weight, rate)
     auto = AutoPolicy(energy_weight=weight)
     auto.adopt(bank(weight, None))
-    policies: dict[str, str | Policy] = {"greedy": "greedy", "solved": SolvedPolicy(bank(weight, rate)), "auto": auto}
-    found = simulate(PROFILE, policies, Trace(times), prices=prices, warm_up=0.0)
-    cost = found.outcomes["greedy"].cost
-    beside: Beside = {"greedy": (cost.value, cost.low, cost.high)}
-    for name in ("solved", "auto"):
-        value, low, high = (100.0 * each / cost.value for each in found.difference(name, "greedy"))
-        beside[name] = value, low, high
+    greedy = _costs(times, "greedy", rate, weight)
+    beside = {"greedy": estimate(greedy)}
+    for name, policy in (("solved", SolvedPolicy(bank(weight, rate))), ("auto", auto)):
+        beside[name] = estimate(100.0 * (_costs(times, policy, rate, weight) - greedy) / greedy.mean())
     return beside
+
+
+def _costs(times: Floats, policy: str | Policy, rate: float, weight: float) -> Floats:
+    """Return the mean cost by row of each stretch of the arrivals. A batch's energy is its rows' in equal parts."""
+    made = run(PROFILE, policy, times)
+    rows = made.batches.rows
+    energy_mj = np.repeat(PROFILE.energy_mj[rows - 1] / rows, rows)
+    costs = np.sort(made.end) - np.sort(made.arrival)  # in the order of arrival, which is that of service
+    by_row = 1000.0 * costs + weight * rate / 1000.0 * energy_mj
+    return np.array([part.mean() for part in np.array_split(by_row, STRETCHES)])
 
 
 _BANKS: dict[tuple[float, float | None], Bank] = {}
@@ -157,19 +164,14 @@ def bank(weight: float, reference_rate: float | None) -> Bank:
 
 def _row(name: str, weight: float, seen: Beside, foreseen: float) -> list[str]:
     more = ["{:+.2f} % ({:+.2f} to {:+.2f})".format(*seen[each]) for each in ("solved", "auto")]
-    return [name, f"{weight:g}", f"{seen['greedy'][0]:.2f}", *more, f"{100.0 * foreseen:+.1f} %"]
+    return [name, f"{weight:g}", f"{seen['greedy'].value:.2f}", *more, f"{100.0 * foreseen:+.1f} %"]
 
 
 def _foreseen(times: Floats, rate: float, weight: float) -> float:
     """Return by which share the clairvoyant optimum of the first requests costs less than greedy does on them."""
     first = times[:FORESEEN]
-    greedy = simulate(PROFILE, ["greedy"], Trace(first), prices=Prices(1.0, weight, rate), warm_up=0.0).outcomes[
-        "greedy"
-    ]
-    energy_mj = 1000.0 * greedy.power_w.value * float(first[-1] - first[0]) / len(first)
-    joule = weight * rate / 1000.0
-    cost = greedy.response_time_ms.value + joule * energy_mj
-    return clairvoyant(PROFILE, first, joule) / cost - 1.0
+    greedy = float(_costs(first, "greedy", rate, weight).mean())
+    return clairvoyant(PROFILE, first, weight * rate / 1000.0) / greedy - 1.0
 
 
 def clairvoyant(profile: Profile, arrivals: Floats, joule: float) -> float:

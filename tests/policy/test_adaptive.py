@@ -334,7 +334,7 @@ def test_it_explains_itself() -> None:
     assert said["workers"] == 1
     assert said["prices"] == {"latency_weight": 1.0, "energy_weight": 2000.0, "reference_rate": 200.0}
     assert said["objective"] == {
-        "text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001, "slack": 0.0,
+        "text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001, "slack": 0.0, "refusal_price": 0.0,
     }  # fmt: skip
     assert said["table"] == {"index": 1, "rate": 200.0, "limit": 4, "share_of_second": 0.0}
     assert said["guards"]["silence"] == pytest.approx(SILENCE / 200.0)

@@ -62,3 +62,10 @@ def test_a_fresh_one_has_the_settings_and_the_bank() -> None:
     assert fresh.rate == 0.0
     assert policy.rate == pytest.approx(200.0)
     check_policy(policy)
+
+
+def test_its_objective_is_a_percentile_or_the_most_in_time() -> None:
+    assert AutoPolicy(p99=0.02).objective == Objective.parse("p99=20ms")
+    assert AutoPolicy(in_time=0.02).objective == Objective.parse("in-time=20ms")
+    with pytest.raises(SettingsError, match=r"p99=0\.02, in_time=0\.05: must be one of them, not both"):
+        AutoPolicy(p99=0.02, in_time=0.05)

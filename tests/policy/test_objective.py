@@ -20,7 +20,46 @@ def test_reads_what_users_write_and_says_it_again(text: str, deadline: float, la
 
 
 @pytest.mark.parametrize(
-    "text", ["", "p99", "20ms", "p99=", "p99=fast", "p99=0", "p99=-1ms", "p100=20ms", "p0=20ms", "p99=inf", "q9=1ms"]
+    ("text", "deadline", "price"),
+    [("in-time=20ms", 0.02, 1.0), ("in-time=1s,refusal=0.5", 1.0, 0.5), (" in-time=250us,refusal=2 ", 250e-6, 2.0)],
+)
+def test_the_most_answers_in_time_are_an_objective_too(text: str, deadline: float, price: float) -> None:
+    objective = Objective.parse(text)
+    assert objective.counts_refusals
+    assert (objective.deadline, objective.refusal_price) == (deadline, price)
+    assert Objective.parse(str(objective)) == objective
+    assert not Objective.parse("p99=20ms").counts_refusals
+
+
+def test_where_refusals_count_and_service_times_vary_no_batch_is_trimmed() -> None:
+    varying = Profile(np.array([2.0, 3.0]), np.ones(2), np.array([0.1, 0.1]))
+    steady = Profile(np.array([2.0, 3.0]), np.ones(2), np.zeros(2))
+    most, p99 = Objective.parse("in-time=20ms"), Objective.parse("p99=20ms")
+    assert np.isinf(most.trimmed_by(varying)).all()
+    for objective, profile in ((most, steady), (p99, varying), (p99, steady)):
+        assert objective.trimmed_by(profile) == pytest.approx([0.018, 0.018, 0.017])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "in-time=0",
+        "in-time=",
+        "in-time=20ms,refusal=0",
+        "in-time=20ms,refusal=",
+        "in-time=20ms,price=1",
+        "",
+        "p99",
+        "20ms",
+        "p99=",
+        "p99=fast",
+        "p99=0",
+        "p99=-1ms",
+        "p100=20ms",
+        "p0=20ms",
+        "p99=inf",
+        "q9=1ms",
+    ],
 )
 def test_refuses_what_is_no_objective(text: str) -> None:
     with pytest.raises(SettingsError, match=r"latency_objective=.*as in p99=20ms"):
@@ -72,12 +111,13 @@ def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: f
 
 
 def test_an_objective_is_a_value() -> None:
-    assert Objective(0.02).checked() == (0.02, 0.01, 0.0, 0.0)
+    assert Objective(0.02).checked() == (0.02, 0.01, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
     ("objective", "says"),
     [
+        (Objective(0.02, refusal_price=-1.0), r"refusal_price=-1.0: must be a number, 0 or more"),
         (Objective(0.0), "deadline=0.0: must be a number of seconds, greater than 0"),
         (Objective(float("inf")), "deadline=inf"),
         (Objective(0.02, 1.0), "late_share=1.0: must be between 0 and 1"),

@@ -8,6 +8,8 @@ from scipy.stats import gamma
 from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
 
 from weir.policy.bank import Bank
+from weir.policy.objective import Objective
+from weir.policy.overload import admission
 from weir.policy.stages import SILENCE, UNLIKELY, Stage, Stages, boundaries_of, filling_of
 from weir.policy.tables import full_batch_table, limit_table
 
@@ -111,3 +113,17 @@ def test_the_line_fills_later_than_that_only_rarely(limit: int) -> None:
 
 def test_a_table_that_never_waits_has_only_the_silence() -> None:
     assert filling_of(limit_table(1, 8)) == SILENCE
+
+
+def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
+    """The last stage, for more than can be served, refuses as the objective's admission says; so does a rate with its bound."""
+    objective = Objective(0.04, refusal_price=1.0)
+    strict = admission(PROFILE, objective)
+    assert strict is not None
+    stages = Stages(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
+    gates = [stage.gate for stage in every(stages.bank)]
+    assert gates[1].bounds == (50,) * (strict.largest + 1)
+    assert gates[2] == strict.gate
+    assert gates[3].bounds == (60,) * (strict.largest + 1)
+    assert gates[4].bounds == (strict.max_waiting,) * (strict.steady + 1)
+    assert [stage.max_waiting for stage in every(stages.bank)][1:4] == [50, strict.max_waiting, 60]

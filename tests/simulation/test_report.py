@@ -68,7 +68,7 @@ def test_with_an_objective_policies_are_compared_by_power_and_by_whether_they_ke
     compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.8", requests=8_000, latency_objective="p99=6ms")
     assert "p99=6ms with the least energy" in heading(compared)
     title, *rows = shown(compared)
-    assert " ".join(title.split()).endswith("busy late % W above best")
+    assert " ".join(title.split()).endswith("busy late % in time % W above best")
     assert "cost" not in title
     assert [row.split()[0] for row in rows] == ["control-limit:8", "greedy", "full:1"]
     assert rows[0].rstrip().endswith("not kept")
@@ -79,6 +79,19 @@ def test_with_an_objective_policies_are_compared_by_power_and_by_whether_they_ke
     assert " +" in shown(loose)[2]
     draw(loose, tmp_path / "it")
     assert "p99=40ms" in (tmp_path / "it.svg").read_text()
+
+
+def test_with_the_most_in_time_as_objective_that_is_what_policies_are_compared_by() -> None:
+    text = "in-time=6ms,refusal=0.5"
+    compared = simulate(GOOGLENET_P4, POLICIES, "poisson:0.8", requests=8_000, latency_objective=text)
+    assert "in-time=6ms,refusal=0.5 for the most requests" in heading(compared)
+    title, *rows = shown(compared)
+    assert " ".join(title.split()).endswith("late % in time % % beside best")
+    assert compared.best == rows[0].split()[0] == "greedy"
+    assert " -" in rows[1]
+    for outcome in compared.outcomes.values():
+        shares = outcome.in_time_share.value + outcome.late_share.value + outcome.refused_share
+        assert shares == pytest.approx(1.0)
 
 
 def test_refusing_more_than_it_takes_keeps_no_promise_best(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def solve(
     latency_objective: Annotated[
         str | None,
         _option(
-            "Promise to keep with the least energy, such as p99=20ms; the weights then decide nothing.",
+            "Promise to keep with the least energy, such as p99=20ms; or in-time=20ms, the most answers in time. The weights then decide nothing.",
             _PRICES,
             metavar="pNN=DURATION",
         ),

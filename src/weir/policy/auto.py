@@ -28,6 +28,11 @@ class AutoPolicy(SolvedPolicy):
     p99: float | None = setting(
         None, "promise instead of a price: seconds within which 99 % are answered, with the least energy", rule=POSITIVE
     )
+    in_time: float | None = setting(
+        None,
+        "answer as many requests as possible within so many seconds; a refusal is as bad as a late answer",
+        rule=POSITIVE,
+    )
     power: float | None = setting(
         None, "watts that a busy worker draws: a start reads no meters, and without this takes 1 W", rule=POSITIVE
     )
@@ -40,9 +45,16 @@ class AutoPolicy(SolvedPolicy):
         super().__init__()
         check(self)
         self.prices = Prices(self.latency_weight, self.energy_weight, self.reference_rate)
-        self.objective = None if self.p99 is None else Objective(self.p99, 0.01).checked()
+        self.objective = self._objective()
         if self.profile is not None and not self.profile:
             raise SettingsError(f"profile={self.profile!r}: must be the path of a file")
+
+    def _objective(self) -> Objective | None:
+        if self.p99 is not None and self.in_time is not None:
+            raise SettingsError(f"p99={self.p99:g}, in_time={self.in_time:g}: must be one of them, not both")
+        if self.in_time is not None:
+            return Objective(self.in_time, refusal_price=1.0).checked()
+        return None if self.p99 is None else Objective(self.p99, 0.01).checked()
 
     def fresh(self) -> "AutoPolicy":
         """Return a policy with the same settings, and the same bank if there is one, that has seen nothing."""

@@ -1,4 +1,5 @@
-"""A latency objective: at most a share of the responses later than a deadline, P[response > D] <= ε.
+"""A latency objective: at most a share of the responses later than a deadline, P[response > D] <= ε; or, of all that
+arrives, as much as possible answered within it.
 
 A batch that starts later than `latest_starts` makes its oldest row late. A policy that obeys an objective serves by
 then, whatever its table says, and trims a batch that would be too large for it. The reasons and what it brings:
@@ -18,17 +19,27 @@ from weir.policy.profile import Floats, Profile
 
 ROUNDING = 1e-9  # seconds; a batch that starts exactly when it must is in time
 FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
+IN_TIME = re.compile(r"in-time=([^,\s]+)(?:,refusal=(\d+(?:\.\d+)?))?")
 
 
 class Objective(NamedTuple):
     """P[response time > deadline] ≤ late_share. `deadline`, `margin` and `slack` are in seconds, for what cannot be
     planned (the jitter of service times, of the event loop): waits end by the margin earlier than they must, and who is let in
-    behind others is to be answered by the slack, or the margin if that is more, before the deadline (see overload.py)."""
+    behind others is to be answered by the slack, or the margin if that is more, before the deadline (see overload.py).
+
+    With a `refusal_price` the objective is the most answers in time instead: of all requests that arrive, an answer that is
+    late counts 1, a refusal that price, and their sum is to be the least; what energy that leaves free to save is saved."""
 
     deadline: float
     late_share: float = 0.01
     margin: float = 0.0
     slack: float = 0.0
+    refusal_price: float = 0.0
+
+    @property
+    def counts_refusals(self) -> bool:
+        """Whether refusals count: the objective is the most answers in time."""
+        return self.refusal_price > 0.0
 
     def checked(self) -> "Objective":
         """Return this objective. Raises SettingsError naming the value that cannot be."""
@@ -44,29 +55,42 @@ class Objective(NamedTuple):
             raise SettingsError(
                 f"slack={self.slack!r}: must be 0 or more, and less than the deadline {self.deadline:g}"
             )
+        if not (isfinite(self.refusal_price) and self.refusal_price >= 0.0):
+            raise SettingsError(f"refusal_price={self.refusal_price!r}: must be a number, 0 or more")
         return self
 
     @classmethod
     def parse(cls, text: str) -> "Objective":
-        """Return the objective that `text` states, as in `p99=20ms`: 99 % of the responses within 20 ms.
+        """Return the objective that `text` states, as in `p99=20ms`: 99 % of the responses within 20 ms; or in
+        `in-time=20ms`: as many of all requests as possible within 20 ms, a refusal as bad as a late answer; or in
+        `in-time=20ms,refusal=0.5`: half as bad.
 
         Raises SettingsError naming the text and the rule.
         """
-        found = FORM.fullmatch(text.strip())
+        stripped = text.strip()
+        found, most = FORM.fullmatch(stripped), IN_TIME.fullmatch(stripped)
         try:
-            percent, deadline = float(found[1]) if found else 0.0, parse_duration(found[2]) if found else 0.0
+            percent = float(found[1]) if found else 99.0
+            deadline = parse_duration(found[2] if found else most[1] if most else "")
+            price = float(most[2] or 1.0) if most else 0.0
         except ValueError:
-            found = None
-        if not found or not 0.0 < percent < 100.0 or not (isfinite(deadline) and deadline > 0.0):
+            deadline = percent = price = 0.0
+        good = 0.0 < percent < 100.0 and isfinite(deadline) and deadline > 0.0 and (price > 0.0 or not most)
+        if not good:
             raise SettingsError(
-                f"latency_objective={text!r}: must be a percentile and a duration greater than 0, as in p99=20ms"
+                f"latency_objective={text!r}: must be a percentile and a duration greater than 0, as in p99=20ms, or the most "
+                "answers in time, as in in-time=20ms or in-time=20ms,refusal=0.5 (the price of a refusal, greater than 0)"
             )
         # Rounded, so that p99 is 0.01 and not 0.010000000000000009.
-        return cls(deadline, round(1.0 - percent / 100.0, 12))
+        return cls(deadline, round(1.0 - percent / 100.0, 12), refusal_price=price)
 
     def __str__(self) -> str:
         """The text form; margin and slack are not part of it."""
-        return f"p{round(100.0 * (1.0 - self.late_share), 10):g}={round(1000.0 * self.deadline, 9):g}ms"
+        duration = f"{round(1000.0 * self.deadline, 9):g}ms"
+        if self.counts_refusals:
+            price = "" if self.refusal_price == 1.0 else f",refusal={self.refusal_price:g}"
+            return f"in-time={duration}{price}"
+        return f"p{round(100.0 * (1.0 - self.late_share), 10):g}={duration}"
 
     def checked_for(self, profile: Profile) -> "Objective":
         """Return this objective. Raises SettingsError, naming it, if not even a row alone is answered in time."""
@@ -82,6 +106,12 @@ class Objective(NamedTuple):
         batch of n rows must start for that row to be answered in time. For n = 0 it is that of one row."""
         times = np.concatenate((profile.service_time_ms[:1], profile.service_time_ms)) + profile.latency_offset_ms
         return np.asarray(self.deadline - times / 1000.0, dtype=np.float64)
+
+    def trimmed_by(self, profile: Profile) -> Floats:
+        """Return by when a batch of n rows must start not to be trimmed: the latest starts. Where refusals count and service
+        times vary, no batch is: smaller batches serve fewer rows per second, which then costs more than one late row."""
+        latest = self.latest_starts(profile)
+        return np.full(len(latest), np.inf) if self.counts_refusals and profile.cv.any() else latest
 
     def allowance(self, profile: Profile) -> Floats:
         """Return how long the oldest of n waiting rows may wait: until `latest_starts`, less the margin."""

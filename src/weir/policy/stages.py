@@ -129,6 +129,8 @@ class Stages:
             return largest, most, Gate((most,) * (largest + 1))
         if number == len(self) - 1:
             return made.steady, made.max_waiting, made.overloaded(self.bank.profile)[1]
+        if self.bank.objective is not None and self.bank.objective.counts_refusals and most != made.max_waiting:
+            return made.largest, most, Gate((most,) * (made.largest + 1))
         return made.largest, made.max_waiting, made.gate
 
     def _tables(self, number: int) -> tuple[Table, Table, float]:
@@ -152,7 +154,7 @@ def promised(bank: Bank) -> Guards:
     if bank.objective is None:
         return None, None
     objective, profile = bank.objective, bank.profile
-    waits, starts = objective.allowance(profile) - ROUNDING, objective.latest_starts(profile)
+    waits, starts = objective.allowance(profile) - ROUNDING, objective.trimmed_by(profile)
     return tuple(waits.tolist()), tuple(starts.tolist())
 
 

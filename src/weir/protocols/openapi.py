@@ -54,7 +54,7 @@ _POLICY_CHANGE: Schema = {
             "description": "rows per second at which a row's millisecond has that price; null: at every rate",
         },
         "latency_objective": {
-            "type": ["string", "null"], "description": "a promise: a percentile and a duration; null: none",
+            "type": ["string", "null"], "description": "a promise: a percentile and a duration; or in-time and a duration; null: none",
         },
     },
     "examples": [{"latency_weight": 1.0, "energy_weight": 0.5}, {"latency_objective": "p99=20ms"}],

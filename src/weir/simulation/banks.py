@@ -26,6 +26,8 @@ Progress = Callable[[int, int], None]  # rates done, of how many
 CREW_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
 # Close together where the limit falls and refusing begins.
 PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
+# Where more arrives than can be served, and the estimate of a rate that is less than that may be.
+BEYOND = (1.0, 1.1)
 CREW_REQUESTS = 20_000
 PROMISE_REQUESTS = 40_000
 
@@ -39,7 +41,8 @@ def make_bank(
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Bank:
-    """Return the bank of tables with the least cost, or, with an objective, with the least energy that keeps it.
+    """Return the bank of tables with the least cost, or, with an objective, with the least energy that keeps it (or that
+    answers most in time, where that is the objective).
 
     Args:
         profile: what a batch costs on one worker.
@@ -88,12 +91,15 @@ def _promised(profile: Profile, prices: Prices, workers: int, objective: Objecti
     """Each table must keep the objective at the highest rate for which it is used: half-way to the next by ratio."""
     keeper = Keeper(profile, objective, workers=workers, seed=seed)
     trials, allowed = keeper.trials(PROMISE_REQUESTS), keeper.admission
-    rates = workers * profile.max_rate * np.array(PROMISE_LOADS)
+    loads = (*PROMISE_LOADS, *BEYOND) if objective.counts_refusals else PROMISE_LOADS
+    rates = workers * profile.max_rate * np.array(loads)
     highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
+    lowest = np.append(rates[0], highest[:-1])
     found, seen = [], []
-    for done, (rate, worst) in enumerate(zip(rates.tolist(), highest.tolist(), strict=True), 1):
-        found.append(keeper.at(worst, trials))
-        seen.append(trials(rate, keeper.rule(found[-1].limit, found[-1].share)))
+    for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
+        kept = keeper.most_in_time(low, worst, trials) if objective.counts_refusals else keeper.at(worst, trials)
+        found.append(kept)
+        seen.append(trials(rate, keeper.rule(kept.limit, kept.share, kept.max_waiting)))
         told(done, len(rates))
     bank = _bank(profile, prices, workers, rates, [allowed.table(profile, kept.limit) for kept in found], seen)
     seconds = [allowed.table(profile, min(kept.limit + (kept.share > 0.0), allowed.largest)) for kept in found]
@@ -102,7 +108,7 @@ def _promised(profile: Profile, prices: Prices, workers: int, objective: Objecti
         objective=keeper.objective,
         second_tables=stacked(seconds),
         shares=np.array([kept.share for kept in found]),
-        max_waiting=np.full(len(found), allowed.max_waiting),
+        max_waiting=np.array([kept.max_waiting or allowed.max_waiting for kept in found]),
     )
 
 

@@ -16,7 +16,7 @@ from weir.simulation.spread import Spread
 from weir.simulation.statistics import Estimate, estimate
 from weir.simulation.traces import Floats
 
-COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share")
+COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share", "in_time_share")
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 _NOT_PLAIN = ("outcomes", "prices", "objective")
 TOLERATED = 0.01  # share of requests by which policies may differ in what they lose and yet be compared by cost
@@ -29,7 +29,8 @@ class Outcome:
 
     Response times are of those answered, in the caller's view; `queue_time_ms` is the mean until the batch began. `cost`
     is latency_weight·W + energy_weight·P. `reasons` and `batch_sizes` are shares of batches. `late_share` are
-    answered after, or given up at, their deadline; `refused_share` were not let in. `fairness` is Jain's index of the response times
+    answered after, or given up at, their deadline; `refused_share` were not let in; `in_time_share` is the rest. All three
+    are of all requests. `fairness` is Jain's index of the response times
     (1: all equal). Where `stable` is false the line grows without end: times and cost are infinite, power is that of
     workers which are always busy.
     """
@@ -44,6 +45,7 @@ class Outcome:
     power_w: Estimate
     cost: Estimate
     late_share: Estimate
+    in_time_share: Estimate
     refused_share: float
     batch_size: float
     busy_share: float
@@ -60,9 +62,15 @@ class Outcome:
         """The share of requests that were refused, or late."""
         return self.refused_share + self.late_share.value
 
+    def priced_loss(self, objective: Objective) -> float:
+        """Return what share of the requests was lost: late, and refused at the objective's price."""
+        return self.late_share.value + objective.refusal_price * self.refused_share
+
     def keeps(self, objective: Objective) -> bool:
         """Tell whether the run shows nothing against the promise: of the answers, the share that was late is within it, or
-        its interval reaches there."""
+        its interval reaches there. The most answers in time are no promise, which cannot be broken."""
+        if objective.counts_refusals:
+            return True
         answered = 1.0 - self.refused_share
         return self.stable and answered > 0.0 and not self.late_share.low > objective.late_share * answered
 
@@ -102,11 +110,16 @@ class Comparison:
 
     @property
     def measure(self) -> str:
-        """What policies are compared by: cost, or power_w where an objective is to be kept with the least."""
-        return "cost" if self.objective is None else "power_w"
+        """What policies are compared by: cost; power_w where an objective is to be kept with the least; in_time_share where
+        that is to be the most (refusals at their price: see `value`)."""
+        if self.objective is None:
+            return "cost"
+        return "in_time_share" if self.objective.counts_refusals else "power_w"
 
     def value(self, name: str) -> float:
-        """Return the `measure` of a policy."""
+        """Return what is the less the better: the `measure` of a policy, or what it loses of the most answers in time."""
+        if self.objective is not None and self.objective.counts_refusals:
+            return self.outcomes[name].priced_loss(self.objective)
         estimated: Estimate = getattr(self.outcomes[name], self.measure)
         return estimated.value
 
@@ -117,6 +130,8 @@ class Comparison:
         that, and lost are those that were refused.
         """
         outcome, objective = self.outcomes[name], self.objective
+        if objective is not None and objective.counts_refusals:
+            return True
         if objective is None:
             least = min((each.lost_share for each in self.outcomes.values() if each.stable), default=0.0)
             return outcome.stable and outcome.lost_share <= least + TOLERATED
@@ -157,6 +172,7 @@ def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers:
         "response_time_ms": ratio(sums["response"], sums["answered"]),
         "power_w": ratio(sums["energy"], 1000.0 * seconds),
         "late_share": ratio(sums["late"], sums["ended"]),
+        "in_time_share": ratio(sums["ended"] - sums["late"] - sums["refused"], sums["ended"]),
     }
     weight = prices.latency_weight_at(rate)
     observed["cost"] = weight * observed["response_time_ms"] + prices.energy_weight * observed["power_w"]

@@ -1,4 +1,5 @@
-"""Keeping a latency objective with the least energy: limit, mix of two limits, and what is refused, for each rate.
+"""Keeping a latency objective with the least energy, or answering most in time: limit, mix of two limits, and what is
+refused, for each rate.
 
 A batch is cut when `limit` rows wait, or when its oldest row could not be answered in time otherwise (the guard), and
 trimmed where it would make its oldest row late. Arrivals are refused where the line is so long that they might be late
@@ -13,8 +14,9 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.objective import Objective
-from weir.policy.overload import admission
+from weir.policy.overload import Gate, admission
 from weir.policy.profile import Profile
+from weir.policy.tables import greedy_table
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.trials import Trials
 
@@ -24,17 +26,36 @@ MARGINS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0)  # standard deviations of the ser
 MARGIN_LOADS = (0.1, 0.3, 0.5)  # at which the guard alone must keep the objective
 SLACK_STEP = 0.5  # of the same, or of LEAST_SPREAD if that is more
 LEAST_SPREAD = 0.02  # of the deadline
+LINES = (
+    0.5,
+    0.75,
+    1.0,
+    1.125,
+    1.25,
+    1.375,
+    1.5,
+    1.75,
+    2.0,
+    2.5,
+    3.0,
+    4.0,
+    6.0,
+)  # bounds tried, in batches under overload
+FREELY = 1e-4  # of all arrivals, that may be lost more where that saves energy
+HIGHER = 1.25  # times its estimate, that a rate may be
 LOADS = (0.8, 0.97)  # at which those who are let in must be in time, if none waits on purpose
 OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
 
 
 @dataclass(frozen=True)
 class Kept:
-    """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1. `figures` at that rate."""
+    """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1. `figures` at that rate.
+    `max_waiting` rows may wait; None where it is what the objective's admission says."""
 
     limit: int
     share: float
     figures: Figures
+    max_waiting: int | None = None
 
 
 class Keeper:
@@ -61,13 +82,15 @@ class Keeper:
             self.profile, workers=self._workers, requests=requests, seed=self._seed, deadline=self.objective.deadline
         )
 
-    def rule(self, limit: int, share: float = 0.0) -> Rule:
-        """Return the guarded rule; `limit` is at most that of the largest batch."""
+    def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None) -> Rule:
+        """Return the guarded rule; `limit` is at most that of the largest batch. With `max_waiting`, arrivals are refused while
+        so many rows wait, and not by what the admission says."""
         allowed, profile, objective = self.admission, self.profile, self.objective
         second = allowed.table(profile, min(limit + 1, allowed.largest)).tolist() if share else None
+        gate = allowed.gate if max_waiting is None else Gate((max_waiting,) * (allowed.largest + 1))
         return Rule(
             allowed.table(profile, limit).tolist(), objective.allowance(profile).tolist(),
-            objective.latest_starts(profile).tolist(), second=second, share=share, gate=allowed.gate,
+            objective.trimmed_by(profile).tolist(), second=second, share=share, gate=gate,
         )  # fmt: skip
 
     def overloaded(self) -> Rule:
@@ -110,6 +133,41 @@ class Keeper:
             if spent(figures) <= allowed:
                 return Kept(most, tried, figures)
         return kept
+
+    def most_in_time(self, lowest: float, highest: float, trials: Trials) -> Kept:
+        """Return what loses least from the `lowest` rate to the `highest`: late answers, and refusals at their price. Of
+        bounds on the line, only those count that lose no more than greedy does, if there are any. The largest limit is
+        taken that loses as little, nearly: it takes the least energy. The rate may be other than it seems by HIGHER;
+        where that may be more than can be served, nobody waits on purpose."""
+        rates = lowest / HIGHER, lowest, highest
+        greedy = Rule(greedy_table(self.profile.max_batch_size).tolist())
+        most = [self._lost(trials(rate, greedy)) for rate in rates]
+
+        def lost(max_waiting: int | None) -> tuple[float, float]:
+            """Return what is lost at these rates: beyond what greedy loses, and in all."""
+            rule = self.rule(1, max_waiting=max_waiting)
+            found = [self._lost(trials(rate, rule)) for rate in rates]
+            return max(0.0, *(each - bound for each, bound in zip(found, most, strict=True))), sum(found)
+
+        unit = self._workers * self.admission.steady
+        bound = None
+        if lost(None) > (0.0, 0.0):
+            bound = min([None, *sorted({max(1, round(part * unit)) for part in LINES})], key=lost)
+        surely = HIGHER * highest
+
+        def of_limit(limit: int) -> float:
+            return self._lost(trials(surely, self.rule(limit, max_waiting=bound)))
+
+        limit = 1
+        if surely < self._capacity:
+            least = of_limit(1)
+            limit = _largest(lambda limit: of_limit(limit) <= least + FREELY, self.admission.largest) or 1
+        return Kept(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
+
+    def _lost(self, figures: Figures) -> float:
+        """Return what share of all arrivals is lost: late answers, and refusals at their price."""
+        refused = figures.refused_share
+        return figures.late_share * (1.0 - refused) + self.objective.refusal_price * refused
 
     def _take(self, objective: Objective) -> None:
         """Keep this objective from now on. Raises SettingsError if it cannot be kept under overload."""

@@ -26,7 +26,8 @@ def heading(compared: Comparison) -> str:
     if prices.reference_rate is not None:
         weights += f" at {prices.reference_rate:g} rows/s"
     if compared.objective is not None:
-        weights = f"{compared.objective} with the least energy"
+        weights = str(compared.objective)
+        weights += " for the most requests" if compared.objective.counts_refusals else " with the least energy"
     requests = max((each.requests for each in compared.outcomes.values()), default=0)
     return (
         f"{compared.arrivals}: {compared.rate:,.4g} rows/s, load {compared.load:.3g} on {workers}; "
@@ -42,7 +43,10 @@ def table(compared: Comparison) -> Table:
     objective = compared.objective
     lossy = any(each.refused_share if objective else each.lost_share for each in compared.outcomes.values())
     columns = ["response ms", "p99 ms", "power W", "batch", "busy", *(["lost"] if lossy else [])]
-    columns += ["cost", "above best"] if objective is None else ["late %", "W above best"]
+    if objective is None:
+        columns += ["cost", "above best"]
+    else:
+        columns += ["late %", "in time %", "% beside best" if objective.counts_refusals else "W above best"]
     for column in columns:
         shown.add_column(column, justify="right", no_wrap=True)
     best, outcomes = compared.best, compared.outcomes
@@ -55,16 +59,24 @@ def table(compared: Comparison) -> Table:
 
 
 def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: bool) -> list[str | Text]:
+    objective = compared.objective
     if not outcome.stable:
         unstable = Text("unstable", style="red")
         measured = [_short(outcome.power_w.value), f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}"]
-        return [outcome.policy, unstable, "", *measured, *([""] if lossy else []), "", ""]
-    objective = compared.objective
+        return [
+            outcome.policy,
+            unstable,
+            "",
+            *measured,
+            *([""] if lossy else []),
+            *([""] * (2 if objective is None else 3)),
+        ]
     lost = outcome.lost_share if objective is None else outcome.refused_share
     return [
         outcome.policy, _text(outcome.response_time_ms), _short(outcome.p99_ms.value), _short(outcome.power_w.value),
         f"{outcome.batch_size:.1f}", f"{outcome.busy_share:.0%}",
-        *([f"{lost:.2%}"] if lossy else []), _text(outcome.cost if objective is None else _percent(outcome.late_share)),
+        *([f"{lost:.2%}"] if lossy else []),
+        *([_text(outcome.cost)] if objective is None else [_text(_percent(each)) for each in (outcome.late_share, outcome.in_time_share)]),
         _above(compared, outcome, best),
     ]  # fmt: skip
 
@@ -76,7 +88,10 @@ def _above(compared: Comparison, outcome: Outcome, best: str | None) -> Text:
         return Text("not kept", style="red")
     if best is None or not compared.is_eligible(outcome.policy):
         return Text("loses more", style="red")
-    return Text(f"+{_text(compared.difference(outcome.policy, best, compared.measure))}")
+    difference = compared.difference(outcome.policy, best, compared.measure)
+    if compared.measure == "in_time_share":
+        return Text(_text(_percent(difference)))
+    return Text(f"+{_text(difference)}")
 
 
 def _percent(share: Estimate) -> Estimate:
