@@ -1,5 +1,4 @@
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,18 +18,12 @@ ALPHA, TAU0 = 0.003, 0.010
 
 
 class Sleeper(Model):
-    """Takes 3·b + 10 ms, or longer where the machine is busy: it writes down how long it took."""
+    """Takes 3·b + 10 ms, or longer where the machine is busy."""
 
     examples: ClassVar[list[int]] = [1, 2, 3]
 
-    def __init__(self, ledger: str = os.devnull) -> None:
-        self.ledger = ledger
-
     def predict(self, batch: list[int]) -> list[int]:
-        begun = time.perf_counter()
         time.sleep(ALPHA * len(batch) + TAU0)
-        with open(self.ledger, "a") as ledger:
-            ledger.write(f"{len(batch)} {1000.0 * (time.perf_counter() - begun)}\n")
         return batch
 
 
@@ -65,23 +58,14 @@ def ratio_to_truth(profile: Profile) -> Any:
     return profile.service_time_ms / truth
 
 
-# A busy machine's waits are taken off, and some of them passed while the model slept: then a tenth may be missing.
-AT_LEAST = 0.8
+# Nothing is taken off, so that no time is less than what the model took, nearly: means are smoothed. How much more it is, is
+# up to the machine; tests/profiling holds in virtual time that the durations are those of the batches.
+AT_LEAST = 0.98
 
 
-def ratio_to_ledger(profile: Profile, ledger: Path, sizes: list[int]) -> Any:
-    """Return measured times through those that the model itself noted, of which a busy machine makes both longer."""
-    took = np.array([line.split() for line in ledger.read_text().splitlines()], float)
-    own = [np.median(took[took[:, 0] == size, 1]) for size in sizes]
-    return profile.service_time_ms[np.array(sizes) - 1] / own
-
-
-def test_a_worker_process_that_takes_a_known_time_is_measured_to_take_it(tmp_path: Path) -> None:
-    ledger, sizes = tmp_path / "ledger", [1, 4, 8]
-    params = {"ledger": str(ledger)}
-    profile = weir.profile(Sleeper, params=params, max_batch_size=8, sizes=sizes, seconds=2.0, confidence=0.05)
+def test_a_worker_process_that_takes_a_known_time_is_measured_to_take_it() -> None:
+    profile = weir.profile(Sleeper, max_batch_size=8, sizes=[1, 4, 8], seconds=2.0, confidence=0.05)
     assert np.all(ratio_to_truth(profile) > AT_LEAST)
-    assert np.all(ratio_to_ledger(profile, ledger, sizes) < 1.25)
     assert profile.best_batch_size == 8
     about = profile.about
     assert about["executor"] == "process" and about["content_type"] == "application/json" and about["items"] == 3
@@ -102,14 +86,12 @@ def test_with_two_batches_in_flight_preparing_hides_behind_computing() -> None:
 
 
 @pytest.mark.parametrize("executor", ["thread", "inline"])
-def test_other_executors_are_measured_as_they_are(executor: str, tmp_path: Path) -> None:
-    ledger, sizes = tmp_path / "ledger", [1, 4]
+def test_other_executors_are_measured_as_they_are(executor: str) -> None:
     profile = weir.profile(
-        Sleeper, executor=executor, params={"ledger": str(ledger)}, max_batch_size=4, sizes=sizes, seconds=0.5,
+        Sleeper, executor=executor, max_batch_size=4, sizes=[1, 4], seconds=0.5,
         confidence=0.1, power=30.0,
     )  # fmt: skip
     assert np.all(ratio_to_truth(profile) > AT_LEAST)
-    assert np.all(ratio_to_ledger(profile, ledger, sizes) < 1.3)
     assert profile.energy_source == "stated"
     assert profile.energy_mj == pytest.approx(30.0 * profile.service_time_ms)
 
@@ -132,7 +114,7 @@ def test_a_running_loop_does_not_matter() -> None:
 
 def test_a_service_is_measured_with_its_hooks() -> None:
     profile = weir.profile(Hooked, executor="inline", max_batch_size=2, items=["1", "2"], seconds=0.3, confidence=0.2)
-    assert 0.9 < ratio_to_truth(profile)[0] < 1.5
+    assert ratio_to_truth(profile)[0] > AT_LEAST
 
 
 def test_a_target_and_a_file_of_items_will_do(tmp_path: Path) -> None:

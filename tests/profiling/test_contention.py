@@ -29,8 +29,18 @@ def test_a_thread_that_began_meanwhile_counts_with_all_that_it_waited(tmp_path: 
     waited(tmp_path, 7, 7, 5_000_000)
     contention = Contention([7], tmp_path)
     before = contention.look()
-    waited(tmp_path, 7, 8, 2_000_000)
+    waited(tmp_path, 7, 8, 5_400_000)  # and ran 17 times
     assert contention.since(before) == pytest.approx(0.002)
+
+
+def test_waking_up_is_no_contention(tmp_path: Path) -> None:
+    """2 ms in ten times are waking up; what is more is not."""
+    waited(tmp_path, 7, 7, 0)
+    contention = Contention([7], tmp_path)
+    before = contention.look()
+    for nanoseconds, seconds in ((2_000_000, 0.0), (3_500_000, 0.0015)):
+        (tmp_path / "7" / "task" / "7" / "schedstat").write_text(f"123456789 {nanoseconds} 27\n")
+        assert contention.since(before) == pytest.approx(seconds)
 
 
 def test_a_kernel_that_does_not_count_and_a_process_that_has_ended_have_waited_for_nothing(tmp_path: Path) -> None:

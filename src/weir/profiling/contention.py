@@ -1,17 +1,17 @@
 """How long the processes that run a batch waited for a CPU that something else was using.
 
-Linux counts it for each thread (the second number of /proc/PID/task/TID/schedstat, in nanoseconds). What a worker waits
-on a crowded machine is no property of its model, so it is taken off the duration of a batch. Looking costs a few
-dozen microseconds, in which an idle worker may fall asleep, so batches faster than QUICK are left as they are: of those,
-only few meet a pause at all, and estimate.py leaves these out.
+Linux counts for each thread how long it waited, and how often it ran (/proc/PID/task/TID/schedstat: nanoseconds running,
+nanoseconds waiting, times). Whoever sleeps waits a little each time it wakes, on an idle machine too; a server pays for that with
+each of its batches, and so it belongs to the service time. Only what is beyond WAKING each time is the doing of other
+processes. It stays in the durations: the server would see it too. It says how far the durations can be trusted.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
 
-QUICK = 0.002  # seconds
+WAKING = 200_000  # nanoseconds, the most that waking up takes on an idle machine
 
-Times = dict[int, dict[str, int]]  # of each process: nanoseconds by thread
+Times = dict[int, dict[str, tuple[int, int]]]  # of each process, by thread: nanoseconds waited, and how often it ran
 
 
 class Contention:
@@ -25,22 +25,27 @@ class Contention:
         return {pid: _of_threads(folder) for pid, folder in self._folders.items()}
 
     def since(self, before: Times) -> float:
-        """Return the seconds that the processes have waited since `before`.
+        """Return the seconds that the processes have waited since `before`, beyond waking up.
 
         Of each process the thread that waited most counts, as the others wait for it; processes wait one after another.
         """
         return sum(_most(before.get(pid, {}), threads) for pid, threads in self.look().items()) / 1e9
 
 
-def _of_threads(folder: Path) -> dict[str, int]:
+def _of_threads(folder: Path) -> dict[str, tuple[int, int]]:
     times = {}
     try:
         for thread in folder.iterdir():
-            times[thread.name] = int((thread / "schedstat").read_text().split()[1])
-    except (OSError, ValueError, IndexError):  # the thread has ended, or this kernel does not count
+            _, waited, ran = (thread / "schedstat").read_text().split()
+            times[thread.name] = int(waited), int(ran)
+    except (OSError, ValueError):  # the thread has ended, or this kernel does not count
         pass
     return times
 
 
-def _most(before: dict[str, int], after: dict[str, int]) -> int:
-    return max((after[thread] - before.get(thread, 0) for thread in after), default=0)
+def _most(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> int:
+    waits = [0]
+    for thread, (waited, ran) in after.items():
+        earlier, times = before.get(thread, (0, 0))
+        waits.append(waited - earlier - WAKING * (ran - times))
+    return max(waits)

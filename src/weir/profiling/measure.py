@@ -124,7 +124,7 @@ def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
     left_out = sum(each.left_out for each in estimates.values())
     lost = sum(each.left_out_seconds for each in estimates.values())
     spent = sum(each.mean * each.counted for each in estimates.values())
-    waited = sampler.waited / sampler.seconds
+    waited = sampler.crowding
     return {
         "sizes_measured": list(estimates),
         "edges": edges(_points(sampler)),
@@ -133,9 +133,11 @@ def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
         "confidence": f"{sure} of {len(estimates)} means within {settings.confidence:.1%} (95 % interval); the least sure, of "
         f"size {worst}, within {estimates[worst].relative:.1%}",
         "left_out": f"{left_out} batches that the machine delayed: they would add {lost / spent:.2%} to the time",
-        "waited_for_cpu": f"{waited:.2%} of the time, taken off",
+        "service_time": "from dispatch to the last answers, as a server sees it: the way to the worker, its waking up, the model, the "
+        "way back",
+        "waited_for_cpu": f"{waited:.2%} of the time, because of other processes",
         "seed": settings.seed,
-        "warnings": crowded(max(waited, sampler.crowding)),
+        "warnings": crowded(waited),
     }
 
 

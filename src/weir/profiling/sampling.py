@@ -8,7 +8,7 @@ from itertools import cycle, islice, pairwise
 
 import numpy as np
 
-from weir.profiling.contention import QUICK, Contention
+from weir.profiling.contention import Contention
 from weir.profiling.estimate import CROWDED_RARE, RARE, Estimate, estimate, steadied
 from weir.profiling.items import Items
 from weir.profiling.measuring import Finished, Measuring
@@ -21,7 +21,6 @@ STABLE = 0.1  # the last three batches of a size differ by less from the three b
 LEAST = 50  # batches of each size before its mean can be called known
 FEWEST = 3  # batches of each size, whatever the time
 CROWDED = 0.05  # seconds lost to other processes in each second: pauses are more likely theirs than the model's
-MOST_WAITED = 0.9  # of a duration: the rest is at least what the model took
 BURST = 4  # cycles at a time, with several batches in flight
 
 Said = Callable[[float], None]
@@ -29,8 +28,9 @@ Said = Callable[[float], None]
 
 class Sampler:
     """Measures one worker. With one place at the worker a duration is that from dispatch to the last events; with more
-    all places are kept taken, and it is the time from one batch's end to the next one's. What `contention` says of the
-    time is taken off.
+    all places are kept taken, and it is the time from one batch's end to the next one's. So it is what a service's policy pays: the way
+    to the worker, its waking up, the model, the way back to the event loop. Nothing is taken off; what `contention` says
+    of other processes decides how readily pauses are left out.
 
     `durations` are in seconds by size; `alone` those from dispatch to the end with nothing else in flight.
     """
@@ -43,10 +43,7 @@ class Sampler:
         self.alone: dict[int, list[float]] = defaultdict(list)
         self.places = measuring.places.get(worker, 1)
         self.batches = 0
-        self.seconds = 0.0  # in which they ran
-        self.waited = 0.0  # seconds of these that were lost to other processes
         self._contention = contention
-        self._pace: dict[int, float] = {}  # seconds for a batch, the last time
         self._measuring = measuring
         self._items = items
         self._settings = settings
@@ -137,32 +134,16 @@ class Sampler:
 
     async def _visit(self, size: int) -> None:
         """Add a duration to those of `size`; with several places a few."""
-        (end,), share = await self._timed(size, 1)
-        alone = share * (end.completed - end.dispatched)
+        (end,) = await self._burst(size, 1)
+        alone = end.completed - end.dispatched
         if self.places == 1:
             self.durations[size].append(alone)
             return
         self.alone[size].append(alone)
-        ends, share = await self._timed(size, BURST + self.places)
+        ends = await self._burst(size, BURST + self.places)
         # The first came to an empty worker and only starts the clock; behind the last ones a place stayed free.
         busy = ends[: BURST + 1]
-        self.durations[size] += [share * (later.completed - earlier.completed) for earlier, later in pairwise(busy)]
-
-    async def _timed(self, size: int, count: int) -> tuple[list[Finished], float]:
-        """Run a burst; return its times, and the share of them in which nobody waited for a CPU."""
-        if self._contention is None or self._pace.get(size, 0.0) < QUICK:
-            before = None
-        else:
-            before = self._contention.look()
-        ends = await self._burst(size, count)
-        took = ends[-1].completed - ends[0].dispatched
-        self._pace[size] = took / count
-        self.seconds += took
-        if self._contention is None or before is None:
-            return ends, 1.0
-        waited = min(self._contention.since(before), MOST_WAITED * took)
-        self.waited += waited
-        return ends, 1.0 - waited / took
+        self.durations[size] += [later.completed - earlier.completed for earlier, later in pairwise(busy)]
 
     async def _burst(self, size: int, count: int) -> list[Finished]:
         """Run `count` batches with all places taken; return their times."""
