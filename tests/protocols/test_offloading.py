@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.protocols.models import Words
 from tests.protocols.websocket_kit import Sum
 from tests.protocols.websocket_kit import serving as serving_sockets
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, Overloaded
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.model import Model, Tensor
@@ -64,6 +65,12 @@ def test_errors_come_back() -> None:
 
         with pytest.raises(InvalidRequest, match="no"):
             await off_loop(1 << 20, read)
+
+        def exhaust() -> None:
+            raise MemoryError
+
+        with pytest.raises(Overloaded, match="no memory now to read a body of 1048576 bytes"):
+            await off_loop(1 << 20, exhaust)
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         read_later(1 << 20, read, found.set_result)
         assert isinstance(await found, InvalidRequest)
@@ -230,3 +237,27 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         for threads in offloading._threads.values():
             threads.shutdown()
         offloading._threads.update(before)
+
+
+def test_a_refused_body_is_freed_in_the_thread() -> None:
+    """The traceback of an error holds the frames that raised it, and they hold what was decoded."""
+
+    class Tree:
+        """What a body was decoded to."""
+
+    freed: list[str] = []
+
+    def read() -> None:
+        tree = Tree()
+        weakref.finalize(tree, lambda: freed.append(thread()))
+        try:
+            raise ValueError("inner")
+        except ValueError:
+            raise InvalidRequest("no") from None
+
+    async def main() -> None:
+        with pytest.raises(InvalidRequest):
+            await off_loop(1 << 20, read)
+
+    asyncio.run(main())
+    assert freed == ["weir-read-long_0"]

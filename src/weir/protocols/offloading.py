@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from weir.errors import WeirError
+from weir.errors import Overloaded, WeirError
 
 LONG_BODY = 32 << 10  # bytes
 _LARGE_BODY = 1 << 20
@@ -56,15 +56,17 @@ def read_later(size_bytes: int, read: Callable[[], T], done: Callable[[T | WeirE
 
 def _begun(size_bytes: int, read: Callable[[], T]) -> "asyncio.Future[T]":
     threads = _threads["long" if size_bytes <= _LARGE_BODY else "large"]
-    return asyncio.get_running_loop().run_in_executor(threads, _bare, read)
+    return asyncio.get_running_loop().run_in_executor(threads, _bare, size_bytes, read)
 
 
-def _bare(read: Callable[[], T]) -> T:
+def _bare(size_bytes: int, read: Callable[[], T]) -> T:
     """Let go, in the thread, of what a refused body was decoded to: the traceback of its error has it, and the loop would free it."""
     try:
         return read()
     except WeirError as error:
-        bare = error.with_traceback(None)
+        bare: WeirError = error.with_traceback(None)
         if bare.__suppress_context__:
             bare.__context__ = None
+    except MemoryError:  # what lists of lists become is many times as large as they are
+        bare = Overloaded(f"there is no memory now to read a body of {size_bytes} bytes", retry_after=1.0)
     raise bare

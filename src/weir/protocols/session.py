@@ -182,7 +182,7 @@ class Session:
             size += arrays
         except WeirError as error:
             self._claim.give(size)
-            return await off_loop(len(message), partial(id_of, message)), error.with_traceback(None)
+            return await _id_of(message), error.with_traceback(None)
         self._begin(asked, len(message), size)
         return None
 
@@ -403,3 +403,10 @@ def _failure(id: str, error: WeirError) -> str:
     wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
     kind = "InternalError" if type(error) is WeirError else type(error).__name__
     return write_failure(Failure(bounded(error.message), id, kind, kserve_code(error), wait))
+
+
+async def _id_of(message: Message) -> str:
+    try:
+        return await off_loop(len(message), partial(id_of, message))
+    except WeirError:  # there is no memory even for that
+        return ""
