@@ -1,0 +1,186 @@
+"""A real server with little memory, and clients that want to end it: it lives, and goes on answering others."""
+
+import gzip
+import resource
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from math import inf
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+from tests.served import Served
+
+MODEL = """
+import weir
+
+
+class Length(weir.Model):
+    def predict(self, batch):
+        return [len(item) for item in batch]
+"""
+ROOM = 768 << 20  # bytes of address space that the server may take beside what it has at the start
+BODY = 16 << 20
+GET = b"GET /health/live HTTP/1.1\r\nHost: test\r\n\r\n"
+UPGRADE = (
+    b"GET /v2/ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+
+
+def post(body: bytes, *headers: bytes, length: int | None = None) -> bytes:
+    """Return a request to the model; `length` is what it announces, if that is not what it has."""
+    size = len(body) if length is None else length
+    lines = [b"POST /infer/length HTTP/1.1", b"Host: test", b"Content-Length: %d" % size, *headers, b"", b""]
+    return b"\r\n".join(lines) + body
+
+
+class Attacked:
+    """A server that has little memory, and connections to it."""
+
+    def __init__(self, served: Served, stack: ExitStack) -> None:
+        self.served = served
+        self.stack = stack
+        url = urlsplit(served.url)
+        self.address = (url.hostname or "", url.port or 0)
+        self.process = psutil.Process(served.process.pid)
+        limit = self.process.memory_info().vms + ROOM
+        resource.prlimit(served.process.pid, resource.RLIMIT_AS, (limit, limit))
+
+    def connect(self, timeout: float = 30.0) -> socket.socket:
+        """Open a connection that reads as little as may be."""
+        client = self.stack.enter_context(socket.socket())
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(timeout)
+        client.connect(self.address)
+        return client
+
+    def ask(self, request: bytes) -> int:
+        """Return the status of the answer to `request` on a connection of its own."""
+        with self.connect() as client:
+            client.sendall(request)
+            return status(client)
+
+    def lives(self) -> bool:
+        """Tell whether the server answers everybody else."""
+        large = post(b'"' + b"x" * 200_000 + b'"')
+        return (self.ask(post(b'"abc"')), self.ask(GET), self.ask(large)) == (200, 200, 200)
+
+
+def status(client: socket.socket) -> int:
+    """Return the status of the next answer; 0 where the connection was closed without one."""
+    line = client.recv(12)
+    return int(line[9:12] or 0)
+
+
+@contextmanager
+def attacked(tmp_path: Path, *settings: object) -> Iterator[Attacked]:
+    """Serve a model that measures texts, with 64 MB for requests and answers."""
+    file = tmp_path / "model.py"
+    file.write_text(MODEL)
+    with ExitStack() as stack:
+        served = stack.enter_context(Served(f"{file}:Length", "--max-waiting-bytes", 64 << 20, *settings))
+        yield Attacked(served.until_ready(), stack)
+        assert served.process.poll() is None
+
+
+def read_all(client: socket.socket) -> None:
+    """Read until the connection is closed."""
+    try:
+        while client.recv(1 << 20):
+            pass
+    except OSError:
+        pass
+
+
+def flood(client: socket.socket, data: bytes, most: int, seconds: float = inf) -> int:
+    """Send `data` again and again, until the server reads no more, has read `most` bytes, or so much time has passed; return how many were
+    sent."""
+    client.settimeout(2.0)
+    sent, end = 0, time.monotonic() + seconds
+    try:
+        while sent < most and time.monotonic() < end:
+            sent += client.send(data)
+    except OSError:
+        pass
+    return sent
+
+
+def test_requests_that_come_faster_than_they_are_answered(tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        client, before = server.connect(), server.process.memory_info().rss
+        reading = threading.Thread(target=read_all, args=(client,))
+        reading.start()
+        flood(client, GET * 2000, 32 << 20, seconds=5.0)
+        grown = server.process.memory_info().rss - before
+        client.shutdown(socket.SHUT_RDWR)
+        reading.join()
+        assert grown < 100 << 20
+        assert server.lives()
+
+
+def test_small_bodies_that_are_large_when_they_are_decompressed(tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        request = post(
+            gzip.compress(b'"' + b"x" * (BODY - 2) + b'"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 20"
+        )
+        clients = [server.connect() for _ in range(100)]
+        for client in clients:
+            client.sendall(request)
+        codes = Counter(map(status, clients))
+        assert set(codes) <= {200, 408, 429} and codes[200]
+        assert server.lives()
+
+
+def test_bodies_that_are_announced_and_never_sent(tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        for _ in range(40):
+            server.connect().sendall(post(b'"', length=BODY))
+        for _ in range(5):
+            assert server.ask(post(b'"' + b"x" * 300_000 + b'"')) == 200
+        assert server.lives()
+
+
+def test_heads_that_never_end(tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        clients = [server.connect() for _ in range(20)]
+        for client in clients:
+            client.sendall(GET)
+            assert status(client) == 200
+            assert flood(client, b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000, 64 << 20) < 16 << 20
+        assert server.lives()
+
+
+def test_pings_whose_pongs_nobody_reads(tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        client = server.connect()
+        client.sendall(UPGRADE + b"\r\n")
+        assert status(client) == 101
+        assert flood(client, (b"\x89\xfd\0\0\0\0" + b"x" * 125) * 500, 256 << 20) < 32 << 20
+        assert server.lives()
+
+
+def test_websockets_are_connections(tmp_path: Path) -> None:
+    with attacked(tmp_path, "--max-connections", 30) as server:
+        clients = [server.connect() for _ in range(30)]
+        for client in clients:
+            client.sendall(UPGRADE + b"\r\n")
+            assert status(client) == 101
+        assert server.ask(post(b'"abc"')) == 429
+        for client in clients:
+            client.close()
+        while server.ask(GET) == 429:  # it notices within a moment
+            pass
+        assert server.lives()
+
+
+@pytest.mark.parametrize("body", [b"Content-Length: 5", b"Transfer-Encoding: chunked"])
+def test_a_request_that_opens_a_websocket_and_has_a_body(body: bytes, tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        assert server.ask(UPGRADE + body + b"\r\n\r\n") == 400
+        assert server.lives()
