@@ -222,7 +222,11 @@ class Model:
         raise NotImplementedError  # never called unless overridden
 
     def unload(self) -> None:
-        """Free what `load` took. Called when the worker is asked to end, not when it is killed."""
+        """Free what `load` took. Called when the worker is asked to end, not when it is killed.
+
+        With a parameter, `unload(self, error=None)`, it is also called when the model ends its worker by an exception, in the
+        warm-up or as SystemExit, and is told that; None when the worker was asked to end.
+        """
 
     def decode(self, body: bytes, content_type: str) -> Any:
         """Turn a body of one of `content_types` into an item. May do without the second argument."""

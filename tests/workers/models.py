@@ -100,6 +100,18 @@ class Noted(Model):
         self.note.write_text(f"unloaded {self.worker_index}")
 
 
+class ToldWhy(Noted):
+    """Notes what has ended its worker."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if "exit" in batch:
+            raise SystemExit(7)
+        return batch
+
+    def unload(self, error: BaseException | None = None) -> None:
+        self.note.write_text(repr(error))
+
+
 class FailsInConstructor(Square):
     def __init__(self) -> None:
         raise ValueError("no weights for a constructor")

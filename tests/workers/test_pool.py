@@ -17,6 +17,7 @@ from tests.workers.models import (
     Obedient,
     Overlapping,
     Square,
+    ToldWhy,
 )
 from tests.workers.pools import Pool, Recorder, make_pool, started
 
@@ -152,6 +153,19 @@ def test_stop_unloads_each_model_and_may_be_called_at_any_time(tmp_path: Path) -
     assert (tmp_path / "note").read_text() == "unloaded 0"
 
 
+def test_a_model_that_wants_to_know_is_told_what_ended_its_worker(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with started(ToldWhy, {"note": str(tmp_path / "note")}) as pool:
+            pool.send("exit")
+            await pool.heard.until(lambda: bool(pool.heard.lost))
+            assert pool.heard.lost == [(0, "it exited with code 7")]
+            assert (tmp_path / "note").read_text() == "SystemExit(7)"
+            await pool.again()
+        assert (tmp_path / "note").read_text() == "None"
+
+    asyncio.run(main())
+
+
 def test_a_worker_that_does_not_stop_is_killed_after_the_grace() -> None:
     async def main() -> None:
         pool = Pool(make_pool(Obedient, stop_grace=0.1), Recorder())
@@ -258,7 +272,10 @@ def test_what_the_system_refuses_ends_the_start_and_leaves_nothing(
         asyncio.run(make_pool(Square).start(Recorder()))
 
 
-@pytest.mark.parametrize("arena_bytes", [1 << 60, 1 << 70])
-def test_more_shared_memory_than_there_can_be_is_a_wrong_setting(arena_bytes: int) -> None:
-    with pytest.raises(SettingsError, match=rf"arena_bytes={arena_bytes}: the system does not give that much"):
+@pytest.mark.parametrize(
+    ("arena_bytes", "rule"),
+    [(1 << 60, "the system does not give that much"), (1 << 70, "must be a number of at most 64 bits")],
+)
+def test_more_shared_memory_than_there_can_be_is_a_wrong_setting(arena_bytes: int, rule: str) -> None:
+    with pytest.raises(SettingsError, match=rf"arena_bytes={arena_bytes}: {rule}"):
         asyncio.run(make_pool(Square, arena_bytes=arena_bytes).start(Recorder()))

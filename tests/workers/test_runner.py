@@ -51,6 +51,23 @@ def test_the_order_of_a_life() -> None:
     assert made[0].log == [("load", 3), ("predict", [2]), ("predict", [2, 3, 2, 3]), ("predict", [5]), "unload"]
 
 
+def test_a_model_that_wants_to_know_is_told_what_went_wrong_in_the_warm_up(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Any] = []
+
+    class Picky(Life):
+        def predict(self, batch: list[Any]) -> list[Any]:
+            raise ValueError("no")
+
+        def unload(self, error: BaseException | None = None) -> None:
+            told.append(error)
+            raise OSError("nothing to free")
+
+    with pytest.raises(ModelError, match="ValueError: no") as raised:
+        started(Picky)
+    assert told == [raised.value]
+    assert "unload raised" in caplog.text
+
+
 @pytest.mark.parametrize("step", ["__init__", "load"])
 def test_what_constructor_or_load_raise_is_raised(step: str) -> None:
     def fail(*_: Any) -> None:

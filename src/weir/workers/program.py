@@ -49,7 +49,11 @@ def run(
         fetch.lends = runner.borrows
     channel.send(encode_control(Ready()))
     loop = serve_ahead if start.options["pipeline_depth"] > 1 else serve
-    loop(channel, runner, places)
+    try:
+        loop(channel, runner, places)
+    except BaseException as error:  # SystemExit, of the model
+        runner.end(error)
+        raise
     runner.stop()
     return 0
 

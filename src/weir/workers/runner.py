@@ -5,6 +5,7 @@ payloads ─ read ─ preprocess ─┤ prepare         (decode, validate)
    postprocess ─ write ──────┤ compute          (validate, encode)
 """
 
+import logging
 from collections.abc import Callable, Container, Generator
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from weir.errors import Cancelled, WeirError
 from weir.messages import Batch, EventKind, Events, Timing
 from weir.model import Model, is_tensor_model
+from weir.workers.arity import takes_first
 from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.prediction import Prediction
 from weir.workers.reading import Reader
@@ -19,6 +21,8 @@ from weir.workers.steps import Column, has_failed
 from weir.workers.streaming import Streaming
 from weir.workers.warmup import warmup_batches
 from weir.workers.writing import Writer
+
+logger = logging.getLogger("weir")
 
 
 class Prepared(NamedTuple):
@@ -83,8 +87,12 @@ class Runner:
         self._streaming = Streaming(
             model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal
         )
-        for batch in warmup_batches(self._class, self._max_batch_size):
-            self._warm_up(batch)
+        try:
+            for batch in warmup_batches(self._class, self._max_batch_size):
+                self._warm_up(batch)
+        except BaseException as error:
+            self.end(error)
+            raise
 
     @property
     def borrows(self) -> bool:
@@ -133,7 +141,18 @@ class Runner:
 
     def stop(self) -> None:
         """Unload the model. Raises whatever it raises."""
-        self._model.unload()
+        if takes_first(self._model.unload, "error"):
+            self._model.unload(None)  # type: ignore[call-arg]  # as it has declared
+        else:
+            self._model.unload()
+
+    def end(self, error: BaseException) -> None:
+        """Unload a model that wants to know what ended its worker; others hear nothing of that. What it raises is logged."""
+        if takes_first(self._model.unload, "error"):
+            try:
+                self._model.unload(error)  # type: ignore[call-arg]  # as it has declared
+            except Exception:
+                logger.exception("worker %d of %r: unload raised", self._worker_index, self._label)
 
     def _warm_up(self, batch: Batch) -> None:
         size = len(batch.payloads)
