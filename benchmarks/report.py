@@ -27,7 +27,11 @@ BESIDE = [
         ("602 KB binary tensors, 16 connections", "602 KB binary, 16 connections", "Triton"),
     )
 ] + [
-    ("KServe v2 over gRPC: small tensors, 16 connections, calls/s", "MLServer", "grpc: Weir 16", "grpc: MLServer 16"),
+    *[
+        (f"KServe v2 over gRPC: small tensors, {connections}, calls/s", peer, f"grpc: Weir {number}", f"grpc: {peer} {number}")
+        for number, connections in ((16, "16 connections"), (1, "one connection"))
+        for peer in ("Triton", "MLServer")
+    ],
     *[
         (f"sentence vectors, {clients} clients, sentences/s", "infinity_emb", f"vectors: Weir {clients}", f"vectors: infinity_emb {clients}")
         for clients in (16, 64)
