@@ -23,7 +23,7 @@ from weir.embedding.clients import MOST
 from weir.embedding.zeromq.answering import AT_ONCE
 from weir.embedding.zeromq.publisher import MAX_TOPICS
 from weir.protocols.settings import HttpSettings
-from weir.wire.zmtp import GREETING, LONG, MORE, Received, frame, ready
+from weir.wire.zmtp import GREETING, LONG, MORE, Parser, Received, frame, ready
 
 MIB = 1 << 20
 
@@ -319,6 +319,51 @@ def test_who_does_not_read_gets_no_more() -> None:
             assert opened.call(lambda: opened.door._publisher.waiting)
             slow.sendall(frame(b"\x04PING\x00\x01abc", 4) * 100)  # not answered either
             slow.close()
+        still_serves(opened)
+
+
+MANY = b"[" + b",".join([b'"a"'] * 20_000) + b"]"  # their vectors have 640 kB
+
+
+def listening_narrowly(opened: Opened, topic: bytes) -> socket.socket:
+    """Return a connection that listens to a topic, for which the system takes little."""
+    found = socket.socket()
+    found.settimeout(20)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    found.connect(("127.0.0.1", opened.port_out))
+    found.sendall(GREETING + ready("SUB") + message(b"\1" + topic))
+    found.recv(len(GREETING + ready("PUB")), socket.MSG_WAITALL)
+    opened.until(lambda: topic in opened.door._publisher._peers)
+    return found
+
+
+def test_no_answer_is_lost_to_who_reads_late() -> None:
+    with Opened(zmq_max_unread=MIB) as opened:
+        with connected(opened.port, "PUSH") as asking, listening_narrowly(opened, b"late") as listening:
+            for number in range(12):
+                asking.sendall(message(b"late", MANY, b"%d" % number, b"20000"))
+            opened.until(lambda: opened.door._publisher.unread > MIB // 2 and bool(opened.door._publisher._waiting))
+            got: list[bytes | bytearray] = []
+            stream = Parser("PULL", 1 << 30, 5)
+            list(stream.feed(GREETING + ready("PUSH")))
+            while len(got) < 12:
+                got += [
+                    event.frames[3] for event in stream.feed(listening.recv(1 << 20)) if isinstance(event, Received)
+                ]
+        assert got == [b"%d" % number for number in range(12)]
+        assert not opened.door.drops.counts["answer"]
+        opened.until(lambda: not (opened.door._publisher._making or opened.door._publisher._waiting))
+
+
+def test_who_hardly_reads_is_not_waited_for() -> None:
+    with Opened(zmq_max_unread=MIB, http=HttpSettings(body_timeout=0.3), zmq_grace=0.2) as opened:
+        with connected(opened.port, "PUSH") as asking, listening_narrowly(opened, b"stuck") as listening:
+            for number in range(12):
+                asking.sendall(message(b"stuck", MANY, b"%d" % number, b"20000"))
+            opened.until(lambda: not opened.door._out.peers)
+            assert ends(listening)
+            opened.until(lambda: not opened.door._answering.busy)
+            assert not opened.door._publisher._waiting
         still_serves(opened)
 
 

@@ -114,9 +114,12 @@ class Answering:
         self._changed()
 
     async def _answer(self, ask: Ask, wishes: Wishes) -> None:
-        received = len(ask.payload)
+        received, publisher, room = len(ask.payload), self._means.publisher, 0
         try:
-            texts = await self._read(ask, wishes)
+            size = self._checked(ask, wishes)
+            await publisher.room(ask.topic, size)
+            room = size
+            texts = await off_loop(received, partial(zeromq.read_texts, ask))
             ask = ask._replace(payload=b"")  # the texts are all that is kept of it
             encoded = await self._encode(ask, wishes, texts)
             self._check_answer(ask.size, encoded.vectors.nbytes)
@@ -125,15 +128,18 @@ class Answering:
             answer = zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens)
             self._means.counts.answered(model, DOOR, ask.size, len(cut))
             self._means.counts.transferred(model, DOOR, received, sum(map(len, answer)))
-            self._means.publisher.publish(answer)
+            publisher.publish(answer)
         except WeirError as error:
             self._refuse(ask, wishes, error)
         except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
             self._means.logger.exception("request failed", door=DOOR, client=_name(ask))
             self._refuse(ask, wishes, ModelError(f"{type(error).__name__} in the server"))
+        finally:
+            if room:
+                publisher.made(ask.topic, room)
 
-    async def _read(self, ask: Ask, wishes: Wishes) -> list[zeromq.Text]:
-        """Return the texts of a request that may be answered."""
+    def _checked(self, ask: Ask, wishes: Wishes) -> int:
+        """Return how many bytes the answer to a request will have, about. Raises TooLarge, and ModelNotFound."""
         means = self._means
         # bert-as-service takes any number of texts, and its programs send a quarter of a million at once.
         if ask.wishes is not None and ask.size > means.max_texts:
@@ -143,8 +149,9 @@ class Answering:
             raise ModelNotFound(
                 f"model {wishes.model!r}: there is none of that name; there are {', '.join(means.served)}"
             )
-        self._check_answer(ask.size, _NUMBER * ask.size * means.served[name].dimensions)
-        return await off_loop(len(ask.payload), partial(zeromq.read_texts, ask))
+        size = _NUMBER * ask.size * means.served[name].dimensions
+        self._check_answer(ask.size, size)
+        return size + OVERHEAD
 
     async def _encode(self, ask: Ask, wishes: Wishes, texts: Sequence[Text]) -> Encoded:
         means, model = self._means, self._means.served[_model(self._means.served, wishes)]

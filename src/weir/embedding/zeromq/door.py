@@ -69,7 +69,7 @@ class ZeroMqDoor:
         )  # fmt: skip
         self._in = Port("PULL", limits, self.drops, self._heard)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
-        self._out = Port("PUB", out, self.drops, self._subscribed, self._publisher.forget)
+        self._out = Port("PUB", out, self.drops, self._subscribed, self._publisher.forget, self._publisher.has_read)
         self._sweeping: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
 

@@ -16,6 +16,7 @@ from weir.wire.zmtp import GREETING, Event, Parser, Reply, ready
 
 _BACKLOG = 1024
 SLOWEST = 256 << 10  # bytes of a message that must come in a second
+SLOWEST_READER = 16 << 10  # bytes that who is written to must read in a second
 _EVENTS = 64  # messages and commands of one connection that are heard in one turn of the event loop
 _CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
 
@@ -33,15 +34,16 @@ class Limits(NamedTuple):
 
 
 class Port:
-    """Listens as a socket of type `own`. `heard` gets what peers send, `lost` those that went.
+    """Listens as a socket of type `own`. `heard` gets what peers send, `lost` those that went, `has_read` those that have caught up.
 
     While `paused`, nothing is read; what has been read already is still heard.
     """
 
     def __init__(
         self, own: str, limits: Limits, drops: Drops, heard: "Callable[[Peer, Event], None]",
-        lost: "Callable[[Peer], None]" = lambda peer: None,
+        lost: "Callable[[Peer], None]" = lambda peer: None, has_read: "Callable[[Peer], None]" = lambda peer: None,
     ) -> None:  # fmt: skip
+        self.has_read = has_read
         self.own = own
         self.limits = limits
         self.drops = drops
@@ -109,7 +111,10 @@ class Port:
             self._resume(peer)
 
     def sweep(self, now: float) -> None:
-        """End the connections whose message has been under way for too long."""
+        """End the connections whose message has been under way for too long, and those that hardly read what they are sent."""
+        for peer in [peer for peer in self.peers if peer.clogged is not None]:
+            if peer.reads_slowly(now, self.limits.message):
+                peer.end(f"has hardly read anything for {self.limits.message:g} s")
         for peer in [peer for peer in self.peers if peer.since is not None and not peer.waits]:
             within = self.limits.message + peer.held / SLOWEST
             if not self.paused and peer.since is not None and now > peer.since + within:
@@ -156,7 +161,8 @@ class Peer(asyncio.Protocol):
         self.since: float | None = None  # when the message under way began to come
         self.topics: set[bytes] = set()  # what it listens to, at the port that publishes
         self.waits = False  # it is not read from until the messages of others have come whole
-        self.clogged = False  # it reads more slowly than it is written to
+        self.clogged: float | None = None  # since when it reads more slowly than it is written to
+        self._sent, self._read_before = 0, 0  # bytes
         self.hears = False  # more has come than is heard in one turn of the loop
         self._events: Iterator[Event] = iter(())  # what has come and was not heard
 
@@ -230,7 +236,7 @@ class Peer(asyncio.Protocol):
                 self.transport.pause_reading()
 
     def _reply(self, data: bytes) -> None:
-        if not self.clogged:  # who sends without reading gets no replies: they would pile up
+        if self.clogged is None:  # who sends without reading gets no replies: they would pile up
             self.transport.write(data)
 
     def _count_held(self) -> None:
@@ -247,6 +253,7 @@ class Peer(asyncio.Protocol):
 
     def write(self, buffers: Sequence[bytes | memoryview]) -> None:
         """Send `buffers`, one after the other."""
+        self._sent += sum(map(len, buffers))
         self.transport.writelines(buffers)
 
     @property
@@ -254,13 +261,20 @@ class Peer(asyncio.Protocol):
         """Bytes that have been written and have not left."""
         return self.transport.get_write_buffer_size()
 
+    def reads_slowly(self, now: float, patience: float) -> bool:
+        """Tell whether it has read less than SLOWEST_READER bytes a second since it was found to read slowly, `patience` seconds ago."""
+        since = now if self.clogged is None else now - self.clogged
+        return since > patience and self._sent - self.unread - self._read_before < SLOWEST_READER * since
+
     def pause_writing(self) -> None:
         """It reads slowly."""
-        self.clogged = True
+        self.clogged = time.monotonic()
+        self._read_before = self._sent - self.unread
 
     def resume_writing(self) -> None:
         """It has caught up."""
-        self.clogged = False
+        self.clogged = None
+        self._port.has_read(self)
 
     def end(self, reason: str) -> None:
         """End the connection, and say why."""

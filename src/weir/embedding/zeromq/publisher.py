@@ -4,7 +4,8 @@ A message goes to every peer that has subscribed to the beginning of its first f
 to yet, or for a moment; here it is kept for as long as a client may take to come, or to come back.
 """
 
-from collections import Counter, defaultdict
+import asyncio
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Sequence
 
 from weir.embedding.zeromq.drops import Drops
@@ -20,7 +21,8 @@ Frames = Sequence[bytes | memoryview]
 
 
 class Publisher:
-    """Publishes. A peer may leave `max_unread` bytes unread, and what nobody listens to may be as large; more is dropped.
+    """Publishes. Who listens may leave `max_unread` bytes unread: no more is made for it (`room`) until it has read, and of several who listen to
+    the same, those that read more slowly are left out. What nobody listens to may be as large; more is dropped.
 
     What nobody listens to is given up after `grace` seconds.
     """
@@ -35,6 +37,8 @@ class Publisher:
         self._kept: dict[bytes, list[Frames]] = defaultdict(list)
         self._kept_bytes = 0
         self._missed: dict[bytes, float] = {}  # topics that nobody listens to, and since when
+        self._making: Counter[bytes] = Counter()  # bytes of answers that are being made, by topic
+        self._waiting: dict[bytes, deque[tuple[int, asyncio.Future[None]]]] = {}  # for room, by topic
 
     # Who listens.
 
@@ -76,6 +80,54 @@ class Publisher:
                 found |= self._peers.get(topic[:length], set())
         return found
 
+    # Room for answers.
+
+    async def room(self, topic: bytes, size: int) -> None:
+        """Return when an answer of `size` bytes may be made for `topic`: as soon as one of those who listen has read so much that it may
+        be left unread. One that is larger is made when there is no other. To be followed by `made`."""
+        if topic not in self._waiting and self._has_room(topic, size):
+            self._making[topic] += size
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(topic, deque()).append((size, future))
+        try:
+            await future
+        except asyncio.CancelledError:
+            if not future.cancelled():  # it had its room already
+                self._making[topic] -= size
+            self._admit(topic)
+            raise
+
+    def made(self, topic: bytes, size: int) -> None:
+        """An answer for which there was room has been published, or will not be."""
+        self._making[topic] -= size
+        self._admit(topic)
+
+    def has_read(self, peer: Peer) -> None:
+        """`peer` has caught up."""
+        for topic in peer.topics:
+            if topic in self._waiting:
+                self._admit(topic)
+
+    def _has_room(self, topic: bytes, size: int) -> bool:
+        taken = self._making[topic] + min((peer.unread for peer in self._listeners(topic)), default=0)
+        return not taken or taken + size <= self._max_unread
+
+    def _admit(self, topic: bytes) -> None:
+        """Let those go on that wait for room, in order, as many as have it."""
+        waiting = self._waiting.get(topic, deque())
+        while waiting:
+            size, future = waiting[0]
+            if not future.done():
+                if not self._has_room(topic, size):
+                    return
+                self._making[topic] += size
+                future.set_result(None)
+            waiting.popleft()
+        self._waiting.pop(topic, None)
+        if not self._making[topic]:
+            del self._making[topic]
+
     # Answers.
 
     def publish(self, frames: Frames) -> None:
@@ -89,7 +141,7 @@ class Publisher:
 
     def _write(self, peer: Peer, frames: Frames) -> None:
         unread = peer.unread
-        if unread and (unread + size_of(frames) > self._max_unread or self.unread > _TOGETHER * self._max_unread):
+        if unread > self._max_unread or (unread and self.unread > _TOGETHER * self._max_unread):
             self._drops("answer", f"{unread} bytes of answers are unread (zmq_max_unread)", peer.address)
             return
         peer.write(pack(frames))
@@ -132,6 +184,8 @@ class Publisher:
 
     def sweep(self, topics: Iterable[bytes], now: float) -> list[bytes]:
         """Return those of `topics` that nobody has listened to for the grace; what was kept for such is dropped."""
+        for topic in list(self._waiting):
+            self._admit(topic)
         for topic in [topic for topic in self._kept if self._listeners(topic)]:
             self._send_kept(topic)
         silent = {topic for topic in {*topics, *self._kept} if not self._listeners(topic)}

@@ -26,7 +26,7 @@ class ZeroMqSettings:
         rule=AT_LEAST_ONE,
     )
     zmq_max_unread: int = setting(
-        64 << 20, "answers that a client may leave unread, and all together four times that; more are dropped",
+        64 << 20, "answers that a client may leave unread before its next requests wait; all together four times that, and more are dropped",
         rule=AT_LEAST_ONE,
     )  # fmt: skip
     zmq_grace: float = setting(
