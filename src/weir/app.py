@@ -103,9 +103,10 @@ class App:
             exposition.registry.register(Held(site.account))
         context = DoorContext(self.registry, settings, heard, self.control, site, self.manager, self.end, self.access)
         websockets = WebSockets(self.registry, settings.http, site.account)
+        self._added = _added(product, context, metrics, exposition)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
-            websockets=websockets, added=_added(product, context, metrics, exposition),
+            websockets=websockets, added=self._added,
         )  # fmt: skip
         manners = () if product is None else product.manners(context)
         self.server = HttpServer(
@@ -152,6 +153,7 @@ class App:
             for door in self.doors:
                 await door.start()
                 self._logger.info("listening", address=door.address)
+            self._added.begin()
             if await self._load():
                 ready()
                 async with watching(self._watched, self.manager):
@@ -256,7 +258,7 @@ def _added(
     routes = [*shown.routes, *product.routes(context)]
     refusals = product.refusals()
     context.registry.reserve(prefix.split("/")[1] for prefix in refusals)
-    return Added(routes, {**shown.paths, **product.paths()}, refusals)
+    return Added(routes, {**shown.paths, **product.paths()}, refusals, shown.begin)
 
 
 def _folder(settings: Settings) -> Folder | None:

@@ -71,6 +71,7 @@ def asgi(
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
         async with running(registry):
+            shown.begin()
             yield
 
     site = Site(registry, http, control, settings=kserve, access=access)

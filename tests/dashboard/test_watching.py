@@ -5,7 +5,7 @@ from typing import Any
 
 from tests.dashboard.kit import Scene
 
-from weir.dashboard.beat import Beat
+from weir.dashboard.beat import REST, Beat
 from weir.dashboard.ring import Ring
 from weir.dashboard.watching import Watch
 
@@ -62,6 +62,22 @@ def test_a_late_beat_does_not_move_the_others_and_a_missed_one_is_not_made_up_fo
     assert (struck[-1], timers.due) == (5.0, 8.0)
     beat.look()
     assert (len(struck), timers.due) == (3, 8.0)
+
+
+def test_it_beats_slowly_while_nobody_looks_once_it_has_begun() -> None:
+    beat, timers, struck = make_beat(patience=2.0)
+    beat.begin()
+    beat.begin()
+    assert (struck, timers.due) == ([0.0], REST)
+    timers.fire()
+    assert (len(struck), timers.due) == (2, 2 * REST)
+    beat.look()  # at once, and every second from now on
+    assert (len(struck), timers.due) == (3, REST + 1.0)
+    for _ in range(4):
+        timers.fire()
+    assert (len(struck), timers.due) == (7, REST + 3.0 + 2 * REST)
+    beat.stop()
+    assert timers.due is None
 
 
 def test_a_beat_on_a_real_loop() -> None:

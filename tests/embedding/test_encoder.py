@@ -10,7 +10,8 @@ import pytest
 from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, vector_of
 
 from weir import Service
-from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder
+from weir.embedding import encoder as front
+from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder, release_free_memory
 from weir.embedding.pieces import highest_places
 from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
@@ -419,3 +420,23 @@ def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> No
             encoder.close()
 
     asyncio.run(main())
+
+
+def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        given = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(front, "release_free_memory", lambda: loop.call_soon_threadsafe(given.set))
+        monkeypatch.setattr(front, "GIVE_BACK", (0.0, 1e6))
+        async with serving() as encoder:
+            assert len((await of(encoder, [f"{number}" for number in range(2000)])).counts) == 2000
+            assert encoder._giving_back == []
+            for _ in range(2):
+                given.clear()
+                assert len((await of(encoder, [f"{number}" for number in range(2001)])).counts) == 2001
+                await given.wait()
+                assert len(encoder._giving_back) == 2
+        assert encoder._giving_back == []
+
+    asyncio.run(main())
+    release_free_memory()

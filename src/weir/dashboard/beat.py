@@ -1,4 +1,4 @@
-"""Something once a second, for as long as somebody looks and a while longer."""
+"""Something once a second for as long as somebody looks and a while longer, and now and then when nobody does."""
 
 import asyncio
 import time
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 SECOND = 1.0
-PATIENCE = 900.0  # seconds that it goes on after the last look
+PATIENCE = 60.0  # seconds after the last look that it goes on so
+REST = 5.0  # seconds between beats while nobody looks
 
 
 class Cancellable(Protocol):
@@ -20,9 +21,10 @@ Later = Callable[[float, Callable[[], None]], Cancellable]  # calls back after s
 
 
 class Beat:
-    """Calls `strike` with how late it comes, in seconds, every second from the first `look` until `patience` after the last.
+    """Calls `strike` with how late it comes, in seconds: from `begin` on every REST seconds, and every second from a `look` until `patience`
+    after the last.
 
-    While nobody looks it costs nothing: there is no timer. It needs no end: a loop that closes forgets its timer.
+    Without `begin` there is no timer while nobody looks. It needs no end: a loop that closes forgets its timer.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class Beat:
         self._later = later
         self._looked = 0.0
         self._due = 0.0
+        self._always = False
         self._timer: Cancellable | None = None
 
     @property
@@ -42,12 +45,23 @@ class Beat:
         """Whether it goes on."""
         return self._timer is not None
 
+    def begin(self) -> None:
+        """Beat from now on, whether somebody looks or not. Idempotent."""
+        self._always = True
+        if self._timer is None:
+            self._looked = self._clock() - self._patience - SECOND
+            self._strike_now()
+
     def look(self) -> None:
         """Note that somebody looks; the first time, and after a pause, strike at once."""
-        self._looked = self._clock()
-        if self._timer is None:
-            self._due = self._looked
-            self._fire()
+        before, self._looked = self._looked, self._clock()
+        if self._timer is None or self._looked - before > self._patience:
+            self.stop()
+            self._strike_now()
+
+    def _strike_now(self) -> None:
+        self._due = self._clock()
+        self._fire()
 
     def stop(self) -> None:
         """Beat no more until somebody looks. Idempotent."""
@@ -58,10 +72,11 @@ class Beat:
     def _fire(self) -> None:
         now = self._clock()
         self._timer = None
-        if now - self._looked > self._patience:
+        is_watched = now - self._looked <= self._patience
+        if not is_watched and not self._always:
             return
-        late = now - self._due
+        late, pause = now - self._due, SECOND if is_watched else REST
         self._strike(late)
-        self._due = now + SECOND if late >= SECOND else self._due + SECOND  # what was missed is not made up for
+        self._due = now + pause if late >= SECOND else self._due + pause  # what was missed is not made up for
         later = self._later or asyncio.get_running_loop().call_later
         self._timer = later(max(0.0, self._due - self._clock()), self._fire)

@@ -76,7 +76,7 @@ def pages_of(watch: Watch) -> Added:
         Route("/dashboard/data", _data(watch)),
         *[Route(f"/dashboard/{name}", _asset(name)) for name in assets() if name != _PAGE],
     ]
-    return Added(routes, PATHS)
+    return Added(routes, PATHS, begin=watch.beat.begin)
 
 
 def assets() -> list[str]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from weir.manager.service import Service
 
 _SETTINGS = ("max_batch_size", "max_queue_size", "padded")
-_MOST_CLIENTS = 100  # that are shown
+_MOST_CLIENTS = 20  # that are shown
 
 TellClients = Callable[[], Sequence[Mapping[str, Any]]]  # a row for each, by column, the first of which names it
 

@@ -16,8 +16,8 @@ from weir.telemetry.histogram import ROWS, SECONDS
 
 
 class Watch:
-    """Samples a server once a second while it is watched, and for fifteen minutes after, so that whoever comes back sees what
-    was; keeps the last fifteen minutes. A server that nobody watches is not sampled."""
+    """Samples a server once a second while it is watched, and every few seconds while it is not, so that whoever comes sees what
+    was; keeps the last fifteen minutes."""
 
     def __init__(
         self, sampler: Sampler, ring: Ring, *, counted: bool, clock: Callable[[], float] = time.monotonic,

@@ -6,6 +6,7 @@ at once, whatever is in the line.
 """
 
 import asyncio
+import ctypes
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -30,6 +31,11 @@ SMALL = 16  # texts of a request that are read at once; one that has no more is 
 MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other
 MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
 LONGEST_TIMEOUT = 1e8
+GIVE_BACK = (
+    1.0,
+    5.0,
+    30.0,
+)  # seconds after the end of a request of MANY texts: until then its answer may be written and sent
 RETRY_AFTER = 1.0
 DOUBT = 2.0  # times the time that is left: a request that needs more than that, even alone on all workers, is refused
 FADE = 0.99  # weight that the length of a text loses with each later one
@@ -74,6 +80,7 @@ class Encoder:
         self._pumping = False
         self._lengths = self._weight = 0.0  # of the texts that went into the line, the later ones counting more
         self._accepted = Accepted()
+        self._giving_back: list[asyncio.TimerHandle] = []
 
     @property
     def name(self) -> str:
@@ -108,6 +115,7 @@ class Encoder:
 
     def close(self) -> None:
         """End the threads that read. What is under way fails with the service that runs it."""
+        self._give_back_later(None)
         self._readers.close()
 
     async def encode(
@@ -176,6 +184,17 @@ class Encoder:
             self._accepted.end()
             if timer is not None:
                 timer.cancel()
+            if len(asking.texts) > self._many:
+                self._give_back_later(loop)
+
+    def _give_back_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        """Give the memory of large requests back to the system a while from now, and no sooner; None: nobody does it any more."""
+        for timer in self._giving_back:
+            timer.cancel()
+        self._giving_back = []
+        if loop is not None:
+            give_back = partial(loop.run_in_executor, None, release_free_memory)
+            self._giving_back = [loop.call_later(seconds, give_back) for seconds in GIVE_BACK]
 
     def _begin(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
         """Have it read; return the timer of what may still wait here when its time is over."""
@@ -386,6 +405,14 @@ class Encoder:
             vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens, asking.lengths(),
             asking.all_errors(), asking.taken_dispatch(),
         )  # fmt: skip
+
+
+def release_free_memory() -> None:
+    """Have the C library give what nobody uses back to the system, wherever that lies: by itself it gives back the end of its heap alone.
+    Takes milliseconds. Does nothing where the library (musl) has no such call."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _size(text: Any) -> int:

@@ -140,13 +140,13 @@ class EmbeddingProduct:
         return [self._counts, self._waste]
 
     def clients(self) -> Sequence[Mapping[str, Any]]:
-        """Return those that are remembered, the one heard of last first."""
+        """Return those that are active, the one heard of last first."""
         return [
             {
                 "client": row["identity"], "door": row["door"], "requests": row["num_request"], "texts": row["num_total_seq"],
                 "seconds ago": round(row["last"], 1),
             }
-            for row in self._clients.table()
+            for row in self._clients.table() if row["active"]
         ]  # fmt: skip
 
     async def prepare(self) -> None:

@@ -1,6 +1,6 @@
 """The whole HTTP door as one ASGI application, for any ASGI server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,11 +33,12 @@ _SHOWN_TO_PAGES = (
 
 class Added(NamedTuple):
     """What a product adds: its routes, their paths as OpenAPI describes them, and how a request without the server's key is refused there, by what
-    paths begin with."""
+    paths begin with. `begin` is called on the event loop once the server runs."""
 
     routes: Sequence[BaseRoute] = ()
     paths: Mapping[str, Any] = MappingProxyType({})
     refusals: Mapping[str, Refuse] = MappingProxyType({})
+    begin: Callable[[], None] = lambda: None
 
 
 _NOTHING = Added()

@@ -6,7 +6,6 @@ import { answered, ends, mean, ofModel, quantile, size, total } from "./sums.js"
 
 const NUMBERS = (heads) => heads.map((head) => ({ head, number: true }));
 const NO_MODEL = "(no such model)";
-const byName = new Intl.Collator("en", { numeric: true });
 
 export class Models {
   constructor(parent, choose) {
@@ -135,7 +134,7 @@ export class Clients {
     this.names = "";
   }
 
-  /** Show a row for each of `clients`, whose first column names it, in the order of the names: they are told in that of their last words. */
+  /** Show a row for each of `clients`, whose first column names it, in the order in which they are told: whoever was heard of last comes first. */
   show(clients) {
     this.part.hidden = !clients.length;
     if (!clients.length) return;
@@ -147,8 +146,7 @@ export class Clients {
       this.parent.replaceChildren(this.table.element);
     }
     const text = (value) => (typeof value === "number" ? number(value) : String(value));
-    const inOrder = [...clients].sort((a, b) => byName.compare(a[names[0]], b[names[0]]));
-    this.table.show(inOrder.map((client) => ({
+    this.table.show(clients.map((client) => ({
       key: JSON.stringify(client[names[0]]), cells: names.map((name) => text(client[name])),
     })), "none");
   }
