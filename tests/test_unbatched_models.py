@@ -301,6 +301,21 @@ def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Se
         np.testing.assert_array_equal(answer["y"], given + given)
 
 
+@pytest.mark.parametrize(("name", "shape"), [("amd", (3,)), ("amd", (2, 3)), ("image", (3, 8, 8)), ("scalar", ())])
+def test_a_header_that_comes_again_means_the_same(
+    server: Served, repository: Path, name: str, shape: tuple[int, ...]
+) -> None:
+    with triton.InferenceServerClient(server.url.removeprefix("http://")) as http:
+        for _ in range(5):
+            x = floats(*shape).astype(np.float32) if shape else np.array(floats(1)[0])
+            tensor = triton.InferInput("x", list(shape), "FP32")
+            tensor.set_data_from_numpy(x)
+            found = http.infer(name, [tensor]).as_numpy("y")
+            expected = x + x if name == "amd" else truth(repository, name, {"x": x})["y"]
+            assert found.shape == np.shape(expected)
+            np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
 def test_the_native_endpoint_takes_what_a_model_declares(client: httpx.Client) -> None:
     assert client.post("/infer/amd", json={"x": [[1, 2, 3]]}).json() == {"y": [[2.0, 4.0, 6.0]]}
     assert client.get("/v2/models/amd").json()["inputs"][0]["shape"] == [-1, 3]
