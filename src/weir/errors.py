@@ -224,6 +224,8 @@ def for_caller(error: WeirError) -> WeirError:
     if not isinstance(error, ModelError):
         return error
     cause = error.__cause__
+    while isinstance(cause, ModelError):  # of a step, where this is the error of a chain
+        cause = cause.__cause__
     if isinstance(cause, Exception) and not isinstance(cause, (WeirError, StopIteration, StopAsyncIteration)):
         error = _as_raised(error, cause)
     noted = getattr(error, "__notes__", ())
@@ -246,7 +248,7 @@ def _as_raised(error: ModelError, cause: Exception) -> ModelError:
     for name in _inner(raised):
         with suppress(Exception):
             setattr(made, name, getattr(cause, name))
-    made.__cause__ = cause
+    made.__cause__ = error.__cause__
     return made
 
 

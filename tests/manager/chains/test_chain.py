@@ -13,6 +13,7 @@ from weir import (
     DeadlineExceeded,
     InvalidRequest,
     Model,
+    ModelError,
     ModelNotReady,
     Registry,
     Service,
@@ -79,10 +80,37 @@ def test_branches_go_side_by_side_and_switches_choose() -> None:
         await models.start()
         assert await both.infer(3) == {"twice": 6, "minus": -6}
         assert await partial.infer(3) == {"twice": 6, "same": 12}
-        error = {"error": "step 'double': is no number", "type": "InvalidRequest"}
-        assert await partial.infer("x") == {"twice": error, "same": error}
+        with pytest.raises(InvalidRequest, match="step 'double': is no number"):  # there is no answer at all
+            await partial.infer("x")
         with pytest.raises(WeirError, match=r"^step "):
             await both.infer("x")
+        await models.stop()
+
+    run(main())
+
+
+def test_a_path_that_fails_has_its_error_beside_the_answers_of_others() -> None:
+    async def main() -> None:
+        split = Chain([Branch({"twice": ["double"], "minus": ["negate"]}, fail_fast=False)], name="split")
+        models = registry(split)
+        await models.start()
+        answer = await split.infer([])
+        assert answer["twice"] == []
+        assert answer["minus"]["type"] == "ModelError"
+        assert answer["minus"]["error"].startswith("step 'negate': predict raised TypeError")
+        await models.stop()
+
+    run(main())
+
+
+def test_what_a_step_raised_can_be_caught_around_the_chain() -> None:
+    async def main() -> None:
+        chain = Chain(["negate"], name="chain")
+        models = registry(chain)
+        await models.start()
+        with pytest.raises(TypeError, match="step 'negate': predict raised TypeError") as caught:
+            await chain.infer([])
+        assert isinstance(caught.value, ModelError)
         await models.stop()
 
     run(main())

@@ -26,7 +26,7 @@ class Branch(NamedTuple):
     """Goes all `paths` at the same time, from the same item. Its answer is a dict with the answer of each path.
 
     With `fail_fast` the first error is the item's and the other paths are withdrawn; otherwise a path that failed has
-    `{"error": text, "type": class}` for its answer. In a chain of tensors each path adds its own to the chain's tensors.
+    `{"error": text, "type": class}` for its answer, unless all have failed: the first one's error is the item's then. In a chain of tensors each path adds its own to the chain's tensors.
     """
 
     paths: Mapping[str, "Steps"]

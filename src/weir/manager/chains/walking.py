@@ -97,7 +97,7 @@ class Walk:
                 for task in tasks.values():
                     if task.done():
                         task.result()
-            answers = {name: _answer(task) for name, task in tasks.items()}
+            answers = _answers(tasks)
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -128,6 +128,15 @@ def _only(name: str, array: Any) -> Any:
         raise InvalidRequest(f"tensor {name!r}: decides which way a request goes: its elements must be equal")
     said = values.pop()
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+
+
+def _answers(tasks: Mapping[str, "asyncio.Future[Any]"]) -> dict[str, Any]:
+    """Return what came of each path. Raises the first error where all have failed: there is no answer then."""
+    answers = {name: _answer(task) for name, task in tasks.items()}
+    for task in tasks.values():
+        if task.exception() is None:
+            return answers
+    return {name: task.result() for name, task in tasks.items()}
 
 
 def _answer(task: "asyncio.Future[Any]") -> Any:
