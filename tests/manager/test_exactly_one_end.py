@@ -9,14 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.manager.kit import Rig, serving, squares, turns
 
-from weir import ModelError, Service
+from weir import Model, ModelError, Service
 from weir.errors import WeirError
-from weir.testing import FakeRequest
+from weir.testing import FakeExecutor, FakeRequest
 
 NAMES = (
     "call call call impatient list door cancel answer answer fail lose revive pass turn turn"  # the more, the likelier
 )
 STEPS = st.lists(st.tuples(st.sampled_from(NAMES.split()), st.integers(0, 9)), max_size=60)
+
+
+class Echo(Model):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return batch
 
 
 class Hooked(Service):
@@ -159,3 +164,21 @@ async def drain(script: Script) -> None:
     assert stopping.done()
     state = script.rig.service.state()
     assert (state["waiting"], state["waiting_outside"], state["in_flight_batches"]) == (0, 0, 0)
+
+
+def test_a_payload_is_let_go_when_its_caller_leaves_though_its_batch_runs_on() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with Service(Echo, executor=executor, max_batch_size=2) as service:
+            gone, stays = [FakeRequest("x" * 10, arrival=service.now()) for _ in range(2)]
+            for request in (gone, stays):
+                service.submit(request)
+            await asyncio.sleep(0)
+            assert len(executor.pending) == 1
+            service.cancel(gone)
+            assert (gone.payload, stays.payload) == (None, "x" * 10)
+            executor.answer_next(lambda batch: batch)
+            await asyncio.sleep(0)
+            assert stays.settled
+
+    asyncio.run(main())

@@ -8,7 +8,7 @@ from typing import Any
 from weir.batching.collate import answers_in, deliver, dropped_in
 from weir.batching.gather import left_in
 from weir.errors import ModelError, WeirError
-from weir.messages import Dispatch, Events, Observer, Request
+from weir.messages import Dispatch, Events, Kind, Observer, Request
 from weir.telemetry.silent import SilentObserver
 from weir.telemetry.tracecontext import Trace
 
@@ -112,6 +112,7 @@ class Delivery:
         """Tell the observers that the caller of `request` left."""
         _discard_gathered(request)
         self._had_their_end([request], error, now)
+        _drop_payload(request)
 
     def give_error(self, request: Request, error: WeirError, now: float) -> None:
         """Give `request`, already marked as settled, an error."""
@@ -123,6 +124,7 @@ class Delivery:
         except Exception:
             door_failed(request)
         self._had_their_end([request], error, now)
+        _drop_payload(request)
 
     def _had_their_end(self, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         if not requests:
@@ -154,6 +156,14 @@ def _hearers(observers: Sequence[Observer], event: str) -> list[Any]:
     return [
         getattr(each, event) for each in observers if getattr(type(each), event, silence) is not silence
     ]  # one that was made before there was such an event does not have it
+
+
+def _drop_payload(request: Request) -> None:
+    """Let go of a payload that nobody reads any more: the batch that the request is in may run for long, and its worker has its own copy."""
+    if request.kind is Kind.ITEM:
+        request.payload = None
+    elif request.kind is Kind.TENSORS:
+        request.payload = {}
 
 
 def _discard_gathered(request: Request) -> None:

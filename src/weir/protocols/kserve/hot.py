@@ -57,6 +57,11 @@ class KserveRequest(HttpRequest):
         self.layout: Layout | None = None
         self.memory: Memory | None = None  # where outputs are wanted in regions
 
+    def leave(self) -> None:
+        """Withdraw it. What was read of it goes at once, though the batch that it is in may run on."""
+        super().leave()
+        self.asked = None
+
     def bytes_to_read(self) -> int:
         """See HttpRequest. Of tensors as binary data, other than BYTES, only the header is looked at."""
         ask: InferAsk = self.ask
