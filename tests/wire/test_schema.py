@@ -10,7 +10,7 @@ import pytest
 
 from weir.errors import InvalidRequest, SettingsError, ValidationFailed
 from weir.messages import JSON, MSGPACK
-from weir.wire.schema import MAX_ERRORS, refusal, schema_of
+from weir.wire.schema import MAX_ERRORS, MAX_LISTED, refusal, schema_of
 from weir.wire.values import encode
 
 
@@ -181,3 +181,14 @@ def test_json_schemas_refer_to_components(output: bool) -> None:
 def test_pydantic_is_not_imported_for_others() -> None:
     code = "import sys, weir.wire.schema as s; s.schema_of(list[int], 'Input').check([1]); assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_of_thousands_of_errors_only_their_number_is_told() -> None:
+    # Pydantic lists all of them at a kilobyte each.
+    schema = schema_of(Annotated[list[int], pydantic.Field(max_length=10**6)], "Input")
+    with pytest.raises(ValidationFailed, match=f"^item: {MAX_LISTED + 1} errors") as caught:
+        schema.check(["x"] * (MAX_LISTED + 1))
+    assert caught.value.details == []
+    with pytest.raises(ValidationFailed) as caught:
+        schema.check(["x"] * MAX_LISTED)
+    assert len(caught.value.details) == MAX_ERRORS

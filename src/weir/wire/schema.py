@@ -20,6 +20,8 @@ REF_TEMPLATE = "#/components/schemas/{}"
 
 # A long list of wrong elements makes no long answer: so many errors, and so much of each input.
 MAX_ERRORS = 100
+# Pydantic lists all its errors or none, at a kilobyte each: those of a body of 16 MB would end the worker.
+MAX_LISTED = 10_000
 MAX_INPUT_BYTES = 1000
 
 _PLAIN = (type(None), bool, int, float, str, bytes)
@@ -172,6 +174,9 @@ class _PydanticSchema:
 
 
 def _pydantic_failure(error: Any) -> ValidationFailed:
+    count = error.error_count()
+    if count > MAX_LISTED:
+        return ValidationFailed(f"item: {count} errors; of more than {MAX_LISTED} none is shown", details=[])
     errors = error.errors(include_url=False)
     where = ".".join(map(str, errors[0]["loc"])) or "item"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
