@@ -99,7 +99,7 @@ def test_bodies_that_are_cut_anywhere_arrive_whole() -> None:
             )
             plain = post(b"\r\n\r\n" * 900, path="/elsewhere")
             whole = plain + chunked + b"0\r\nTrailer: x\r\n\r\n" + plain + GET
-            for size in (1, 977, len(whole)):
+            for size in (13, 977, len(whole)):
                 transport = here.connect()
                 for at in range(0, len(whole), size):
                     transport.receive(whole[at : at + size])
@@ -139,6 +139,29 @@ def test_what_is_framed_like_an_attack_is_refused(received: bytes, status: int, 
     *_, answer = (outcome := asyncio.run(exchanged(received)))[0]
     assert (answer.status, outcome[1]) == (status, True)
     assert said in answer.body
+
+
+def test_an_application_hears_that_its_request_was_refused(caplog: pytest.LogCaptureFixture) -> None:
+    heard: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        message = await receive()
+        while message.get("more_body"):
+            message = await receive()
+        heard.append(message)
+        await hello(scope, receive, send)
+
+    async def main() -> None:
+        async with site(app=app) as here:
+            transport = here.connect()
+            transport.receive(CHUNKED + b"1\r\nx\r\n")
+            await settled()
+            transport.receive(b"JUNK\r\n")
+            await settled()
+            assert [answer.status for answer in answers(transport.sent)] == [400]
+
+    asyncio.run(main())
+    assert (heard, caplog.records[1:]) == ([{"type": "http.disconnect"}], [])
 
 
 def test_trailers_do_not_become_headers() -> None:

@@ -318,6 +318,9 @@ class HandedOver(HttpToolsProtocol):
     def _refuse(self, error: WeirError, status: int | None = None) -> None:
         """Answer what is no request, or none that is read further, and close the connection."""
         self._lane.refused(None, error)
+        if self.busy:  # whoever answers it must not write any more
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if not (self.busy and self.cycle.response_started):
             answer = self._lane.manner_of(self.url).error_answer(error, None)
             head = self._lane.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
