@@ -137,6 +137,16 @@ def test_small_bodies_that_are_large_when_they_are_decompressed(tmp_path: Path) 
         assert server.lives()
 
 
+def test_bodies_of_nothing_but_empty_members(tmp_path: Path) -> None:
+    with attacked(tmp_path) as server:
+        empty = gzip.compress(b"")
+        clients = [server.connect() for _ in range(6)]
+        for client in clients:
+            client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
+        assert server.ask(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
+        assert [status(client) for client in clients] == [400] * 6
+
+
 def test_bodies_that_are_announced_and_never_sent(tmp_path: Path) -> None:
     with attacked(tmp_path) as server:
         for _ in range(40):
