@@ -140,6 +140,21 @@ def test_a_large_list_that_is_broken_is_refused() -> None:
             stock(payload, 1)
 
 
+def test_commas_with_nothing_between_them_are_refused_wherever_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zeromq, "_PIECE", 8)
+    for payload in (
+        b'["abc",, "d", "e"]',
+        b'["abcd", ,"e"]',
+        b'["abcde",]',
+        b'["abc", "d" , ]',
+        b'[,"abcdefg"]',
+        b'["abc",\n,\n"d"]',
+    ):
+        with pytest.raises(InvalidRequest, match="must be a JSON list of texts"):
+            stock(payload, len(payload.split(b'"')) // 2)
+    assert stock(b'[ "abc" ,\n"d" , "efghijklm",["n"] ]', 4) == ["abc", "d", "efghijklm", ["n"]]
+
+
 def test_a_refusal_is_no_array_for_a_stock_client() -> None:
     ask = Ask(b"me", b"", b"7", 1)
     error = TooLarge("texts: 9, at most 8 (max_texts)" + "x" * 600)

@@ -28,6 +28,7 @@ _MAX_DIGITS = 20
 _MAX_COMMAND = max(map(len, COMMANDS))  # bytes
 _MAX_WISHES = 64 << 10  # bytes: the numbers of thousands of requests
 _PIECE = 1 << 20  # bytes of a list of texts that are read at once: a few milliseconds
+_NOTHING = b","  # what stands in a piece between two commas that have nothing between them: no list has that
 _LOOKED_AT = 1 << 16  # bytes outside of texts in which the end of an element is looked for
 _MOST_SHOWN = 500  # characters of an error in a refusal
 _OWN = b"\0weir\0"  # before the identity in the topic of Weir's own answers
@@ -193,9 +194,10 @@ def _pieces(payload: bytes | bytearray) -> Iterator[bytes | bytearray]:
         if cut is None:
             size *= 2  # one element is as large
             continue
-        yield b"[" + payload[start : start + cut] + b"]"
+        yield b"[" + (payload[start : start + cut].strip() or _NOTHING) + b"]"
         start, size = start + cut + 1, _PIECE
-    yield b"[" + payload[start:]
+    rest = payload[start:].strip()
+    yield b"[" + (_NOTHING + rest if rest == b"]" else rest)
 
 
 def _last_comma(part: bytes) -> int | None:
