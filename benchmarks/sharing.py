@@ -147,6 +147,7 @@ class Read(NamedTuple):
     ids: bytes
     second: int = 0
     truncated: bool = False
+    foreign: bool = False
 
 
 class Lengths:

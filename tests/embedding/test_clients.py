@@ -1,5 +1,7 @@
 from typing import Any
 
+import pytest
+
 from weir.embedding.clients import Clients
 from weir.embedding.status import Status
 
@@ -80,3 +82,19 @@ def test_the_status_says_what_stock_clients_look_for() -> None:
     clients.asked("me", 4, door="zeromq")
     assert status.server_status()["statistic"]["num_total_seq"] == 4
     assert status.client_status()["clients"][0]["identity"] == "me"
+
+
+def test_a_client_whose_token_ids_are_of_another_model_is_named_in_the_log_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clients = Clients()
+    clients.warn_of_ids("stranger", 1, "mini")  # nobody knows it
+    clients.asked("chain", 2, door="openai")
+    with caplog.at_level("WARNING", "weir"):
+        for _ in range(3):
+            clients.warn_of_ids("chain", 2, "mini")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "client 'chain' sent 2 texts as token ids that the tokenizer of 'mini' would not make of them"
+    )
+    assert "check_embedding_ctx_length=False" in line

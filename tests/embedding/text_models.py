@@ -19,6 +19,7 @@ class Cut(NamedTuple):
     ids: bytes
     second: int
     truncated: bool
+    foreign: bool = False
 
 
 class Words:

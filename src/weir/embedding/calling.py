@@ -22,6 +22,7 @@ from weir.protocols.settings import HttpSettings
 
 CLIENT_ID = b"x-client-id"
 TRUNCATED = b"x-weir-truncated"
+FOREIGN = b"x-weir-foreign-ids"
 _LONGEST_CLIENT_ID = 128
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
 _LARGEST = 1_000_000  # numbers that are about 20 MB as text
@@ -138,7 +139,10 @@ class TextCall:
             timeout=wishes.timeout or None, dimensions=dimensions, truncate=truncate, want_tokens=want_tokens,
             prompt=prompt, whole_words=whole_words, trace=wishes.traceparent,
         )  # fmt: skip
-        return await self._unless_left(work)
+        encoded = await self._unless_left(work)
+        if encoded.foreign:
+            site.clients.warn_of_ids(client or caller.whose(self.peer), encoded.foreign, self.encoder.name)
+        return encoded
 
     def _unless_left(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return work if self.asgi is None else unless_left(work, self.asgi.receive)
@@ -175,8 +179,8 @@ class TextCall:
 
 
 def _marks(encoded: Encoded) -> Headers:
-    cut = sum(encoded.truncated)
-    return [(TRUNCATED, b"%d" % cut)] if cut else []
+    marks = [(TRUNCATED, sum(encoded.truncated)), (FOREIGN, encoded.foreign)]
+    return [(name, b"%d" % count) for name, count in marks if count]
 
 
 async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:

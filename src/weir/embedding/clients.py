@@ -3,11 +3,14 @@
 Nothing here grows: of clients, sizes and intervals the latest `MOST` are kept.
 """
 
+import logging
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
+
+_log = logging.getLogger("weir")
 
 MOST = 500  # clients, sizes and intervals that are remembered
 ACTIVE_FOR = 180.0  # seconds after its last request that a client counts as active
@@ -21,6 +24,7 @@ class Client:
     requests: int = 0
     texts: int = 0
     last: float = 0.0
+    warned: bool = False  # of its token ids
 
 
 class Clients:
@@ -54,6 +58,16 @@ class Clients:
         """`client` has asked for the server's configuration or status, or for it to end."""
         self._seen(client, door, self._clock())
         self.system_requests += 1
+
+    def warn_of_ids(self, client: str, count: int, model: str) -> None:
+        """Say in the log that `client`, who has asked for vectors, sends token ids of another tokenizer; once for each that is remembered."""
+        known = self._clients.get(client)
+        if known is not None and not known.warned:
+            known.warned = True
+            _log.warning(
+                "client %r sent %d texts as token ids that the tokenizer of %r would not make of them: those of another model give wrong vectors "
+                "(LangChain: check_embedding_ctx_length=False)", client, count, model,
+            )  # fmt: skip
 
     def _seen(self, client: str, door: str, now: float) -> Client:
         known = self._clients.setdefault(client, Client(door))

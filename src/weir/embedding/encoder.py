@@ -403,7 +403,7 @@ class Encoder:
         tokens = None if asking.ids is None else asking.of_all([self._tokenizer.tokens(ids) for ids in asking.ids])
         return Encoded(
             vectors, asking.of_all(asking.counts), asking.of_all(asking.truncated), tokens, asking.lengths(),
-            asking.all_errors(), asking.taken_dispatch(),
+            asking.all_errors(), asking.taken_dispatch(), asking.foreign,
         )  # fmt: skip
 
 

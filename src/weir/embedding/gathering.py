@@ -29,7 +29,7 @@ class Asking:
     """
 
     __slots__ = (
-        "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
+        "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
         "ready_texts", "reading", "small", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
@@ -65,6 +65,7 @@ class Asking:
         self.reading = False
         self.ready_texts: deque[Ready] = deque()
         self.under_way: set[TextRequest] = set()
+        self.foreign = 0  # texts that came as token ids of another tokenizer
         self.ended = False
         self.trace: CallTrace | None = None
 
@@ -85,6 +86,7 @@ class Asking:
         pieces = found if isinstance(found, list) else [found]
         counts = [len(piece.ids) // 4 for piece in pieces]
         self.counts[place] = sum(counts)
+        self.foreign += pieces[0].foreign
         self.truncated[place] = any(piece.truncated for piece in pieces)
         if self.ids is not None:
             self.ids[place] = b"".join(piece.ids for piece in pieces)

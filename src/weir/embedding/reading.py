@@ -38,6 +38,10 @@ class Tokenized(Protocol):
     def truncated(self) -> bool:
         """Whether the text was cut."""
 
+    @property
+    def foreign(self) -> bool:
+        """Whether they are token ids that the tokenizer would not make of the text that they stand for."""
+
 
 class Tokenizes(Protocol):
     """What the front needs of a tokenizer; called by several threads at once."""

@@ -48,7 +48,8 @@ class Encoded(NamedTuple):
     `vectors` is float32: (n, dimensions), or (n, tokens, dimensions) where each token has one, with zeros behind the shorter texts. `counts` are the
     tokens of each text as it was computed; `truncated` says which were cut. `tokens` are they as texts, if wanted; `lengths` says how many vectors
     a text has, where each token has one. Where each text has an end of its own, `errors` has those of them that have no vector.
-    `dispatch` is the batch that the first of them was in, and when that came into the line.
+    `dispatch` is the batch that the first of them was in, and when that came into the line. `foreign` texts came as token ids that the model's tokenizer
+    would not make of the text that they stand for: those of another model, as it seems.
     """
 
     vectors: NDArray[Any]
@@ -58,6 +59,7 @@ class Encoded(NamedTuple):
     lengths: list[int] | None = None
     errors: list[WeirError | None] | None = None
     dispatch: tuple[Dispatch, float] | None = None
+    foreign: int = 0
 
 
 class Encodes(Protocol):

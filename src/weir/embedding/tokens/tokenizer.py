@@ -38,11 +38,13 @@ LOCAL = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "White
 
 
 class Tokenized(NamedTuple):
-    """One text's tokens: `ids` as in Tokens (int32, little-endian), where the second text begins, and whether any were cut off."""
+    """One text's tokens: `ids` as in Tokens (int32, little-endian), where the second text begins, and whether any were cut off. `foreign`: the
+    caller gave token ids that this tokenizer would not make of the text that they stand for."""
 
     ids: bytes
     second: int = 0
     truncated: bool = False
+    foreign: bool = False
 
 
 class Numbered(NamedTuple):
@@ -279,9 +281,21 @@ class Tokenizer:
         first = parts[0]
         if not pair:
             ids = self._shortened(first, room) if ready else [*template.first, *first[:room], *template.last]
-            return Tokenized(_packed(ids), 0, length > room)
+            return Tokenized(_packed(ids), 0, length > room, ready and self._is_foreign(first))
         keep, other = shares(len(first), len(parts[1]), room)
         return _paired(template, first[:keep], parts[1][:other], length > room)
+
+    def _is_foreign(self, ids: list[int]) -> bool:
+        """Tell whether this tokenizer would make other ids of the text that these stand for. With more special tokens than one text has, as pairs
+        and texts with unknown words have, nobody knows what the text was: they are taken as they are."""
+        special = sum(number in self.special_ids for number in ids)
+        if special > len(self.template.first) + len(self.template.last):
+            return False
+        text = self.pieces.decode(ids, skip_special_tokens=True)
+        if not text or "\0" in text:
+            return special < len(ids)
+        (again,) = self.encode([text], max_length=2 * len(ids) + special, manner=Manner(prompt=""))
+        return isinstance(again, InvalidRequest) or again.ids != _packed(ids)
 
     def _shortened(self, ids: list[int], room: int) -> list[int]:
         """Cut the tail of ids that have their special tokens already; the last of them stays."""

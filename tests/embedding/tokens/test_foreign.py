@@ -1,0 +1,42 @@
+"""tokenizer.py: token ids that the model's own tokenizer would not make of the text that they stand for."""
+
+from pathlib import Path
+
+import pytest
+from tests.embedding import tiny
+
+from weir.embedding.calling import FOREIGN, _marks
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.texts import Encoded
+from weir.embedding.tokens.tokenizer import Tokenized, Tokenizer
+
+
+@pytest.fixture(name="tokenizer", scope="module", params=["bert", "roberta"])
+def make_tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Read the tokenizer of a small model."""
+    return read_checkpoint(tiny.model(tmp_path_factory.mktemp("foreign"), request.param)).tokenizer()
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text, special ones included."""
+    (found,) = tokenizer.encode([text], max_length=32)
+    assert isinstance(found, Tokenized)
+    assert not found.foreign
+    return [int.from_bytes(found.ids[at : at + 4], "little") for at in range(0, len(found.ids), 4)]
+
+
+def test_ids_that_the_tokenizer_has_made_are_its_own(tokenizer: Tokenizer) -> None:
+    own = ids_of(tokenizer, "the river")
+    special = len(tokenizer.template.first) + len(tokenizer.template.last)
+    bare = own[len(tokenizer.template.first) : len(own) - len(tokenizer.template.last)]
+    found = tokenizer.encode([own, bare, [*own, *own], own[:1]], max_length=64)
+    assert special > 0
+    assert [isinstance(each, Tokenized) and each.foreign for each in found] == [False, True, False, False]
+
+
+def test_an_answer_says_how_many_texts_came_so(tmp_path: Path) -> None:
+    import numpy
+
+    encoded = Encoded(numpy.zeros((2, 1), numpy.float32), [1, 1], [False, False], foreign=2)
+    assert _marks(encoded) == [(FOREIGN, b"2")]
+    assert _marks(encoded._replace(foreign=0)) == []
