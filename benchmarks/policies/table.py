@@ -23,7 +23,8 @@ class Compared:
 
 
 class Comparison(NamedTuple):
-    """One thing to compare. `steps(seeds)` is how often it calls `Effort.step`; `exact` is what is not simulated."""
+    """One thing to compare. `steps(seeds)` is how often it calls `Effort.step`; `exact` is what has no
+    lines of several seeds: it is not simulated, or says itself what it is played on."""
 
     name: str
     title: str
