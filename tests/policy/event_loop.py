@@ -15,7 +15,7 @@ import pytest
 from scipy.stats import t as student
 
 from weir.policy.profile import Floats, Profile
-from weir.policy.tables import Table
+from weir.policy.tables import Table, checked_table
 
 SOURCE = Path(__file__).with_suffix(".c")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
@@ -66,7 +66,7 @@ def served(
     """Serve `parts` stretches of `rows` rows that arrive at `rate` per second (Poisson) by `table`, after `warm` others.
     The shares are those of the rows that took longer than each of `late`, in ms."""
     results = [np.empty(parts) for _ in range(3)] + [np.empty(parts * len(late))]
-    entries = np.ascontiguousarray(table, dtype=np.intc)
+    entries = np.ascontiguousarray(checked_table(table, profile.max_batch_size), dtype=np.intc)
     limits = np.array(late, dtype=np.float64) - profile.latency_offset_ms
     failed = _library().serve(
         ctypes.c_int(profile.max_batch_size), _pointer(profile.service_time_ms), _pointer(profile.energy_mj),

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tests.policy.event_loop import needs_compiler, served
 from tests.policy.line_simulation import interval, simulated
 
 from weir.errors import SettingsError
@@ -112,3 +113,16 @@ def test_long_lines_are_followed_to_their_end(load: float) -> None:
     computed = response_time(GOOGLENET_P4, rate, full_batch_table(GOOGLENET_P4))
     exact = evaluate(GOOGLENET_P4, rate, full_batch_table(GOOGLENET_P4)).response_time_ms
     assert computed.mean_ms == pytest.approx(exact, rel=1e-3)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("cv", "rate", "entries"),
+    [(0.0, 990.0, [0, *[1] * 16, 4]), (0.1, 900.0, [0, *[1] * 9, 3]), (1.0, 700.0, [0, 1, 1, 1, 2, 2, 2, 3, 3, 9])],
+)
+def test_it_reaches_as_far_as_rows_that_are_left_behind_wait(cv: float, rate: float, entries: list[int]) -> None:
+    """Of lines that are served row by row while they are short, the cells once reached only as far as the long ones need."""
+    profile = Profile(np.ones(16), np.ones(16), np.full(16, cv))
+    table = np.array(entries, dtype=np.uint16)
+    seen = served(profile, rate, table, 2_000_000, parts=1, warm=100_000).quantiles[0]
+    assert response_time(profile, rate, table).quantile_ms(0.99) == pytest.approx(seen, rel=0.015)

@@ -53,14 +53,12 @@ class Grid:
         below[:, -1] = 1.0
         return np.maximum(np.diff(below, axis=1), 0.0)
 
-    def service(self, mean: float, cv: float) -> Floats:
-        """Return the masses of a batch's time."""
-        if cv > 0.0:
-            return self.gamma(mean, cv)
+    @property
+    def none(self) -> Floats:
+        """Return the masses of a time of 0: half a cell more, on average."""
         first = np.zeros(self.count)
         first[0] = 1.0
-        # The first cell's middle stands for 0 here, so that the mean comes out right.
-        return self.shifted(first, max(0.0, mean - self.width / 2.0))
+        return first
 
     def with_service(self, masses: Floats, mean: float, cv: float) -> Floats:
         """Return the masses of times with that of a batch added, which is Gamma distributed, or fixed if cv is 0."""
@@ -97,10 +95,20 @@ def longer_services(mean: float, cv: float) -> tuple[Floats, Floats]:
     Gauss's nodes for the length-biased Gamma distribution."""
     if cv == 0.0:
         return np.array([mean]), np.array([1.0])
-    count = 8 if cv <= 0.3 else 24
-    shape = 1.0 / cv**2
-    orders = np.arange(count)
-    off = np.sqrt(orders[1:] * (orders[1:] + shape))
-    jacobi = np.diag(2.0 * orders + 1.0 + shape) + np.diag(off, 1) + np.diag(off, -1)
+    return _nodes(mean, cv, 1.0 / cv**2)
+
+
+def services(mean: float, cv: float) -> tuple[Floats, Floats]:
+    """Return times and shares that stand for those of all batches: Gauss's nodes for the Gamma distribution."""
+    if cv == 0.0:
+        return np.array([mean]), np.array([1.0])
+    return _nodes(mean, cv, 1.0 / cv**2 - 1.0)
+
+
+def _nodes(mean: float, cv: float, power: float) -> tuple[Floats, Floats]:
+    """Return Gauss's nodes for the density x^power·e^-x (generalised Laguerre), in units of mean·cv²."""
+    orders = np.arange(8 if cv <= 0.3 else 24)
+    off = np.sqrt(orders[1:] * (orders[1:] + power))
+    jacobi = np.diag(2.0 * orders + 1.0 + power) + np.diag(off, 1) + np.diag(off, -1)
     nodes, vectors = np.linalg.eigh(jacobi)
     return nodes * mean * cv**2, vectors[0] ** 2

@@ -7,7 +7,7 @@ length must be kept too. A place only ever falls, so one pass from the last plac
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.policy.ages import Grid, poisson
+from weir.policy.ages import Grid, poisson, services
 from weir.policy.profile import Floats, Profile
 from weir.policy.rules_in_line import Rules
 
@@ -20,7 +20,7 @@ class Leftovers:
 
     def __init__(self, profile: Profile, arrivals: Floats, grid: Grid, rules: Rules, longest: int, rate: float) -> None:
         self._profile, self._arrivals, self._grid, self._rules = profile, arrivals, grid, rules
-        self._longest = longest
+        self._longest, self._rate = longest, rate
         self._behind = poisson(longest, rate * grid.middles)
         gaps = rules.served_at - np.arange(rules.steady + 1)
         self._erlangs = grid.erlangs(max(1, int(gaps.max())), rate)
@@ -43,8 +43,8 @@ class Leftovers:
             self._keep(length, target, share * self._erlangs[target - length - 1])
         else:
             size = int(self._rules.batch[length])
-            served = self._grid.service(*self._service(size))
-            self._serve(length, size, np.array([length]), share * served[None, :])
+            ages = share * self._grid.none[None, :]
+            self._serve(length, size, np.array([length]), ages, self._grid.width / 2.0)
 
     def run(self) -> None:
         """Let all that stay behind move up until a batch takes them."""
@@ -56,22 +56,23 @@ class Leftovers:
             met = staying.sum(axis=1) > _RARE / 100.0
             for size in np.unique(sizes[met]).tolist():
                 lengths = np.flatnonzero(met & (sizes == size))
-                served = self._grid.with_service(staying[lengths], *self._service(size))
-                self._serve(place, size, lengths, served)
+                self._serve(place, size, lengths, staying[lengths])
 
-    def _service(self, size: int) -> tuple[float, float]:
-        return float(self._profile.service_time_ms[size - 1]), float(self._profile.cv[size - 1])
-
-    def _serve(self, place: int, size: int, lengths: NDArray[np.int64], served: Floats) -> None:
-        """Let a batch of `size` leave those at `place` behind, whose ages are `served` then, by length before it."""
-        come = self._arrivals[size - 1]
-        law = np.zeros((self._longest + 1, len(lengths)))
-        for column, length in enumerate(lengths.tolist()):
-            start = length - size
-            kept = min(len(come), self._longest - start)
-            law[start : start + kept, column] = come[:kept]
-            law[-1, column] += come[kept:].sum()
-        self._decide(place - size, law @ served)
+    def _serve(self, place: int, size: int, lengths: NDArray[np.int64], ages: Floats, spent: float = 0.0) -> None:
+        """Let a batch of `size` leave those at `place` behind, whose ages are those given by length before it, less `spent`. The
+        longer it takes, the more rows come."""
+        mean, cv = float(self._profile.service_time_ms[size - 1]), float(self._profile.cv[size - 1])
+        by_length = np.zeros((self._longest + 1, self._grid.count))
+        for time, share in zip(*services(mean, cv), strict=True):
+            come = poisson(self._arrivals.shape[1] - 1, np.array([self._rate * time]))[:, 0]
+            law = np.zeros((self._longest + 1, len(lengths)))
+            for column, length in enumerate(lengths.tolist()):
+                start = length - size
+                kept = min(len(come), self._longest - start)
+                law[start : start + kept, column] = come[:kept]
+                law[-1, column] += max(0.0, 1.0 - float(come[:kept].sum()))
+            by_length += share * (law @ self._grid.shifted(ages, max(0.0, time - spent)))
+        self._decide(place - size, by_length)
 
     def _decide(self, place: int, by_length: Floats) -> None:
         """Take those whom the next batch reaches, and keep the others, who wait for it first if need be."""

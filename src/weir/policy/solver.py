@@ -31,14 +31,15 @@ class Solution:
 
     Attributes:
         profile, rate, prices: what was asked; the rate in rows per second.
-        table: the best table; its last entry is the action in the overflow state.
-        actions: the same by state, 0 ... s_max and S_o.
-        values: relative values of the states, 0 in state 0.
-        cost: g of the truncated model under the table (equation 14).
-        error_bound: how far `cost` may be above the least of all policies that serve in S_o.
-        tail_share: the share of the cost that is paid in the overflow state (equation 15, relative to g).
-        s_max, overflow_cost: how the model was truncated. Where more than 1000 states would be needed, nothing is: beyond
-            s_max the values are continued (continued.py), and the tail share and the overflow cost are 0.
+        table: the best table.
+        actions: the best actions by state, 0 ... s_max, and that in all longer lines, or in S_o.
+        values: relative values of these states, 0 in state 0.
+        cost: g, the cost per ms under the table (equation 14): what `evaluate` says, or that of the truncated model.
+        error_bound: how far `cost` may be above the least of all policies that serve one of the sizes that were tried from
+            lines above s_max, or of the truncated model.
+        s_max: the longest line whose best action was looked for.
+        overflow_cost, tail_share: of a truncated model what overflow costs, and the share of the cost that is paid so (equation
+            15, relative to g). 0 where nothing is truncated: what happens above s_max is then exact (continued.py).
         method, iterations, seconds: how it was solved; None seconds if no clock was given.
     """
 
@@ -87,11 +88,10 @@ def solve(
 
     Arguments:
         method: "policy-iteration", or "value-iteration" (the paper's, equations 21 and 22, slower).
-        s_max: the longest line of the model; None: grown until the tail share is at most `tail_tolerance`. Policy iteration
-            continues the values of longer lines where that takes more than 1000; a given `overflow_cost`, and value
-            iteration, stop there.
-        overflow_cost: c_o of equation 13, per ms; None: so much that neither waiting in the overflow state nor losing rows
-            there pays.
+        s_max: the longest line of the paper's truncated model; None: nothing is truncated, but for value iteration or a given
+            `overflow_cost`, where it is grown until the tail share is at most `tail_tolerance`, up to 1000.
+        overflow_cost: c_o of equation 13, per ms, of the truncated model; None: so much that neither waiting in the overflow
+            state nor losing rows there pays.
         eta, epsilon, max_iterations: of value iteration, see `iterate_values`; with policy iteration they have no
             effect.
         start: a table from which policy iteration starts, e.g. that of a rate nearby.
