@@ -62,6 +62,18 @@ class KserveRequest(HttpRequest):
         super().leave()
         self.asked = None
 
+    def begin(self) -> None:
+        """See HttpRequest. A body whose header has come before is not read again."""
+        ask: InferAsk = self.ask
+        layout = ask.layout
+        if layout is not None and not layout.wants_regions:
+            body = self._body()
+            if memoryview(body)[: ask.header_length] == layout.header:
+                self._take_layout(layout, body)
+                self._submit()
+                return
+        super().begin()
+
     def bytes_to_read(self) -> int:
         """See HttpRequest. Of tensors as binary data, other than BYTES, only the header is looked at."""
         ask: InferAsk = self.ask
@@ -77,14 +89,7 @@ class KserveRequest(HttpRequest):
 
     def reader(self) -> Callable[[], Step]:
         """See HttpRequest. Raises RequestErrors naming tensor, value and rule."""
-        ask: InferAsk = self.ask
-        body = self._body()
-        if ask.layout is not None and memoryview(body)[: ask.header_length] == ask.layout.header:
-            memory = self._memory() if ask.layout.wants_regions else None
-            if memory is not None:
-                memory.hold(ask.layout.asked)
-            return partial(partial, self._take_layout, ask.layout, body, memory)
-        return partial(self._read_body, body, self._memory())
+        return partial(self._read_body, self._body(), self._memory())
 
     def _body(self) -> Body:
         body: Body = self.payload
@@ -127,9 +132,8 @@ class KserveRequest(HttpRequest):
             self.connection.charge(len(plain))
             self._take_over(plain)
 
-    def _take_layout(self, layout: Layout, body: Body, memory: Memory | None) -> None:
+    def _take_layout(self, layout: Layout, body: Body) -> None:
         self.layout = layout
-        self.memory = memory
         self.asked = layout.asked
         self.payload = self._with_block(layout.arrays(memoryview(body)))
         self._take_work(layout.work, layout.schedule)
