@@ -33,9 +33,9 @@ def test_a_flood_of_pings_is_answered_in_many_turns_of_the_loop() -> None:
     async def main() -> None:
         opened = Opened()
         opened.transport.receive(PING * 10_000)
-        assert opened.transport.sent == PONG * 64 and not opened.transport.is_reading()
+        assert opened.transport.sent == PONG * 16 and not opened.transport.is_reading()
         await asyncio.sleep(0)
-        assert opened.transport.sent == PONG * 128
+        assert opened.transport.sent == PONG * 32
         await until(lambda: not opened.peer.hears)
         assert opened.transport.sent == PONG * 10_000 and opened.transport.is_reading()
         assert opened.peer.held == opened.port.held == 0
@@ -47,7 +47,7 @@ def test_a_flood_of_messages_is_heard_in_order_and_whole() -> None:
     async def main() -> None:
         opened = Opened()
         opened.transport.receive(b"".join(frame(b"%d" % number) for number in range(200)) + frame(b"cut")[:-1])
-        assert len(opened.heard) == 64
+        assert len(opened.heard) == 16
         opened.port.pause()  # what has come is heard all the same
         await until(lambda: not opened.peer.hears)
         assert [each.frames for each in opened.heard if isinstance(each, Received)] == [
@@ -80,6 +80,6 @@ def test_who_leaves_is_heard_no_longer() -> None:
         opened.transport.receive(frame(b"x") * 1000)
         opened.transport.abort()
         await settled()
-        assert len(opened.heard) == 64
+        assert len(opened.heard) == 16
 
     asyncio.run(main())

@@ -17,7 +17,7 @@ from weir.wire.zmtp import GREETING, Event, Parser, Reply, ready
 _BACKLOG = 1024
 SLOWEST = 256 << 10  # bytes of a message that must come in a second
 SLOWEST_READER = 16 << 10  # bytes that who is written to must read in a second
-_EVENTS = 64  # messages and commands of one connection that are heard in one turn of the event loop
+_EVENTS = 16  # messages and commands of one connection that are heard in one turn of the event loop
 _CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
 
 
