@@ -9,7 +9,7 @@ import gc
 import math
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -86,18 +86,22 @@ _BETWEEN = b" \t\r\n,"  # elements of a list as JSON
 _LARGE = 64 << 10
 
 
-@contextmanager
-def uncollected(size: int) -> Iterator[None]:
+def uncollected(size: int) -> AbstractContextManager[None]:
     """Keep the garbage collector out while a body of `size` bytes is decoded: it would walk through all that has been decoded again
     and again, which takes four times as long as decoding lists of lists. Nothing of what is decoded is garbage."""
-    switched = size > _LARGE and gc.isenabled()
-    if switched:
-        gc.disable()
+    return _without_collector() if size > _LARGE and gc.isenabled() else _AS_IT_IS
+
+
+_AS_IT_IS = nullcontext()
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    gc.disable()
     try:
         yield
     finally:
-        if switched:
-            gc.enable()
+        gc.enable()
 
 
 def decode(body: bytes | memoryview, content_type: str) -> Any:

@@ -154,13 +154,13 @@ def test_a_model_that_pads_is_one_of_sentences_before_it_is_asked(browser: "Chro
         assert "nothing computed" in page.text("#padding")
 
 
-def test_clients_keep_their_places(browser: "Chrome") -> None:
+def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:
     scene = Scene("square")
     told = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
     scene.sampler = Sampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
     with shown(pages_of(told_by_hand(scene)).routes) as url:
         page = Page(browser, url)
-        assert [row[0] for row in page.rows("#clients")] == ["a", "b", "team-9", "team-10"]
+        assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]
 
 
 def test_the_controls_stay_where_they_are_whatever_is_said_of_the_server(browser: "Chrome") -> None:

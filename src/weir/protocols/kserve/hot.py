@@ -89,13 +89,13 @@ class KserveRequest(HttpRequest):
 
     def reader(self) -> Callable[[], Step]:
         """See HttpRequest. Raises RequestErrors naming tensor, value and rule."""
-        return partial(self._read_body, self._body(), self._memory())
+        return partial(self._read_body, self._body())
 
     def _body(self) -> Body:
         body: Body = self.payload
         return body if type(body) is bytes else self.payload.view[self.ask.lead :]
 
-    def _read_body(self, body: Body, memory: Memory) -> Step:
+    def _read_body(self, body: Body) -> Step:
         """Find out what the line must know of the body."""
         ask: InferAsk = self.ask
         plain = body
@@ -103,6 +103,7 @@ class KserveRequest(HttpRequest):
             plain = inflated(body, self.connection.lane.settings.max_body_size)
             if ask.outline is not None and (found := self._undecoded(plain, ask.outline)) is not None:
                 return partial(self._take_outline, None if plain is body else plain, found)
+        memory = self._memory()
         asked = read_body(ask, plain, memory)
         memory.hold(asked)
         (work,) = works_of(ask.service, asked)
