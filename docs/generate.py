@@ -224,7 +224,7 @@ def errors_page() -> str:
 def _tree(kind: type[errors.WeirError]) -> Iterable[type[errors.WeirError]]:
     yield kind
     for child in kind.__subclasses__():
-        if child.__module__ == errors.__name__:
+        if getattr(errors, child.__name__, None) is child:  # not one that was made of two, for a caller
             yield from _tree(child)
 
 

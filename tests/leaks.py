@@ -26,7 +26,7 @@ def descriptors() -> dict[str, str]:
 
 
 def shared_memory() -> list[str]:
-    """Return what of it is mapped here, or has a name: ours has none, and other programs' is none of our business."""
+    """Return what of it is mapped here, or has a name of ours: Weir's own has none. Tests beside this one name theirs otherwise."""
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if "memfd:weir" in line]
     return mapped + [name for name in os.listdir("/dev/shm") if "weir" in name]
 

@@ -267,7 +267,7 @@ def test_a_raw_body_is_the_whole_tensor(client: httpx.Client, repository: Path) 
 
 
 def test_shared_memory_holds_the_whole_tensor(server: Served, repository: Path) -> None:
-    x, key = floats(3, 8, 8), f"weir_test_{uuid4().hex}"
+    x, key = floats(3, 8, 8), f"region_test_{uuid4().hex}"
     handle = shared_memory.create_shared_memory_region("image", key, 2048)
     try:
         shared_memory.set_shared_memory_region(handle, [x])

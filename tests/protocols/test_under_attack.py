@@ -144,7 +144,7 @@ def test_bodies_of_nothing_but_empty_members(tmp_path: Path) -> None:
         for client in clients:
             client.sendall(post(empty * ((8 << 20) // len(empty)), b"Content-Encoding: gzip"))
         assert server.ask(post(gzip.compress(b'"abc"'), b"Content-Encoding: gzip", b"X-Request-Timeout: 10")) == 200
-        assert [status(client) for client in clients] == [400] * 6
+        assert {status(client) for client in clients} <= {400, 429}  # read, or refused while others hold what there is
 
 
 def test_bodies_that_are_announced_and_never_sent(tmp_path: Path) -> None:

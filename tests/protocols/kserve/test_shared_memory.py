@@ -32,7 +32,7 @@ def tensors() -> list[triton.InferInput]:
 
 
 def test_inputs_and_outputs_in_regions(stock: triton.InferenceServerClient) -> None:
-    key = f"weir_test_{uuid4().hex}"
+    key = f"region_test_{uuid4().hex}"
     handle = shared_memory.create_shared_memory_region("region", key, 256)
     try:
         shared_memory.set_shared_memory_region(handle, [FIRST, SECOND])
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_named(stock: triton.InferenceServerClient) -> None:
     with pytest.raises(InferenceServerException, match="Unable to find shared memory region: 'nowhere'"):
         stock.get_system_shared_memory_status("nowhere")
     with pytest.raises(InferenceServerException, match="Unable to open shared memory region: 'r'"):
-        stock.register_system_shared_memory("r", f"weir_absent_{uuid4().hex}", 64)
+        stock.register_system_shared_memory("r", f"region_absent_{uuid4().hex}", 64)
 
 
 def test_pages_in_a_browser_and_proxies_may_not(client: httpx.Client) -> None:
@@ -84,7 +84,7 @@ def test_what_lies_in_a_region_has_no_bytes_in_the_body(
     client: httpx.Client, stock: triton.InferenceServerClient
 ) -> None:
     """Triton's C++ client reads how many from the parameters of every output that has any."""
-    key = f"weir_test_{uuid4().hex}"
+    key = f"region_test_{uuid4().hex}"
     handle = shared_memory.create_shared_memory_region("sizes", key, 128)
     try:
         stock.register_system_shared_memory("sizes", key, 128)
@@ -117,7 +117,7 @@ def test_a_region_may_be_unregistered_while_a_request_is_computed(tmp_path: Path
     model = Path(__file__).parent / "models.py"
     params = f'{{ begun = "{begun}", gate = "{gate}" }}'
     config.write_text(f'[models.gated]\ntarget = "{model}:Gated"\nparams = {params}\n')
-    key = f"weir_test_{uuid4().hex}"
+    key = f"region_test_{uuid4().hex}"
     handle = shared_memory.create_shared_memory_region("gone", key, 64)
     try:
         with (

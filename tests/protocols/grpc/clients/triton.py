@@ -97,11 +97,11 @@ def streamed(client: Any) -> None:
 def shared(client: Any) -> None:
     """Inputs and an output in system shared memory."""
     size = ROW.nbytes
-    regions = {name: memory.create_shared_memory_region(name, f"/weir-test-{name}", size) for name in ("in", "out")}
+    regions = {name: memory.create_shared_memory_region(name, f"/region-test-{name}", size) for name in ("in", "out")}
     try:
         memory.set_shared_memory_region(regions["in"], [ROW])
         for name in regions:
-            client.register_system_shared_memory(name, f"/weir-test-{name}", size)
+            client.register_system_shared_memory(name, f"/region-test-{name}", size)
         assert set(client.get_system_shared_memory_status().regions) == set(regions)
         assert client.get_system_shared_memory_status("in").regions["in"].byte_size == size
         tensors = inputs(ROW)
