@@ -42,7 +42,7 @@ def test_a_call_at_each_door_of_texts_is_one_trace(tmp_path: Path) -> None:
                 refused = [
                     httpx.post(url + path, json=body, headers=headers, timeout=30)
                     for path, body in (
-                        ("/encode", {"texts": ["x" * 3, ""]}),
+                        ("/encode", {"texts": ["x " * 1000], "truncate": False}),
                         ("/v2/models/tiny/infer", wrong),
                         ("/v2/models/tiny/infer_stream", wrong),
                     )
