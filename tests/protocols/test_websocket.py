@@ -131,6 +131,27 @@ def test_errors_are_messages_and_end_no_connection() -> None:
     asyncio.run(main())
 
 
+def test_a_request_that_cannot_be_taken_ends_no_connection(caplog: pytest.LogCaptureFixture) -> None:
+    class Faulty(Service):
+        def submit(self, request: Any, now: float | None = None) -> None:
+            raise RuntimeError("no way")
+
+    async def main() -> None:
+        async with (
+            serving(Faulty(Echo, name="faulty", executor="inline"), Service(Echo, executor="inline")) as server,
+            server.connect() as client,
+        ):
+            for _ in range(2):
+                await client.send(item("faulty", 1, "1"))
+                assert await failure(client) == Failure("internal error", "1", "InternalError", 500)
+            await client.send(item("echo", 2, "1"))
+            assert await answers(client) == [2]
+            await until(lambda: server.server.account.held_bytes == 0)
+
+    asyncio.run(main())
+    assert "no way" in caplog.text
+
+
 def test_an_id_is_of_one_request_at_a_time_and_can_be_cancelled() -> None:
     async def main() -> None:
         heard = RecordingObserver()

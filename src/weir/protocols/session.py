@@ -220,10 +220,14 @@ class Session:
                 self._under_way[asked.id] = request
                 service.submit(request, request.arrival)
                 return
-        except WeirError as error:
-            self._under_way.pop(asked.id, None)
+        except Exception as error:
+            taken = self._under_way.pop(asked.id, None)
             self._claim.give(size)
-            self.post_failure(asked.id, error)
+            if not isinstance(error, WeirError):
+                if isinstance(taken, Queued):
+                    taken.settled = True  # it may stand in the queue
+                _log.exception("a request for %s cannot be taken", asked.model)
+            self.post_failure(asked.id, error if isinstance(error, WeirError) else WeirError("internal error"))
             return
         task = asyncio.ensure_future(self._answer(asked, received))
         self._under_way[asked.id] = task
