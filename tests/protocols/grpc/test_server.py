@@ -29,6 +29,7 @@ from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import write_request
+from weir.wire.protobuf import methods
 
 TLS = Path(__file__).parents[1] / "tls"
 FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
@@ -244,3 +245,17 @@ async def _burst(address: str, pid: int, calls: int, channels: int) -> dict[str,
     for channel in opened:
         await channel.close(None)
     return dict(codes)
+
+
+def test_a_call_that_is_told_of_the_end_when_all_is_over_does_no_harm() -> None:
+    """The core aborts the process if an operation comes after its queue was shut; who watches is told of the end at that time."""
+    (watch,) = [method for method in methods("grpc.health.v1.Health") if method.name == "Watch"]
+    asked = watch.request().SerializeToString()
+
+    async def test(rig: Rig) -> None:
+        for each in [rig.channel.unary_stream(watch.path)(asked) for _ in range(3)]:
+            await each.read()
+            each.cancel()
+
+    for _ in range(20):
+        run(test)

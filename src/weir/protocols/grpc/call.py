@@ -1,6 +1,7 @@
 """One call of gRPC: what the client said, and what is said to it."""
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -36,16 +37,50 @@ class Left(Exception):
     """The caller has left: there is nobody to write to."""
 
 
+class Gate:
+    """Lets operations into the core's queue until it is shut: one that came later would abort the process. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._shut = False
+
+    def start(self, call: Any, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
+        """Start operations on one of the core's calls; `heard` is told of their end. Raises Left when the queue is shut."""
+        with self._lock:
+            if self._shut:
+                raise Left
+            call.start_server_batch(operations, heard)
+
+    def shut(self, queue: Any) -> None:
+        """Shut the queue: what is under way in it still ends."""
+        with self._lock:
+            self._shut = True
+            queue.shutdown()
+
+
 class Call:
     """What a handler has of its call; to be used on the event loop, but for what core.py does at the beginning.
 
     `metadata` are pairs. `on_left` is called, once, when the caller leaves or the deadline passes before the end.
     """
 
-    __slots__ = ("account", "_begun", "_held", "_raw", "_tell", "_unsent", "deadline", "metadata", "on_left", "over")
+    __slots__ = (
+        "account",
+        "_begun",
+        "_gate",
+        "_held",
+        "_raw",
+        "_tell",
+        "_unsent",
+        "deadline",
+        "metadata",
+        "on_left",
+        "over",
+    )
 
-    def __init__(self, tell: Tell, event: Any, account: "Account", unsent: "Unsent") -> None:
+    def __init__(self, tell: Tell, event: Any, gate: Gate, account: "Account", unsent: "Unsent") -> None:
         self._tell = tell
+        self._gate = gate
         self.account = account
         self._unsent = unsent
         self._held = 0  # bytes that are charged as long as the call goes on
@@ -73,9 +108,11 @@ class Call:
         said = [] if body is None else [cygrpc.SendMessageOperation(body, 0)]
         status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
         large = body is not None and len(body) > _COUNTED_ABOVE
-        self._start(
-            (*self._head(), *said, status), self._when_sent(len(body)) if body is not None and large else _nothing
-        )
+        heard = self._when_sent(len(body)) if body is not None and large else _nothing
+        try:
+            self._start((*self._head(), *said, status), heard)
+        except Left:
+            heard(None)
         self._close()
 
     def charge(self, size_bytes: int) -> None:
@@ -157,7 +194,7 @@ class Call:
         return await future
 
     def _start(self, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
-        self._raw.start_server_batch(operations, heard)
+        self._gate.start(self._raw, operations, heard)
 
 
 def _message(event: Any) -> bytes | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from weir.errors import Overloaded, WeirError
 from weir.protocols.account import Account
-from weir.protocols.grpc.call import Call, cygrpc
+from weir.protocols.grpc.call import Call, Gate, cygrpc
 from weir.protocols.grpc.intake import Intake, Unsent
 
 Step = Callable[[], None]
@@ -58,6 +58,7 @@ class Core:
         # Bytes of messages that the thread has told of, and that the loop has heard of: each is counted by one of the two.
         self._told_bytes = self._heard_bytes = 0
         self._queue = cygrpc.CompletionQueue()
+        self._gate = Gate()
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._steps: deque[Step] = deque()
@@ -156,7 +157,7 @@ class Core:
         self._request()
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
-        call = Call(self.tell, event, self._account, self._unsent)
+        call = Call(self.tell, event, self._gate, self._account, self._unsent)
         peer = call.peer
         refusal = self._intake.begin(peer)
         call.watch(lambda: self._intake.end(peer))
@@ -197,4 +198,4 @@ class Core:
             begin(call, body)
 
     def _shut(self, event: Any) -> None:
-        self._queue.shutdown()
+        self._gate.shut(self._queue)
