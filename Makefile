@@ -117,7 +117,7 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/torch/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
-	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout
+	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout sentence-transformers
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

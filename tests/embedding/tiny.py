@@ -56,6 +56,16 @@ def sentence_model(
 ) -> Path:  # fmt: skip
     """Write a model as sentence-transformers does. `pooling` is one of its names, `dense` the size of a layer behind it (0: none)."""
     model(directory, family, **more)
+    return sentence_files(
+        directory, pooling=pooling, normalize=normalize, dense=dense, max_length=max_length, prompts=prompts
+    )
+
+
+def sentence_files(
+    directory: Path, *, pooling: str | list[str] = "mean", normalize: bool = True, dense: int = 0, max_length: int | None = None,
+    prompts: dict[str, str] | None = None, truncate_dim: int | None = None,
+) -> Path:  # fmt: skip
+    """Write what sentence-transformers puts beside a model."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
     _write(directory / "1_Pooling" / "config.json", {"embedding_dimension": HIDDEN, "pooling_mode": pooling})
     if dense:
@@ -78,7 +88,8 @@ def sentence_model(
     ]
     _write(directory / "modules.json", named)
     _write(directory / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    _write(directory / "config_sentence_transformers.json", {"prompts": prompts or {}, "default_prompt_name": None})
+    settings = {"prompts": prompts or {}, "default_prompt_name": None, "truncate_dim": truncate_dim}
+    _write(directory / "config_sentence_transformers.json", settings)
     return directory
 
 

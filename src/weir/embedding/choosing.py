@@ -1,6 +1,7 @@
 """What is computed where a user has not said: what the model's files say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weir.embedding.recipe import WINDOW, Pooling, Precision, Recipe, poolings_named
@@ -28,7 +29,7 @@ def chosen_recipe(
         known = ", ".join(each.value for each in Precision)
         raise SettingsError(f"precision={precision!r}: must be one of {known}") from None
     chosen, *joined = checkpoint.poolings or (Pooling.MEAN,) if pooling is None else poolings_named(pooling)
-    return Recipe(
+    recipe = Recipe(
         chosen,
         tuple(layers or checkpoint.layers),
         mask_special,
@@ -39,3 +40,14 @@ def chosen_recipe(
         tuple(joined),
         window or WINDOW,
     )
+    return _shortened(checkpoint, recipe) if dimensions is None else recipe
+
+
+def _shortened(checkpoint: "Checkpoint", recipe: Recipe) -> Recipe:
+    """Keep as many numbers of a vector as the files say (`truncate_dim`). That holds for the vectors that the files describe, and for no others."""
+    kept = checkpoint.layout.dimensions
+    if kept is None or (recipe.poolings, recipe.layers) != (checkpoint.poolings, checkpoint.layers):
+        return recipe
+    from weir.embedding.runtime.reading import dimensions_in
+
+    return replace(recipe, dimensions=min(kept, dimensions_in(checkpoint, recipe)))

@@ -8,6 +8,7 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.choosing import chosen_recipe
 from weir.embedding.recipe import Pooling
 from weir.embedding.tokens.options import TokenizerOptions
 from weir.errors import SettingsError
@@ -82,6 +83,22 @@ def test_prompts(tmp_path: Path) -> None:
     assert without[0].encode(["do it"], max_length=64) == without[1].encode(["do it"], max_length=64)
     change(tmp_path / "config_sentence_transformers.json", default_prompt_name="question")
     with pytest.raises(SettingsError, match="default_prompt_name='question': must be one of query, passage"):
+        read_checkpoint(tmp_path)
+
+
+def test_vectors_are_as_long_as_the_files_say(tmp_path: Path) -> None:
+    tiny.sentence_model(tmp_path, pooling="mean")
+    change(tmp_path / "config_sentence_transformers.json", truncate_dim=16)
+    checkpoint = read_checkpoint(tmp_path)
+    assert chosen_recipe(checkpoint).dimensions == 16
+    assert chosen_recipe(checkpoint, pooling="REDUCE_MEAN", layers=[-1]).dimensions == 16
+    assert chosen_recipe(checkpoint, dimensions=20).dimensions == 20  # the user's word counts
+    assert chosen_recipe(checkpoint, pooling="cls").dimensions is None  # a vector that the files say nothing of
+    assert chosen_recipe(checkpoint, layers=[-1, -2]).dimensions is None
+    change(tmp_path / "config_sentence_transformers.json", truncate_dim=1000)
+    assert chosen_recipe(read_checkpoint(tmp_path)).dimensions == 32
+    change(tmp_path / "config_sentence_transformers.json", truncate_dim=0)
+    with pytest.raises(SettingsError, match="truncate_dim=0: must be a whole number of at least 1"):
         read_checkpoint(tmp_path)
 
 

@@ -36,13 +36,13 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.sentence_model(tmp_path_factory.mktemp("bert"), "bert", dense=20, labels=3)
 
 
-def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False) -> Inputs:
+def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False, hide_special: bool = False) -> Inputs:
     chance = np.random.default_rng(5)
     texts = [
         Read(chance.integers(5, vocabulary, count).astype(np.int32), second)
         for count, second in [(7, 0), (12, 5), (3, 0)]
     ]
-    return filled(texts, pad_id=pad_id, mask_special=mask_special)
+    return filled(texts, pad_id=pad_id, mask_special=mask_special, hide_special=hide_special)
 
 
 def both(directory: Path, recipe: Recipe, cache: Path) -> tuple[Runtime, Runtime]:
@@ -74,6 +74,35 @@ def test_both_runtimes_give_the_same(directory: Path, tmp_path: Path, pooling: P
     assert vectors.shape[-1] == torch.dimensions
     assert cosine(vectors, onnx.run(*given)) > 0.99999
     assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
+
+
+@pytest.mark.parametrize("pooling", [Pooling.MEAN, Pooling.MAX, Pooling.MEAN_MAX, Pooling.HIERARCHICAL])
+def test_what_no_token_attends_to_is_hidden_from_both(directory: Path, tmp_path: Path, pooling: Pooling) -> None:
+    architecture = read_checkpoint(directory).architecture
+    torch, onnx = both(directory, Recipe(pooling, layers=(-2,), mask_special=True), tmp_path)
+    given = inputs(architecture.vocab_size, architecture.pad_id, mask_special=True, hide_special=True)
+    seen = inputs(architecture.vocab_size, architecture.pad_id, mask_special=True)
+    vectors = torch.run(*given)
+    assert np.allclose(vectors, onnx.run(*given), atol=1e-4)
+    assert cosine(vectors, torch.run(*seen)) < 0.9999
+
+
+def test_a_padding_that_is_written_out_counts_as_sentence_transformers_counts_it(
+    directory: Path, tmp_path: Path
+) -> None:
+    import sentence_transformers
+
+    for file in directory.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tiny.sentence_files(tmp_path)
+    texts = ["do it <pad> right", "<pad>", "do <pad><pad> [PAD] it, then do it better"]
+    wanted = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(texts)
+    for runtime in ("torch", "onnx"):
+        ours = TextEncoder(str(tmp_path), runtime=runtime, cache=str(tmp_path / "cache"))
+        ours.load_shared()
+        ours.load()
+        vectors = np.stack(ours.predict(ours.preprocess_batch(texts)))
+        assert cosine(vectors, wanted) > 0.999999, runtime
 
 
 def test_the_hierarchical_pooling_is_that_of_its_paper(tmp_path: Path) -> None:
@@ -135,18 +164,11 @@ def test_a_compiled_model_gives_the_same(bert: Path) -> None:
 
 
 def test_an_architecture_that_only_transformers_knows(tmp_path: Path) -> None:
-    import transformers
-
-    vocabulary = tiny_tokens.write(tmp_path, "bert")
-    config = transformers.ElectraConfig(
-        vocab_size=vocabulary, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=64, max_position_embeddings=40,
-    )  # fmt: skip
-    transformers.ElectraModel(config).save_pretrained(tmp_path)
+    electra(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "electra"
     with pytest.raises(SettingsError, match="--runtime torch"):
         read_checkpoint(tmp_path)
-    assert read_for("torch", tmp_path).max_length == 40
+    assert read_for("torch", tmp_path).max_length == 64  # the tokenizer's: there are 200 positions
     model = TextEncoder(str(tmp_path), runtime="torch", pooling="cls", layers=[-1, -2])
     model.load_shared()
     model.load()
@@ -165,3 +187,58 @@ def test_a_model_that_brings_its_own_code_is_refused(bert: Path, tmp_path: Path)
     (tmp_path / "modules.json").unlink()
     with pytest.raises(SettingsError, match="transformers does not read it"):
         open_runtime(read_for("torch", tmp_path), Recipe(Pooling.MEAN), Computing("torch"))
+
+
+def electra(directory: Path) -> Path:
+    import transformers
+
+    vocabulary = tiny_tokens.write(directory, "bert")
+    config = transformers.ElectraConfig(
+        vocab_size=vocabulary, embedding_size=16, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=200,
+    )  # fmt: skip
+    transformers.ElectraModel(config).save_pretrained(directory)
+    return directory
+
+
+def qwen(directory: Path) -> Path:
+    """Write a decoder that is made into a sentence encoder: the last token's vector, normalized."""
+    import transformers
+
+    vocabulary = tiny_tokens.write(directory, "bert")
+    config = transformers.Qwen3Config(
+        vocab_size=vocabulary, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+        intermediate_size=64, max_position_embeddings=200,
+    )  # fmt: skip
+    transformers.Qwen3Model(config).save_pretrained(directory)
+    return directory
+
+
+def roberta(directory: Path) -> Path:
+    return tiny.model(directory, "roberta")
+
+
+TEXTS = ["so sunny", "the weather " * 4, "First do it, then do it right, then do it better. " * 12]
+
+
+# Without a bound it fails on RoBERTa itself: it counts two positions more than there are.
+@pytest.mark.parametrize(
+    ("write", "longest"), [(qwen, 12), (qwen, None), (electra, 12), (electra, None), (roberta, 12)]
+)
+def test_long_texts_are_cut_where_sentence_transformers_cuts_them(
+    tmp_path: Path, write: Any, longest: int | None
+) -> None:
+    import sentence_transformers
+
+    write(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": longest or 10**30}))
+    tiny.sentence_files(tmp_path, pooling="lasttoken", truncate_dim=16)
+    wanted = sentence_transformers.SentenceTransformer(str(tmp_path), device="cpu").encode(TEXTS)
+    ours = TextEncoder(str(tmp_path), runtime="torch")
+    ours.load_shared()
+    ours.load()
+    vectors = np.stack(ours.predict(ours.preprocess_batch(TEXTS)))
+    assert vectors.shape == (3, 16)
+    assert cosine(vectors, wanted) > 0.99999
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1.0)  # theirs are shorter: they are cut last

@@ -15,7 +15,7 @@ from .tensors import open_tensors
 from .weights import missing
 
 MODULES = "modules.json"
-PROMPTS = "config_sentence_transformers.json"
+ENCODING_SETTINGS = "config_sentence_transformers.json"
 # Where a transformer's folder says the longest text; the first is today's.
 TEXT_SETTINGS = (
     "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
@@ -58,6 +58,7 @@ class Layout:
     lowercase: bool = False
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    dimensions: int | None = None  # the first numbers of a vector that are kept, unless the user says otherwise
     files: tuple[Path, ...] = ()
 
     def layers(self, count: int) -> tuple[int, ...]:
@@ -99,8 +100,10 @@ def read_layout(directory: Path) -> Layout:
     if pooled is None:
         raise _unknown(directory, first, "must be followed by a Pooling")
     max_length, lowercase = _text_settings(network)
-    prompts, default = _prompts(directory)
-    return Layout(network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, tuple(files))
+    prompts, default, dimensions = _encoding_settings(directory)
+    return Layout(
+        network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files)
+    )
 
 
 def _modules(directory: Path) -> list[tuple[str, str]]:
@@ -175,10 +178,11 @@ def _text_settings(network: Path) -> tuple[int | None, bool]:
     return None, False
 
 
-def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
-    path = directory / PROMPTS
+def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int | None]:
+    """Return the prompts by name, the name of the default one, and how many numbers of a vector are kept (None: all)."""
+    path = directory / ENCODING_SETTINGS
     if not path.is_file():
-        return {}, None
+        return {}, None, None
     settings = read_document(path)
     try:
         prompts = msgspec.convert(settings.values.get("prompts") or {}, dict[str, str])
@@ -187,4 +191,4 @@ def _prompts(directory: Path) -> tuple[dict[str, str], str | None]:
     default = settings.text("default_prompt_name") if "default_prompt_name" in settings else None
     if default is not None and default not in prompts:
         raise settings.wrong("default_prompt_name", default, f"must be one of {', '.join(prompts) or 'the prompts'}")
-    return prompts, default
+    return prompts, default, settings.integer("truncate_dim") if "truncate_dim" in settings else None

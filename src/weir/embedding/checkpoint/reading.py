@@ -94,7 +94,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         architecture=architecture,
         normalize=layout.normalize,
         layers=layout.layers(architecture.layers),
-        max_length=_max_length(layout, architecture),
+        max_length=longest_text(layout, architecture),
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,
         dense=layout.dense,
@@ -103,7 +103,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     )
 
 
-def _max_length(layout: Layout, architecture: Architecture) -> int:
+def longest_text(layout: Layout, architecture: Architecture) -> int:
+    """Return the most tokens of a text that are read: what the files say, and at most what the position embeddings reach."""
     longest = layout.max_length
     path = layout.network / "tokenizer_config.json"
     if longest is None and path.is_file():

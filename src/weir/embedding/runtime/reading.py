@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from weir.embedding.checkpoint.architecture import FAMILIES, SIZES, Architecture
 from weir.embedding.checkpoint.documents import Document, read_document
 from weir.embedding.checkpoint.layout import read_layout
-from weir.embedding.checkpoint.reading import CONFIG, Checkpoint, read_checkpoint
+from weir.embedding.checkpoint.reading import CONFIG, Checkpoint, longest_text, read_checkpoint
 from weir.embedding.checkpoint.weights import Store
 from weir.embedding.graph.refusing import dimensions_of
 from weir.embedding.recipe import Precision
@@ -43,7 +43,7 @@ def read_for(kind: str, directory: Path) -> Checkpoint:
         architecture=architecture,
         normalize=layout.normalize,
         layers=layout.layers(architecture.layers),
-        max_length=min(layout.max_length or architecture.max_length, architecture.max_length),
+        max_length=longest_text(layout, architecture),
         prompts=layout.prompts,
         default_prompt=layout.default_prompt,
         dense=layout.dense,
