@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import weir
+from weir.policy.profile import Profile
 from weir.workers.launch import MALLOC, SILENCE, THREAD_VARIABLES, Launch
 from weir.workers.settings import WorkerSettings
 
@@ -69,3 +70,19 @@ def test_a_process_whose_server_has_gone_already_does_not_start() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:
+    """OpenBLAS has a thread for each processor, all of which spin while one is late."""
+    profile = tmp_path / "tried.toml"
+    profile.write_text(Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=4).to_toml())
+    script = (
+        "import os, sys; from weir.cli import main; sys.argv[1:] = ['solve', sys.argv[1]]\n"
+        "try: main()\nexcept SystemExit: print(len(os.listdir('/proc/self/task')))"
+    )
+    without = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    command = [sys.executable, "-c", script, str(profile)]
+
+    said = subprocess.run(command, env=without, capture_output=True, text=True, check=True).stdout
+
+    assert said.splitlines()[-1] == "1"

@@ -28,6 +28,9 @@ def reproduce(
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from weir.workers.launch import compute_in_one_thread
+
+    compute_in_one_thread()
     from weir.commands.files import check_drawing, check_folder
     from weir.simulation.paper.claims import Verdict
     from weir.simulation.reproduce import reproduce as recompute

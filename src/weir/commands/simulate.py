@@ -60,6 +60,9 @@ def simulate(
 
     Each policy meets the same arrivals, and the same luck where service times are random. Intervals are 95 %.
     """
+    from weir.workers.launch import compute_in_one_thread
+
+    compute_in_one_thread()
     from weir.commands.files import check_results
     from weir.policy.prices import Prices
     from weir.simulation.bars import Bars

@@ -58,6 +58,9 @@ def solve(
     The cost is latency weight x mean response time (ms) + energy weight x mean power (W). One table is solved for each of
     some rates; the server estimates the rate and looks its table up.
     """
+    from weir.workers.launch import compute_in_one_thread
+
+    compute_in_one_thread()
     from weir.commands.files import check_results
     from weir.policy.prices import Prices
     from weir.simulation.reading import read_profile

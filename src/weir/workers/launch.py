@@ -19,6 +19,17 @@ THREAD_VARIABLES = (
     "NUMEXPR_NUM_THREADS", "RAYON_NUM_THREADS",
 )  # fmt: skip
 
+
+def compute_in_one_thread() -> None:
+    """Let numeric libraries that are not loaded yet compute in one thread, unless the environment says otherwise.
+
+    A solver's matrices are too small to gain by more, and on a busy machine threads that wait for each other spin: a bank
+    took 11 s of processor time instead of 1.5."""
+    if "numpy" not in sys.modules:
+        for name in THREAD_VARIABLES:
+            os.environ.setdefault(name, "1")
+
+
 # Memory that a batch frees is kept for the next one. By default glibc gives blocks of over 128 KB back at once, and to
 # get them again costs more than all the rest: 16 bodies of 600 KB took 375 µs each, and take 25 µs with this.
 # Other C libraries do not read these.
