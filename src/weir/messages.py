@@ -34,6 +34,21 @@ class Kind(IntEnum):
     TENSORS = 2
 
 
+class Express(NamedTuple):
+    """The batch key of an express call, which has batches of its own that do not wait behind other requests. `call` tells such
+    calls apart; its requests of equal `key` share batches."""
+
+    call: object
+    key: Hashable = None
+
+
+def with_key(key: Hashable, inner: Hashable) -> Hashable:
+    """Return the batch key of requests that have `key`, which their caller said, and `inner`, which tells their items apart."""
+    if isinstance(key, Express):
+        return Express(key.call, with_key(key.key, inner))
+    return inner if key is None else (inner, key)
+
+
 class Reason(IntEnum):
     """Why a batch was cut. Its lower-case name is what metrics and explanations show."""
 
@@ -44,6 +59,7 @@ class Reason(IntEnum):
     IDLE = 4  # a worker was idle and the policy does not wait
     DRAIN = 5  # nothing more will come
     RETRY = 6  # part of a batch whose worker died
+    EXPRESS = 7  # a call with batches of its own, which the policy is not asked about
 
 
 class Wakeup(IntEnum):

@@ -78,6 +78,7 @@ class Mill:
         for request in requests:
             self.batcher.submit(request, self.now)
             request.cuts_before = len(self.cuts)
+            self._check_capacity(request)
             self.accepted.append(request)
         return self.turn(Wakeup.ARRIVAL)
 
@@ -171,6 +172,11 @@ class Mill:
             request.fail(DeadlineExceeded("too late"))
 
     # What must hold.
+
+    def _check_capacity(self, request: Asked) -> None:
+        running = sum(dispatch.rows for dispatch in self.batcher.running.values())
+        under_way = self.batcher.waiting_rows + running
+        assert under_way in (request.rows, min(under_way, self.settings.capacity or inf))
 
     @property
     def waiting(self) -> list[Asked]:

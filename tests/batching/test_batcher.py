@@ -5,7 +5,7 @@ import pytest
 from tests.batching.mill import Asked, Mill, check_order, listed, many
 
 from weir.errors import DeadlineExceeded, ModelError
-from weir.messages import EventKind, Events, Kind, Reason, Wakeup
+from weir.messages import EventKind, Events, Express, Kind, Reason, Wakeup
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, FullBatches, SizeOrDelay
 
@@ -342,3 +342,55 @@ def test_what_has_not_had_its_end_is_told_without_changing_it() -> None:
     mill.ready(0)
     mill.run_all()
     assert mill.batcher.unsettled() == []
+
+
+# Express calls.
+
+
+class Never:
+    """A policy that would wait for ever."""
+
+    def decide(self, seen: Observation) -> Decision:
+        """Wait."""
+        return Decision(0)
+
+
+def test_an_express_call_has_a_batch_of_its_own_and_waits_for_no_policy() -> None:
+    mill = Mill(Never(), max_queue_delay=9.0, max_batch_size=8)
+    assert mill.submit(*many(3)) == []
+    (cut,) = mill.submit(listed(5, key=Express(object())))
+    assert (cut.rows, cut.reason, len(cut.requests)) == (5, Reason.EXPRESS, 1)
+    assert mill.finish(cut) == []  # the others wait as if nobody had passed
+    (cut,) = mill.advance(9.0)
+    assert (cut.rows, cut.reason) == (3, Reason.DELAY)
+
+
+def test_two_express_calls_do_not_share_a_batch_and_one_of_equal_keys_does() -> None:
+    mill = Mill(workers=0, max_batch_size=8)
+    first, second = (Express(object(), "a") for _ in range(2))
+    mill.submit(listed(2, key=first), listed(2, key=second), listed(3, key=first))
+    mill.ready(0)
+    mill.run_all()
+    assert [cut.rows for cut in mill.cuts] == [5, 2]
+
+
+def test_express_calls_and_others_take_turns() -> None:
+    mill = Mill(workers=0, max_batch_size=4)
+    mill.submit(*many(12))
+    mill.submit(*(listed(4, key=Express(object())) for _ in range(4)), listed(8, 0.0, 1.0, key=Express(object())))
+    mill.ready(0)
+    mill.run_all()
+    # The express call of 8 rows has the earliest deadline.
+    express, plain = Reason.EXPRESS, Reason.SIZE
+    assert [cut.reason for cut in mill.cuts] == [express, plain] * 3 + [express] * 3
+    assert [cut.requests[0].timeout for cut in mill.cuts[:3:2]] == [1.0, 1.0]
+
+
+def test_an_express_call_that_comes_too_late_expires() -> None:
+    mill = Mill(workers=0)
+    request = listed(4, 0.0, 1.0, key=Express(object()))
+    mill.submit(request)
+    assert mill.batcher.next_wakeup == 1.0
+    mill.advance(1.0)
+    assert isinstance(request.ends[0], DeadlineExceeded)
+    assert mill.batcher.is_empty

@@ -36,6 +36,35 @@ def test_a_request_larger_than_the_line_is_taken_when_nothing_waits() -> None:
     assert mill.accepted[0].ends == [list(range(50))]
 
 
+def test_capacity_counts_what_waits_and_what_runs() -> None:
+    mill = Mill(max_batch_size=2, capacity=5)
+    mill.submit(*many(5))
+    assert mill.batcher.waiting_rows == 3
+    with pytest.raises(Overloaded, match="rows=1: 3 rows wait and 2 are with workers, capacity=5"):
+        mill.batcher.submit(Asked(0), 0.0)
+    (cut,) = mill.finish(mill.cuts[0])
+    assert mill.batcher.room(2)
+    assert not mill.batcher.room(3)
+    mill.submit(Asked(0))
+    mill.lose(cut.worker)
+    mill.run_all()
+    assert mill.batcher.room(5)
+    assert mill.batcher.room(50)  # more than there may ever be is taken when there is nothing else
+    mill.submit(listed(50))
+    assert not mill.batcher.room(1)
+    mill.run_all()
+    assert mill.batcher.room(1)
+
+
+def test_whoever_leaves_makes_room_within_the_capacity() -> None:
+    mill = Mill(workers=0, capacity=3)
+    mill.submit(*many(3))
+    assert not mill.batcher.room(1)
+    mill.cancel(mill.accepted[1])
+    assert mill.batcher.room(1)
+    assert not mill.batcher.room(2)
+
+
 @pytest.mark.parametrize(("workers", "seconds_per_row"), [(1, 0.0), (3, 0.0), (1, 0.002), (2, 0.001)])
 def test_retry_after_is_within_a_factor_of_two_of_the_real_wait(workers: int, seconds_per_row: float) -> None:
     mill = Mill(workers=workers, max_batch_size=16, max_queue_size=200)

@@ -10,7 +10,7 @@ from tests.batching.mill import Asked, Mill, check_answer, check_order, crashed,
 
 from weir.batching.collate import entries_of
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelCrashed, ModelError, Overloaded, WorkerLost
-from weir.messages import EventKind, Events, Kind, Wakeup
+from weir.messages import EventKind, Events, Express, Kind, Wakeup
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
@@ -55,6 +55,7 @@ class Batching(RuleBasedStateMachine):
         padded=some.sampled_from([False, False, True]),
         max_padding=some.sampled_from([None, 0.0, 2.0]),
         padding_cost=some.sampled_from([1.0, 1.0, 0.25, 0.0]),
+        capacity=some.sampled_from([None, None, 5, 30]),
     )
     def begin(self, policy: Policy, workers: int, places: int, **limits: Any) -> None:
         """Start with any settings."""
@@ -95,6 +96,11 @@ class Batching(RuleBasedStateMachine):
         payload = list(range(count))
         arrival = self.mill.now
         self._submit(Asked(payload, arrival, timeout, kind=Kind.ITEMS, rows=count * each, key=key, cost=cost))
+
+    @rule(count=some.integers(1, 20), timeout=timeouts)
+    def submit_express(self, count: int, timeout: float) -> None:
+        """A list arrives that wants batches of its own."""
+        self._submit(listed(count, self.mill.now, timeout, key=Express(object())))
 
     @rule(rows=some.integers(1, 20), timeout=timeouts)
     def submit_tensors(self, rows: int, timeout: float) -> None:

@@ -17,7 +17,7 @@ import numpy
 import pytest
 from tests.manager.kit import Square, squares
 
-from weir import BlockingService, DeadlineExceeded, ModelError, ModelNotReady, Service
+from weir import BlockingService, DeadlineExceeded, InvalidRequest, ModelError, ModelNotReady, Service
 from weir.errors import Conflict, Draining, Overloaded
 from weir.testing import FakeExecutor
 
@@ -243,6 +243,22 @@ def test_a_stream_pulls_in_the_calling_thread_and_no_further_than_its_window() -
         assert len(pulled) <= service.service.stream_size
         assert set(pulled) == {threading.current_thread()}
         assert service.state()["waiting"] == 0
+
+
+def test_a_preprocessor_of_a_stream_runs_in_the_calling_thread() -> None:
+    threads: set[threading.Thread] = set()
+
+    def digits(text: str) -> int:
+        threads.add(threading.current_thread())
+        return int(text)
+
+    with blocking() as service:
+        stream = service.stream(["3", "x", "4"], preprocessor=digits, return_errors=True)
+        first, second, third = stream
+        assert (first, third) == (9, 16)
+        assert isinstance(second, InvalidRequest)
+        assert threads == {threading.current_thread()}
+        assert service.infer_many([1, 2], express=True) == [1, 4]
 
 
 def test_a_slow_source_does_not_hold_up_answers() -> None:

@@ -1,6 +1,6 @@
 import asyncio
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy
 import pytest
@@ -122,6 +122,70 @@ def test_infer_many_is_one_request_divided_into_batches() -> None:
             assert await rig.service.infer_many(range(10)) == squares(list(range(10)))
             assert rig.executor.sizes == [4, 4, 2]
             assert await rig.service.infer_many([]) == []
+
+    asyncio.run(main())
+
+
+def test_an_express_infer_many_goes_before_calls_that_wait_in_batches_of_its_own() -> None:
+    async def main() -> None:
+        async with serving(None, max_batch_size=4) as rig:
+            waiting = [rig.service.infer(x) for x in range(10)]
+            await turns()
+            bulk = rig.service.infer_many(range(100, 106), express=True)
+            await turns()
+            for _ in range(5):
+                rig.executor.answer_next(squares)
+                await turns()
+            assert [len(payloads) for payloads in rig.executor.payloads] == [4, 4, 4, 2, 2]
+            assert rig.executor.payloads[1] == [100, 101, 102, 103]
+            assert rig.executor.payloads[3] == [104, 105]
+            assert await bulk == squares(list(range(100, 106)))
+            assert await asyncio.gather(*waiting) == squares(list(range(10)))
+            with pytest.raises(InvalidRequest, match="must be hashable"):
+                await rig.service.infer_many([1], express=True, key=cast(Any, []))
+
+    asyncio.run(main())
+
+
+def test_an_express_list_longer_than_the_line_has_batches_of_its_own_too() -> None:
+    async def main() -> None:
+        async with serving(max_batch_size=4, max_queue_size=8, policy="full", max_queue_delay=60.0) as rig:
+            single = rig.service.infer(7)
+            assert await rig.service.infer_many(range(18), express=True) == squares(list(range(18)))
+            assert sum(rig.executor.sizes) == 18
+            assert not single.done()
+            single.cancel()
+
+    asyncio.run(main())
+
+
+def test_measured_items_keep_their_keys_in_an_express_call() -> None:
+    class Keyed(Square):
+        @classmethod
+        def measure(cls, item: Any) -> Measure:
+            return Measure(key=item % 2)
+
+    async def main() -> None:
+        async with serving(model=Keyed, workers=1) as rig:
+            assert await rig.service.infer_many(range(6), express=True) == squares(list(range(6)))
+            assert sorted(map(sorted, rig.executor.payloads)) == [[0, 2, 4], [1, 3, 5]]
+
+    asyncio.run(main())
+
+
+def test_calls_wait_outside_while_as_much_is_under_way_as_may_be() -> None:
+    async def main() -> None:
+        async with serving(None, max_batch_size=2, capacity=3) as rig:
+            calls = [rig.service.infer(x) for x in range(5)]
+            await turns()
+            state = rig.service.state()
+            assert (state["in_flight"], state["waiting"], state["waiting_outside"]) == (2, 1, 2)
+            with pytest.raises(Overloaded):
+                await rig.service.infer(9, backpressure=False)
+            for _ in range(3):
+                rig.executor.answer_next(squares)
+                await turns()
+            assert await asyncio.gather(*calls) == squares(list(range(5)))
 
     asyncio.run(main())
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.manager.kit import serving, squares, turns
 
-from weir import DeadlineExceeded, Model, ModelError, Service
+from weir import DeadlineExceeded, InvalidRequest, Model, ModelError, Service, ValidationFailed
 
 
 async def slowly(items: Any) -> AsyncIterator[Any]:
@@ -244,5 +244,32 @@ def test_leaving_while_the_source_is_still_ending_withdraws_too() -> None:
                 waiting.cancel()
                 await turns(50)
             assert rig.service.state()["waiting"] == 0
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_preprocessor_sees_each_item_and_fails_it_alone(source: Any) -> None:
+    def digits(text: str) -> int:
+        if text == "none":
+            raise ValidationFailed("there is none")
+        return int(text)
+
+    async def main() -> None:
+        async with serving() as rig:
+            items = ["3", "x", "4", "none"]
+            stream = rig.service.stream(source(items), preprocessor=digits, return_inputs=True, return_errors=True)
+            pairs = [pair async for pair in stream]
+            assert [item for item, _ in pairs] == items
+            assert [answer for _, answer in pairs if isinstance(answer, int)] == [9, 16]
+            assert type(pairs[1][1]) is InvalidRequest
+            assert isinstance(pairs[1][1].__cause__, ValueError)
+            assert str(pairs[1][1]).startswith("the preprocessor of the stream raised ValueError(")
+            assert type(pairs[3][1]) is ValidationFailed
+            seen = []
+            with pytest.raises(InvalidRequest, match="preprocessor"):
+                async for answer in rig.service.stream(source(items), preprocessor=digits):
+                    seen.append(answer)
+            assert seen == [9]
 
     asyncio.run(main())

@@ -14,7 +14,7 @@ from typing import Any
 
 from weir.batching.admission import check_size
 from weir.batching.bound import Bound
-from weir.batching.choice import bounded, greedily
+from weir.batching.choice import Choice, at_once, bounded, greedily
 from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import Load, compose
 from weir.batching.estimate import ServiceTime
@@ -56,7 +56,7 @@ class Batcher:
         self.service = PaddedTime(settings.max_batch_cost) if settings.padded else ServiceTime()
         self.draining = False
         self.policy_error: Exception | None = None
-        self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane)
+        self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane, settings.capacity)
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
         self._compose = by_length if settings.padded else compose
         self._places = Places()
@@ -116,15 +116,18 @@ class Batcher:
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the deadline passed before the request arrived")
         if not self.room(request.rows) and not self._lengthened(request.rows, now):
             self._refused += request.rows
-            key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
-            raise Overloaded(
-                f"rows={request.rows}: {self.waiting_rows} rows wait, {key}={self.max_waiting}",
-                retry_after=self.drain_time(),
-            )
+            raise Overloaded(f"rows={request.rows}: {self._fullness(request.rows)}", retry_after=self.drain_time())
         request.large = request.rows > self._small or (request.large and self._small < inf)
         if request.deadline <= now + self._tight and self._outlook.cannot_make_it(request, now):
             raise DeadlineExceeded(f"timeout={request.timeout:g}: the answer would come too late with this line")
         self._line.enter(request)
+
+    def _fullness(self, rows: int) -> str:
+        line = self._line
+        if line.waiting + line.running + rows > line.capacity:
+            return f"{line.waiting} rows wait and {line.running} are with workers, capacity={line.capacity}"
+        key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
+        return f"{line.waiting} rows wait, {key}={line.max_rows}"
 
     def cancel(self, request: Request, now: float) -> list[tuple[int, int, list[int]]]:
         """The caller of a submitted `request` left: settle it and take it out of the line.
@@ -175,7 +178,12 @@ class Batcher:
 
     def worker_lost(self, worker: int, now: float) -> list[Lost]:
         """`worker` is gone. What it had runs again in halves; returned is, for each batch, what does not."""
-        return [self._suspects.died(self._running.pop(batch_id)) for batch_id in self._places.remove(worker)]
+        return [self._suspects.died(self._take_back(batch_id)) for batch_id in self._places.remove(worker)]
+
+    def _take_back(self, batch_id: int) -> Dispatch:
+        dispatch = self._running.pop(batch_id)
+        self._line.ran(-dispatch.rows)
+        return dispatch
 
     def worker_leaves(self, worker: int) -> bool:
         """Give `worker` no more batches; tell whether it has none any more, so that `worker_lost` costs nothing."""
@@ -183,7 +191,7 @@ class Batcher:
 
     def finished(self, batch_id: int, now: float) -> Dispatch:
         """The batch is back: its place is free, its service time is learned. Raises KeyError if it is not running."""
-        dispatch = self._running.pop(batch_id)
+        dispatch = self._take_back(batch_id)
         alone_since = self._places.take_back(dispatch.worker, batch_id, now)
         self._suspects.ended(batch_id)
         dispatch.seconds = now - (alone_since if alone_since > dispatch.at else dispatch.at)
@@ -241,17 +249,7 @@ class Batcher:
             line.last_arrival, self._places.free, self._places.staying, settings.max_batch_size, settings.max_queue_delay,
             self.draining,
         )  # fmt: skip
-        try:
-            decision = self.policy.decide(seen)
-            (rows, reason, _, limit), until = decision, now
-            if not 0 < rows <= settings.max_batch_size:
-                rows, reason, until, limit = bounded(decision, seen, self.service)
-            bound = getattr(self.policy, "max_waiting", None)
-            if bound is not self._bound.rows:
-                self._bound.move(bound)
-        except Exception as error:
-            self.policy_error = error
-            rows, reason, until, limit = greedily(seen)
+        rows, reason, until, limit = at_once(seen) if group.express else self._decision(seen)
         if not rows:
             line.turns.park(group, until)
             return None
@@ -264,7 +262,22 @@ class Batcher:
             self._late_at = now
         if not load.requests:
             return None
+        line.turns.led(group)
         return self._start(load, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline)
+
+    def _decision(self, seen: Observation) -> Choice:
+        try:
+            decision = self.policy.decide(seen)
+            rows, reason, _, limit = decision
+            bound = getattr(self.policy, "max_waiting", None)
+            if bound is not self._bound.rows:
+                self._bound.move(bound)
+            if 0 < rows <= seen.max_batch_size:
+                return Choice(rows, reason, seen.now, limit)
+            return bounded(decision, seen, self.service)
+        except Exception as error:
+            self.policy_error = error
+            return greedily(seen)
 
     def _lengthened(self, rows: int, now: float) -> bool:
         """The line is full: tell whether `rows` fit once the policy was asked."""
@@ -302,6 +315,7 @@ class Batcher:
             wakeup, now, attempt, load.plain, load.padding,
         )  # fmt: skip
         self._running.add(dispatch, earliest_deadline)
+        self._line.ran(load.rows)
         self._history.note(dispatch)
         return dispatch
 

@@ -13,7 +13,8 @@ from weir.policy.decision import Decision, Observation
 
 MARGIN = 0.001  # seconds between the end of a batch and the answer at its caller
 # Members of an enum are looked up slowly.
-DEADLINE, DELAY, DRAIN, IDLE, POLICY = Reason.DEADLINE, Reason.DELAY, Reason.DRAIN, Reason.IDLE, Reason.POLICY
+DEADLINE, DELAY, DRAIN, EXPRESS = Reason.DEADLINE, Reason.DELAY, Reason.DRAIN, Reason.EXPRESS
+IDLE, POLICY = Reason.IDLE, Reason.POLICY
 
 
 class Choice(NamedTuple):
@@ -51,3 +52,8 @@ def clamp(seen: Observation, until: float | None, service: ServiceTime) -> tuple
 def greedily(seen: Observation) -> Choice:
     """Return the choice that replaces that of a policy which raised."""
     return Choice(min(seen.waiting, seen.max_batch_size), IDLE, seen.now, None)
+
+
+def at_once(seen: Observation) -> Choice:
+    """Return the choice for express calls, about which no policy is asked."""
+    return Choice(min(seen.waiting, seen.max_batch_size), EXPRESS, seen.now, None)

@@ -13,7 +13,7 @@ from math import inf, nan, nextafter
 
 from weir.batching.deadlines import Deadlines
 from weir.batching.pieces import rows_left
-from weir.messages import Kind, Request
+from weir.messages import Express, Kind, Request
 
 MIXED = nan  # equal to no timeout, not even to itself
 SLACK = 64  # settled requests in the middle of a lane that are tolerated before they are swept out
@@ -123,12 +123,13 @@ class Group:
     """
 
     __slots__ = (
-        "_by_priority", "_deadlines", "_lane", "append", "arrived", "asleep", "departed", "key", "levels", "plain", "timeout",
-        "turn",
+        "_by_priority", "_deadlines", "_lane", "append", "arrived", "asleep", "departed", "express", "key", "levels", "plain",
+        "timeout", "turn",
     )  # fmt: skip
 
     def __init__(self, key: object, lane: type[Lane] = Lane) -> None:
         self.key = key
+        self.express = isinstance(key, Express)
         self._lane = lane
         level = Level(0, lane)
         self._by_priority = {0: level}

@@ -15,18 +15,23 @@ from weir.messages import Request
 class Line:
     """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key."""
 
-    __slots__ = ("_divided", "_lane", "arrivals", "ceiling", "departed", "groups", "last_arrival", "max_rows", "turns")
+    __slots__ = (
+        "_divided", "_lane", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
+    )  # fmt: skip
 
-    def __init__(self, max_rows: int, lane: type[Lane] = Lane) -> None:
+    def __init__(self, max_rows: int, lane: type[Lane] = Lane, capacity: int | None = None) -> None:
         self._lane = lane
         self.max_rows = max_rows  # that may wait; negative once closed
+        self.capacity = inf if capacity is None else capacity  # rows that may wait or run
+        self.running = 0  # rows that are with workers
         self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
         self.groups: dict[Hashable, Group] = {}
         self.turns = Turns()
         self.arrivals = 0
         self.departed = 0
-        self.ceiling = max_rows  # `arrivals` from which on the line is full
+        self.ceiling: float = 0  # `arrivals` from which on the line is full
         self.last_arrival = -inf
+        self._raise_ceiling()
 
     @property
     def waiting(self) -> int:
@@ -34,14 +39,28 @@ class Line:
         return self.arrivals - self.departed
 
     def room(self, rows: int) -> bool:
-        """Tell whether a request of so many rows fits; one larger than the whole line does when nothing waits."""
-        return self.arrivals < self.ceiling and (self.waiting + rows <= self.max_rows or not self.waiting)
+        """Tell whether a request of so many rows fits; one larger than the whole line does when nothing waits, one larger than
+        the capacity when nothing runs either."""
+        if self.arrivals >= self.ceiling:
+            return False
+        waiting, under_way = self.waiting, self.waiting + self.running
+        return (waiting + rows <= self.max_rows or not waiting) and (under_way + rows <= self.capacity or not under_way)
+
+    def ran(self, rows: int) -> None:
+        """So many rows more run; fewer, if it is negative."""
+        self.running += rows
+        if self.capacity < inf:
+            self._raise_ceiling()
+
+    def _raise_ceiling(self) -> None:
+        if self.max_rows > 0:
+            self.ceiling = self.departed + min(self.max_rows, self.capacity - self.running)
 
     def resize(self, max_rows: int) -> None:
         """Let so many rows wait from now on. Those that wait already stay."""
         if self.max_rows > 0:
             self.max_rows = max_rows
-            self.ceiling = self.departed + max_rows
+            self._raise_ceiling()
 
     def close(self) -> None:
         """Have no room from now on."""
@@ -69,8 +88,7 @@ class Line:
     def depart(self, rows: int) -> None:
         """So many rows have left a group."""
         self.departed += rows
-        if self.max_rows > 0:
-            self.ceiling += rows
+        self._raise_ceiling()
 
     def settle_up(self, group: Group, load: Load) -> None:
         """Bring the books up to date with what was taken from `group`.

@@ -18,6 +18,12 @@ class BatchingSettings:
     )
     max_queue_delay: float = setting(0.1, "longest wait that any policy may impose, in seconds", rule=AT_LEAST_ZERO)
     max_queue_size: int = setting(1024, "rows that may wait; more are refused or wait outside", rule=AT_LEAST_ONE)
+    capacity: int | None = setting(
+        None,
+        "rows that may be under way at once, waiting and with workers; more are refused or wait outside. Of a chain: in all its "
+        "steps together (4096 unless said)",
+        rule=AT_LEAST_ONE,
+    )
     max_batch_cost: float | None = setting(None, "largest sum of costs in a batch (see Model.measure)", rule=POSITIVE)
     padded: bool = setting(
         False, "the model pads a batch to its longest: costs are lengths, a batch costs its rows times its longest"

@@ -3,6 +3,8 @@
 A group is *awake* when its policy is to be asked, *asleep* when it is empty or its policy waits. It wakes at an arrival of
 its own, at the instant until which it waits, and when a place becomes free (at most WOKEN_AT_ONCE groups each time, in
 turn, so that thousands of groups cost no more than a few).
+
+The groups of express calls do not wait behind the others: theirs is every second batch, while both kinds are awake.
 """
 
 from weir.batching.agenda import Agenda
@@ -14,10 +16,12 @@ WOKEN_AT_ONCE = 64
 class Turns:
     """The groups that wait for something."""
 
-    __slots__ = ("_awake", "_parked")
+    __slots__ = ("_awake", "_express", "_express_was_last", "_parked")
 
     def __init__(self) -> None:
         self._awake: Agenda[Group] = Agenda()
+        self._express: Agenda[Group] = Agenda()  # those of express calls; no policy lets them wait
+        self._express_was_last = False
         self._parked: Agenda[Group] = Agenda()
 
     def wake(self, group: Group) -> None:
@@ -27,7 +31,7 @@ class Turns:
             self._parked.discard(group)
         rank = group.rank()
         group.turn = rank[0]
-        self._awake.put(group, rank)
+        (self._express if group.express else self._awake).put(group, rank)
 
     def park(self, group: Group, until: float) -> None:
         """The policy of `group` waits until then."""
@@ -37,8 +41,12 @@ class Turns:
 
     def close(self, group: Group) -> None:
         """`group` is empty."""
-        (self._parked if group.asleep else self._awake).discard(group)
+        (self._parked if group.asleep else self._express if group.express else self._awake).discard(group)
         group.asleep = True
+
+    def led(self, group: Group) -> None:
+        """A batch of `group` was cut."""
+        self._express_was_last = group.express
 
     def wake_due(self, now: float) -> None:
         """Wake the groups whose wait is over."""
@@ -59,6 +67,8 @@ class Turns:
     def first(self) -> Group | None:
         """Return the group whose turn it is, or None if all sleep."""
         awake = self._awake
+        if self._express.entries and not (self._express_was_last and awake.entries):
+            awake = self._express
         while (first := awake.first()) is not None:
             rank, group = first
             if len(awake.entries) == 1:
@@ -77,14 +87,15 @@ class Turns:
 
     def earliest_deadline(self) -> float:
         """Return an instant before which no deadline of an awake group passes; infinity if all sleep."""
-        first = self._awake.first()
-        return float("inf") if first is None else first[0][0]
+        firsts = (self._awake.first(), self._express.first())
+        return min((first[0][0] for first in firsts if first is not None), default=float("inf"))
 
     def passed(self, now: float) -> list[Group]:
         """Return the groups that may have a deadline not after `now`, awake."""
         self.wake_due(now)
         groups = []
-        while (first := self._awake.first()) is not None and first[0][0] <= now:
-            groups.append(first[1])
-            self._awake.discard(first[1])
+        for awake in (self._awake, self._express):
+            while (first := awake.first()) is not None and first[0][0] <= now:
+                groups.append(first[1])
+                awake.discard(first[1])
         return groups

@@ -10,7 +10,7 @@ from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.manager.background import Background, Lifecycle
 from weir.manager.call import ThreadCall
 from weir.manager.service import Service
-from weir.manager.stream import Window, stream_blocking
+from weir.manager.stream import Window, preprocessing, stream_blocking
 from weir.manager.streamed import Streamed, new_stream
 from weir.model import Model
 
@@ -96,14 +96,14 @@ class BlockingService:
 
     def infer_many(
         self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
-        return_errors: bool = False, backpressure: bool | None = None,
+        return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
     ) -> list[Any]:  # fmt: skip
         """Return the list of answers, in order. See Service.infer_many."""
 
         async def infer_many() -> list[Any]:
             return await self.service.infer_many(
                 items, timeout=timeout, priority=priority, key=key, return_errors=return_errors,
-                backpressure=backpressure,
+                backpressure=backpressure, express=express,
             )  # fmt: skip
 
         items = list(items)
@@ -111,15 +111,19 @@ class BlockingService:
 
     def stream(
         self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
-        return_inputs: bool = False, return_errors: bool = False,
+        return_inputs: bool = False, return_errors: bool = False, preprocessor: Callable[[Any], Any] | None = None,
     ) -> Generator[Any, None, None]:  # fmt: skip
-        """Yield the answers to `items` in their order, in bounded memory. `items` is pulled in the calling thread and may
-        block. See Service.stream."""
+        """Yield the answers to `items` in their order, in bounded memory. `items` is pulled, and `preprocessor` called, in the
+        calling thread; both may block. See Service.stream."""
 
         def infer(item: Any) -> ThreadCall:
             return self._submit(item, timeout, priority, key, True)
 
-        return stream_blocking(items, Window(infer, self.service.stream_size, return_inputs, return_errors))
+        def refused(item: Any) -> ThreadCall:
+            return ThreadCall(item, 0.0, 0.0, self.service.cancel)
+
+        prepared = preprocessing(preprocessor, infer, refused)
+        return stream_blocking(items, Window(prepared, self.service.stream_size, return_inputs, return_errors))
 
     def infer_stream(
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,

@@ -8,7 +8,6 @@ many requests arrive in a turn, one timer, one frame per batch, one call of each
 import asyncio
 from collections.abc import Callable
 from enum import Enum
-from sys import maxsize
 from typing import cast
 
 from weir.batching.batcher import Batcher
@@ -370,11 +369,7 @@ class Driver:
     def _admit(self, now: float) -> bool:
         """Let those in who fit into the line; tell whether any did."""
         batcher, admitted = self.batcher, False
-        waiting = batcher.waiting_rows
-        room = batcher.max_waiting - waiting if waiting else maxsize
-        while (request := self.outside.pop(room)) is not None:
-            # A request larger than the whole line enters it when nothing waits, and then there is no more room.
-            room = min(room, batcher.max_waiting) - request.rows
+        while (request := self.outside.pop(batcher.room)) is not None:
             try:
                 batcher.submit(request, now)
                 admitted = True

@@ -5,7 +5,7 @@ from typing import Any
 from weir.errors import InvalidRequest, ModelError, RequestError
 from weir.manager.call import Call, ThreadCall
 from weir.manager.streamed import Streamed
-from weir.messages import Kind
+from weir.messages import Kind, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 
 
@@ -58,7 +58,7 @@ def describe(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
     if not is_tensor_model(model):
         call.rows = measured.rows
     call.cost = measured.cost
-    call.key = measured.key if call.key is None else (measured.key, call.key)
+    call.key = with_key(call.key, measured.key)
 
 
 def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
@@ -70,4 +70,4 @@ def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) ->
     call.rows = 1 if alone else rows_of(call.payload)
     call.cost = float(call.rows)
     shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # streams are not joined
-    call.key = shapes if call.key is None else (shapes, call.key)
+    call.key = with_key(call.key, shapes)

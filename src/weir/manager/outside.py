@@ -5,6 +5,7 @@ too.
 """
 
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from weir.batching.deadlines import Deadlines
@@ -39,10 +40,10 @@ class Outside:
         self.waiting.append(request)
         self._deadlines.add(request)
 
-    def pop(self, room: int) -> Patient | None:
-        """Take out the request that is next to enter the line, if it has no more than `room` rows."""
+    def pop(self, room: Callable[[int], bool]) -> Patient | None:
+        """Take out the request that is next to enter the line, if that has `room` for so many rows."""
         waiting = self.waiting
-        if not waiting or waiting[0].rows > room:
+        if not waiting or not room(waiting[0].rows):
             return None
         request = waiting.popleft()
         request.outside = False

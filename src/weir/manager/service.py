@@ -22,11 +22,11 @@ from weir.manager.measuring import describe, is_hashable, measure
 from weir.manager.naming import check_name, check_version
 from weir.manager.settings import compose
 from weir.manager.snapshot import present, snapshot
-from weir.manager.stream import Window, stream_async, stream_sync
+from weir.manager.stream import Window, preprocessing, stream_async, stream_sync
 from weir.manager.streamed import Streamed, new_stream, read, several, takes_one
 from weir.manager.succession import latest
 from weir.manager.traced import submit_traced, tracer_among
-from weir.messages import Kind, Observer, Request
+from weir.messages import Express, Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
 from weir.telemetry.statistics import Statistics
@@ -198,16 +198,20 @@ class Service:
 
     def infer_many(
         self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
-        return_errors: bool = False, backpressure: bool | None = None,
+        return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
     ) -> asyncio.Future[list[Any]]:  # fmt: skip
         """Return a future of the list of answers, in order. It is divided into batches as needed.
 
         The first item that fails ends it with that item's error; with `return_errors` the errors are in the list, in
-        their items' places. For the rest see `infer`.
+        their items' places. With `express` it has batches of its own, which no policy lets wait; while other requests wait
+        too, every second batch is one of express calls. For the rest see `infer`.
         """
         items = list(items)
+        if express:
+            key = Express(object(), key)
         options: dict[str, Any] = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
-        if self._plain and 0 < len(items) <= self.batching.max_queue_size:
+        largest = min(self.batching.max_queue_size, self.batching.capacity or self.batching.max_queue_size)
+        if self._plain and 0 < len(items) <= largest:
             call = self._new_call(ListCall, items, timeout, priority, key)
             call.rows, call.cost, call.return_errors = len(items), float(len(items)), return_errors
             self.enter(call, backpressure)
@@ -217,10 +221,12 @@ class Service:
     def stream(
         self, items: Iterable[Any] | AsyncIterable[Any], *, timeout: float | None = None, priority: int = 0,
         key: Hashable = None, return_inputs: bool = False, return_errors: bool = False,
+        preprocessor: Callable[[Any], Any] | None = None,
     ) -> AsyncGenerator[Any, None]:  # fmt: skip
         """Yield the answers to `items` in their order, in bounded memory, keeping every worker busy.
 
-        `timeout` is per item, from the moment it is taken from `items`. With `return_inputs` it yields pairs of item and
+        `timeout` is per item, from the moment it is taken from `items`. `preprocessor` is called in this process with each item
+        as it is taken, and must not block; what it returns goes to the model. What it raises is that item's InvalidRequest. With `return_inputs` it yields pairs of item and
         answer; with `return_errors` a WeirError in a failed item's place instead of raising it, which ends the stream.
         An exception of `items` itself is raised after the answers to what came before it. Leaving half-way (`aclose`, or
         dropping it) withdraws what is under way. A sync iterable is pulled on the event loop: it must not block.
@@ -229,7 +235,11 @@ class Service:
         def infer(item: Any) -> Call:
             return self.infer(item, timeout=timeout, priority=priority, key=key, backpressure=True)
 
-        window = Window(infer, self.stream_size, return_inputs, return_errors)
+        def refused(item: Any) -> Call:
+            return self._new_call(Call, item, timeout, priority, key)
+
+        prepared = preprocessing(preprocessor, infer, refused)
+        window = Window(prepared, self.stream_size, return_inputs, return_errors)
         return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
 
     def infer_stream(

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
-from weir.errors import WeirError
+from weir.errors import InvalidRequest, RequestError, WeirError
 from weir.manager.call import Call, ThreadCall
 
 C = TypeVar("C", Call, ThreadCall)
@@ -55,6 +55,33 @@ class Window(Generic[C]):
         for _, call in self._under_way:
             if not call.cancel() and not call.cancelled():
                 call.exception()  # nobody will look at it any more: asyncio need not complain of that
+
+
+def preprocessing(
+    preprocessor: Callable[[Any], Any] | None, infer: Callable[[Any], C], refused: Callable[[Any], C]
+) -> Callable[[Any], C]:
+    """Return an `infer` that gives each item to `preprocessor` before. `refused` returns the call of an item for which that
+    raises; it fails with the RequestError that was raised, or InvalidRequest."""
+    if preprocessor is None:
+        return infer
+
+    def infer_preprocessed(item: Any) -> C:
+        try:
+            prepared = preprocessor(item)
+        except Exception as error:
+            call = refused(item)
+            call.settled = True
+            call.fail(error if isinstance(error, RequestError) else _unprepared(error))
+            return call
+        return infer(prepared)
+
+    return infer_preprocessed
+
+
+def _unprepared(error: Exception) -> InvalidRequest:
+    wrong = InvalidRequest(f"the preprocessor of the stream raised {error!r:.200}")
+    wrong.__cause__ = error
+    return wrong
 
 
 class Source:

@@ -1,6 +1,7 @@
 """Chains in one process: what becomes of an item on its way through several models."""
 
 import asyncio
+import threading
 from collections.abc import Coroutine
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from weir import (
     Model,
     ModelError,
     ModelNotReady,
+    Overloaded,
     Registry,
     Service,
     SettingsError,
@@ -68,6 +70,42 @@ def test_each_step_batches_and_the_last_answer_is_the_chains() -> None:
         assert error.message == "step 'double': is no number"
         await models.stop()
         assert not chain.ready
+
+    run(main())
+
+
+def test_no_more_items_are_under_way_in_all_steps_together_than_the_capacity() -> None:
+    async def main() -> None:
+        slow = FakeExecutor()
+        chain = Chain(["double", "negate"], name="chain", capacity=3)
+        models = Registry([inline(Double), Service(Negate, executor=slow), chain])
+        await models.start()
+        calls = [chain.infer(item) for item in range(5)]
+        await turns(20)
+        with pytest.raises(Overloaded):
+            await chain.infer(9, backpressure=False)
+        assert sum(slow.sizes) == 3
+        while not all(call.done() for call in calls):
+            slow.answer_next(Negate().predict)
+            await turns(20)
+        assert [call.result() for call in calls] == [0, -2, -4, -6, -8]
+        assert Chain(["double"], name="other").batching.capacity == 4096
+        await models.stop()
+
+    run(main())
+
+
+def test_steps_may_run_in_threads() -> None:
+    class Thread(Model):
+        def predict(self, batch: Any) -> Any:
+            return [threading.current_thread().name for _ in batch]
+
+    async def main() -> None:
+        chain = Chain([Branch({"thread": ["thread"], "twice": ["double"]})], name="chain")
+        models = Registry([Service(Thread, executor="thread", workers=2), Service(Double, executor="thread"), chain])
+        await models.start()
+        assert await chain.infer(4) == {"thread": "weir-thread-0", "twice": 8}
+        await models.stop()
 
     run(main())
 

@@ -12,6 +12,7 @@ const REASONS = {
   idle: "a worker was idle",
   drain: "nothing more will come",
   retry: "its worker had died",
+  express: "an express call, which no policy lets wait",
 };
 const STEPS = {
   queue: "in line", preprocess: "decode, preprocess", predict: "predict", postprocess: "postprocess, encode",

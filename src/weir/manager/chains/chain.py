@@ -11,6 +11,9 @@ from weir.manager.service import Service
 from weir.messages import Dispatch, Request
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 
+CAPACITY = {
+    "capacity": 4096
+}  # items under way in all steps together, unless it is said: the lines of later steps are long
 FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
 
 
@@ -68,7 +71,7 @@ class Chain(Service):
         executor = ChainExecutor(
             model, f"{label}/{version}" if version else label, self._way, self._dispatch, self.now, self._check
         )
-        super().__init__(model, **{**said, **FORCED, "name": name, "executor": executor})
+        super().__init__(model, **{**CAPACITY, **said, **FORCED, "name": name, "executor": executor})
 
     def join(self, find: Any) -> None:
         """Have steps be found by `find`, of a name and a version ("": the default one)."""
