@@ -3,7 +3,7 @@
 #   make test    install what the tests need, and run them on JOBS cores (ARGS=... go to pytest; -n0: one after another)
 #   make check   ruff, mypy --strict, import-linter; the core is covered by its tests in every branch
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
-#   make test-torch  hold the torch runtime against the onnx runtime, in an environment of its own (.venvs/torch)
+#   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
@@ -63,7 +63,7 @@ test-browser: $(VENV)/.browser
 	$(BIN)/python -m pytest -m browser tests/dashboard/browser $(ARGS)
 
 test-torch: .venvs/torch/.test
-	.venvs/torch/bin/python -m pytest -m torch tests/embedding/runtime $(ARGS)
+	.venvs/torch/bin/python -m pytest -m torch tests/embedding/runtime tests/embedding/test_langchain.py $(ARGS)
 
 check: $(VENV)/.check
 	$(BIN)/ruff check
@@ -117,7 +117,7 @@ $(VENV)/.test: $(VENV)/.serve
 .venvs/torch/.test: $(VENV)/.pip pyproject.toml
 	$(PYTHON) -m venv .venvs/torch
 	.venvs/torch/bin/python -m pip --quiet install $(TORCH)
-	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout sentence-transformers
+	.venvs/torch/bin/python -m pip --quiet install --editable ".[embed,torch]" hypothesis psutil pytest pytest-timeout langchain-openai sentence-transformers
 	@touch $@
 
 $(VENV)/.check: $(VENV)/.test

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tritonclient.http as triton
 from numpy.typing import NDArray
-from tests.embedding import tiny
+from tests.embedding import tiny, tiny_tokens
 from tests.served import Served
 
 import weir.embedding
@@ -110,6 +110,16 @@ def test_pairs_words_and_token_ids_pass(client: Any, server: EmbeddingServer) ->
     ids = [[2, 6, 7, 3], [2, 8, 3, -1]]
     for kind in (np.int32, np.int64):
         asked({"input": np.array(ids, kind)}, {}, [ids[0], ids[1][:3]])
+
+
+def test_an_answer_says_which_token_ids_are_of_another_model(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    who = {"client": f"ids of {id(client)}"}  # the server is the same for all clients
+    fine = client.infer("small", texts("it"), parameters=who)
+    piece = tiny_tokens.pieces(tiny_tokens.SQUARE).index("##s")  # no text of its own begins within a word
+    other = client.infer("small", {"input": np.array([[piece] * 3, [piece, 9, -1]], np.int32)}, parameters=who)
+    assert "foreign_ids" not in fine.parameters and other.parameters["foreign_ids"] == 2
+    client.infer("small", {"input": np.array([[piece]], np.int32)}, parameters=who)
+    assert len([record for record in caplog.records if repr(who["client"]) in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(("inputs", "parameters", "rule"), [

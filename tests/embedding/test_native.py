@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import numpy as np
 import pytest
-from tests.embedding import tiny
+from tests.embedding import tiny, tiny_tokens
 
 import weir.embedding
 from weir.embedding import EmbeddingServer
@@ -88,6 +88,22 @@ def test_an_answer_says_what_was_cut(http: httpx.Client) -> None:
         assert many.headers["x-weir-truncated"] == "2" and answered[1]["truncated"] is True
     refused = http.post("/infer/small", json={"text": LONG, "truncate": False})
     assert refused.status_code == 400 and "may not be cut" in refused.json()["error"]["message"]
+
+
+def test_an_answer_says_which_token_ids_are_of_another_model(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = [tiny_tokens.pieces(tiny_tokens.SQUARE).index("##s")] * 3  # no text of its own begins within a word
+    who = {"x-client-id": "native ids"}
+    answers = [http.post("/infer/small", json=item, headers=who) for item in ("do it", other, other)]
+    assert [answer.headers.get("x-weir-foreign-ids") for answer in answers] == [None, "1", "1"]
+    for path, field in (("/encode", "texts"), ("/v1/embeddings", "input")):
+        for count in (1, 3):  # by the fast lane, and read beside it
+            answer = http.post(path, json={field: [*["it"] * 30 * (count > 1), *[other] * count]}, headers=who)
+            assert answer.headers["x-weir-foreign-ids"] == str(count)
+    many = http.post("/infer/small/batch", json=["it", other, {"text": other}], headers=who)
+    assert many.headers["x-weir-foreign-ids"] == "2"
+    assert len([record for record in caplog.records if "'native ids' sent 1 texts" in record.getMessage()]) == 1
 
 
 @pytest.mark.parametrize(("item", "rule"), [

@@ -140,8 +140,7 @@ class TextCall:
             prompt=prompt, whole_words=whole_words, trace=wishes.traceparent,
         )  # fmt: skip
         encoded = await self._unless_left(work)
-        if encoded.foreign:
-            site.clients.warn_of_ids(client or caller.whose(self.peer), encoded.foreign, self.encoder.name)
+        site.clients.warn_of_ids(client or caller.whose(self.peer), encoded.foreign, self.encoder.name)
         return encoded
 
     def _unless_left(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:

@@ -60,8 +60,9 @@ class Clients:
         self.system_requests += 1
 
     def warn_of_ids(self, client: str, count: int, model: str) -> None:
-        """Say in the log that `client`, who has asked for vectors, sends token ids of another tokenizer; once for each that is remembered."""
-        known = self._clients.get(client)
+        """Say in the log that `client`, who has asked for vectors, sent `count` texts as token ids of another tokenizer, if any; once for each
+        client that is remembered."""
+        known = self._clients.get(client) if count else None
         if known is not None and not known.warned:
             known.warned = True
             _log.warning(

@@ -49,7 +49,8 @@ class TextDeputy:
         cut = sum(encoded.truncated)
         self._site.counts.answered(service.name, door, len(encoded.counts), cut)
         values = asked_of(self.outputs, request, arrays_of(encoded))
-        parameters: Parameters = {"truncated": cut} if cut else {}
+        counts = {"truncated": cut, "foreign_ids": encoded.foreign}
+        parameters: Parameters = {name: count for name, count in counts.items() if count}
         return InferenceResponse(service.name, values, version=service.version, id=request.id, parameters=parameters)
 
     async def _read(self, request: InferenceRequest) -> Asked:
@@ -74,9 +75,12 @@ class TextDeputy:
         within = min((each for each in (within, schedule.timeout) if each is not None), default=None)
         if within is not None and within <= 0:
             raise told(service, door, DeadlineExceeded("the deadline passed before the request was read"))
-        self._site.clients.asked(asked.client or door, len(asked.texts), door=door)
-        return await self._encoder.encode(
+        clients, whose = self._site.clients, asked.client or door
+        clients.asked(whose, len(asked.texts), door=door)
+        encoded = await self._encoder.encode(
             asked.texts, door=door, client=asked.client, priority=schedule.priority, timeout=within,
             dimensions=asked.dimensions, truncate=asked.truncate, prompt=asked.prompt, whole_words=asked.whole_words,
             trace=trace,
         )  # fmt: skip
+        clients.warn_of_ids(whose, encoded.foreign, service.name)
+        return encoded

@@ -9,7 +9,7 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope
 
-from weir.embedding.calling import TRUNCATED, Caller, Site, unless_left
+from weir.embedding.calling import FOREIGN, TRUNCATED, Caller, Site, unless_left
 from weir.embedding.items import Item, Wish, read_items
 from weir.embedding.jsons import as_json
 from weir.embedding.texts import Encoded, Encodes, Text
@@ -49,11 +49,12 @@ class NativeTexts:
         try:
             caller = Caller(scope["headers"])
             items = await self._items(ask, body)
-            peer = scope["client"][0] if scope.get("client") else None
-            self._site.clients.asked(caller.whose(peer), len(items), door=DOOR)
+            whose = caller.whose(scope["client"][0] if scope.get("client") else None)
+            self._site.clients.asked(whose, len(items), door=DOOR)
             work = _Work(self._encoder, ask, items, caller.client)
             ends = await unless_left(work.ends(trace), receive)
-            answer = await self._written(ask, ends, work.dispatch)
+            self._site.clients.warn_of_ids(whose, work.foreign, name)
+            answer = await self._written(ask, ends, work)
         except Cancelled:
             return None
         except WeirError as error:
@@ -74,23 +75,26 @@ class NativeTexts:
                 told(ask.service, DOOR, item)
         return items
 
-    async def _written(self, ask: Ask, ends: list[End], dispatch: tuple[Dispatch, float] | None) -> Answer:
+    async def _written(self, ask: Ask, ends: list[End], work: "_Work") -> Answer:
         if not ask.batch and isinstance(ends[0], WeirError):
             raise ends[0]
-        work = partial(_body, ask, ends, development=self._site.http.development)
+        write = partial(_body, ask, ends, development=self._site.http.development)
         numbers = sum(end.numbers.size for end in ends if isinstance(end, Vector))
         if numbers > _LONG_WORK:
             charge(TEXT_BYTES * numbers)
         headers = [(b"content-type", ask.accept.encode())]
         if cut := sum(isinstance(end, Vector) and end.truncated for end in ends):
             headers.append((TRUNCATED, b"%d" % cut))
-        if ask.explain and dispatch is not None:
-            headers += explain_headers(dispatch[1], dispatch[0])
-        return Answer(200, headers, await asyncio.to_thread(work) if numbers > _LONG_WORK else work())
+        if work.foreign:
+            headers.append((FOREIGN, b"%d" % work.foreign))
+        if ask.explain and work.dispatch is not None:
+            headers += explain_headers(work.dispatch[1], work.dispatch[0])
+        return Answer(200, headers, await asyncio.to_thread(write) if numbers > _LONG_WORK else write())
 
 
 class _Work:
-    """The items of one request on their way: those that want the same go together. `dispatch` is the batch of the first answered."""
+    """The items of one request on their way: those that want the same go together. `dispatch` is the batch of the first answered;
+    `foreign` counts items that came as token ids of another model, see Encoded."""
 
     def __init__(self, encoder: Encodes, ask: Ask, items: list[Item | WeirError], client: str) -> None:
         self._encoder = encoder
@@ -98,6 +102,7 @@ class _Work:
         self._items = items
         self._client = client
         self.dispatch: tuple[Dispatch, float] | None = None
+        self.foreign = 0
 
     async def ends(self, trace: Any) -> list[End]:
         """Return the end of each item. Raises CapacityError if that is the end of all of them."""
@@ -137,6 +142,7 @@ class _Work:
         except WeirError as error:
             return error
         self.dispatch = self.dispatch or encoded.dispatch
+        self.foreign += encoded.foreign
         return encoded
 
 

@@ -29,9 +29,20 @@ def test_ids_that_the_tokenizer_has_made_are_its_own(tokenizer: Tokenizer) -> No
     own = ids_of(tokenizer, "the river")
     special = len(tokenizer.template.first) + len(tokenizer.template.last)
     bare = own[len(tokenizer.template.first) : len(own) - len(tokenizer.template.last)]
-    found = tokenizer.encode([own, bare, [*own, *own], own[:1]], max_length=64)
+    found = tokenizer.encode([own, bare, own[:-1], [*own, *own], own[:1]], max_length=64)
     assert special > 0
-    assert [isinstance(each, Tokenized) and each.foreign for each in found] == [False, True, False, False]
+    assert [isinstance(each, Tokenized) and each.foreign for each in found] == [False] * 5
+
+
+def test_ids_that_it_would_not_make_are_foreign(tokenizer: Tokenizer) -> None:
+    first, last = list(tokenizer.template.first), list(tokenizer.template.last)
+    known = tokenizer.vocabulary
+    letters = [
+        known["r"],
+        *(known.get(f"##{letter}", known[letter]) for letter in "ight"),
+    ]  # "right" is one token, or two
+    found = tokenizer.encode([letters, [*first, *letters, *last]], max_length=64)
+    assert [isinstance(each, Tokenized) and each.foreign for each in found] == [True, True]
 
 
 def test_an_answer_says_how_many_texts_came_so(tmp_path: Path) -> None:

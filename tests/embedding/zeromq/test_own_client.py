@@ -57,6 +57,23 @@ def test_a_text_may_be_words_token_ids_or_a_pair(connect: Connect, opened: Opene
         assert opened.encoder.asked[-1]["texts"] == texts
 
 
+def test_token_ids_of_another_model_are_named_in_the_log(
+    connect: Connect, opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode = opened.encoder.encode
+
+    async def marked(texts: Any, **said: Any) -> Any:
+        return (await encode(texts, **said))._replace(foreign=2)
+
+    monkeypatch.setattr(opened.encoder, "encode", marked)
+    with caplog.at_level("WARNING", "weir"):
+        client = connect(identity="with ids")
+        client.encode([[1, 2], [3]])
+        client.encode([[1, 2], [3]])
+    said = [record.getMessage() for record in caplog.records if "'with ids'" in record.getMessage()]
+    assert len(said) == 1 and "sent 2 texts as token ids" in said[0]
+
+
 def test_tokens_come_on_request(connect: Connect) -> None:
     vectors, tokens = connect().encode(TEXTS, show_tokens=True)
     assert tokens == [text.split() for text in TEXTS]

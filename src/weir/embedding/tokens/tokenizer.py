@@ -286,16 +286,16 @@ class Tokenizer:
         return _paired(template, first[:keep], parts[1][:other], length > room)
 
     def _is_foreign(self, ids: list[int]) -> bool:
-        """Tell whether this tokenizer would make other ids of the text that these stand for. With more special tokens than one text has, as pairs
-        and texts with unknown words have, nobody knows what the text was: they are taken as they are."""
-        special = sum(number in self.special_ids for number in ids)
-        if special > len(self.template.first) + len(self.template.last):
+        """Tell whether this tokenizer would make other ids of the text that these stand for, special ones aside. With more special tokens than
+        one text has, as pairs and texts with unknown words have, nobody knows what the text was: they are taken as they are."""
+        own = [number for number in ids if number not in self.special_ids]
+        if len(ids) - len(own) > len(self.template.first) + len(self.template.last):
             return False
-        text = self.pieces.decode(ids, skip_special_tokens=True)
+        text = self.pieces.decode(own, skip_special_tokens=True)
         if not text or "\0" in text:
-            return special < len(ids)
-        (again,) = self.encode([text], max_length=2 * len(ids) + special, manner=Manner(prompt=""))
-        return isinstance(again, InvalidRequest) or again.ids != _packed(ids)
+            return bool(own)
+        (again,) = self._cut([Read(texts=(text,))], 2 * len(ids), whole_words=False)
+        return [number for number in again[0] if number not in self.special_ids] != own
 
     def _shortened(self, ids: list[int], room: int) -> list[int]:
         """Cut the tail of ids that have their special tokens already; the last of them stays."""

@@ -125,6 +125,7 @@ class Answering:
             self._check_answer(ask.size, encoded.vectors.nbytes)
             cut = [place for place, truncated in enumerate(encoded.truncated) if truncated]
             model = _model(self._means.served, wishes)
+            self._means.clients.warn_of_ids(_name(ask), encoded.foreign, model)
             answer = zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens)
             self._means.counts.answered(model, DOOR, ask.size, len(cut))
             self._means.counts.transferred(model, DOOR, received, sum(map(len, answer)))
