@@ -15,6 +15,8 @@ import httpx
 import psutil
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
+from prometheus_client import CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from tests.hosted import Square
@@ -42,7 +44,7 @@ SERVERS = {
 
 
 @contextmanager
-def hosted(command: list[str]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def hosted(command: list[str], **variables: str) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Let a server take a listening socket over; connections made before it is ready wait there."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.set_inheritable(True)
@@ -51,7 +53,7 @@ def hosted(command: list[str]) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]
         process = subprocess.Popen(
             [sys.executable, "-m", *filled],
             pass_fds=[listener.fileno()],
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, "PYTHONPATH": path, **variables},
             process_group=0,
         )
         port = listener.getsockname()[1]
@@ -177,3 +179,17 @@ def test_an_application_can_be_mounted_in_another() -> None:
 def test_a_wrong_setting_is_refused_at_once(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(weir.SettingsError, match=says):
         weir.asgi(Square, **settings)
+
+
+def test_the_processes_of_a_server_show_what_all_of_them_count(tmp_path: Path) -> None:
+    with hosted(SERVERS["gunicorn"], PROMETHEUS_MULTIPROC_DIR=str(tmp_path)) as (url, process):
+        for number in range(20):
+            assert httpx.post(f"{url}/infer/square", content=str(number), timeout=40).json() == number * number
+        shown = httpx.get(f"{url}/metrics", timeout=40).text
+        assert 'weir_workers{model="square",pid="' in shown
+        process.send_signal(signal.SIGTERM)  # each process writes for the last time
+        process.wait(20)
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, str(tmp_path / "weir"))
+    assert registry.get_sample_value("weir_requests_total", {"model": "square", "door": "http", "code": "200"}) == 20
+    assert len(list(tmp_path.glob("weir/counter_*.db"))) == 2

@@ -89,8 +89,12 @@ class App:
         opened = open_wanted(sources, settings.repository.load, make)
         self.registry = Registry(opened.services, opened.routes, opened.defaults)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
-        triton = settings.telemetry.triton_metrics
-        exposition = None if metrics is None else make_exposition(metrics, self.registry, triton_names=triton)
+        triton, namespace = settings.telemetry.triton_metrics, settings.telemetry.metrics_namespace
+        exposition = (
+            None
+            if metrics is None
+            else make_exposition(metrics, self.registry, triton_names=triton, namespace=namespace)
+        )
         site = Site(
             self.registry,
             settings.http,

@@ -3,6 +3,8 @@
 app = weir.asgi(Square, max_batch_size=64)      # uvicorn module:app
 """
 
+import asyncio
+import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
@@ -24,10 +26,16 @@ from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
+from weir.telemetry.settings import TelemetrySettings
 
 Target = str | type[Model] | type[Service] | Service
+
+# The variable with which processes that use prometheus_client say where they put what they count.
+SHARED = "PROMETHEUS_MULTIPROC_DIR"
+SHARE_INTERVAL = 1.0  # seconds that counts of another process may be old
 
 # What belongs to the server that hosts the application, and is said there.
 _OF_THE_HOST = ("host", "port", "uds", "uds_mode", "idle_timeout", "header_timeout", "tls_certfile", "tls_keyfile")
@@ -41,6 +49,7 @@ def asgi(
     *models: Target,
     routes: Mapping[str, str | Sequence[str]] | None = None,
     metrics: bool = True,
+    metrics_namespace: str = NAMESPACE,
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> ASGIApp:
@@ -52,7 +61,8 @@ def asgi(
     `settings` are those of the HTTP door, but for what the hosting server says (address, TLS, idle connections), of who may call, of the Open
     Inference Protocol, and those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
     own. Nobody may change anything while it runs, but with `allow_control=True` or the token of `control_token_file`: where
-    a caller is, only the hosting server knows. `metrics` are collected and served at /metrics; a Service already made counts only if its observers do.
+    a caller is, only the hosting server knows. `metrics` are collected and served at /metrics, under names that begin with `metrics_namespace`; a Service already made counts
+    only if its observers do. With the variable PROMETHEUS_MULTIPROC_DIR they are those of all processes that have it.
 
     Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
@@ -66,17 +76,44 @@ def asgi(
     if recorded is not None:
         heard.insert(0, recorded)
     registry = Registry([_service(model, heard, settings) for model in models], routes)
-    render = make_exposition(recorded, registry).render if recorded is not None else None
+    naming = TelemetrySettings(metrics_namespace=metrics_namespace)
+    exposition = (
+        make_exposition(recorded, registry, namespace=naming.metrics_namespace) if recorded is not None else None
+    )
+    render = None if exposition is None else exposition.render
 
     @asynccontextmanager
     async def lifespan(_: object) -> AsyncIterator[None]:
-        async with running(registry):
+        async with counting_together(exposition), running(registry):
             shown.begin()
             yield
 
     site = Site(registry, http, control, settings=kserve, access=access)
     shown = make_dashboard(registry, recorded)
     return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown)
+
+
+@asynccontextmanager
+async def counting_together(exposition: Exposition | None) -> AsyncIterator[None]:
+    """Meanwhile, have `exposition` show what all processes of the hosting server count, if its environment says where."""
+    folder = os.environ.get(SHARED)
+    if exposition is None or not folder:
+        yield
+        return
+    shared = exposition.share(folder)
+
+    async def write() -> None:
+        while True:
+            shared.write()
+            await asyncio.sleep(SHARE_INTERVAL)
+
+    writing = asyncio.create_task(write())
+    try:
+        yield
+    finally:
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        shared.close()
 
 
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:

@@ -8,8 +8,8 @@ from weir.telemetry.exposition import Exposition
 from weir.telemetry.metrics import Metrics
 
 
-def shown(metrics: Metrics) -> str:
-    return Exposition(metrics, code_of).render()[0].decode()
+def shown(metrics: Metrics, namespace: str = "weir") -> str:
+    return Exposition(metrics, code_of, namespace=namespace).render()[0].decode()
 
 
 def run_batch(metrics: Metrics, size: int, reason: Reason) -> None:
@@ -28,6 +28,9 @@ def test_batches_are_what_was_counted_in_between() -> None:
         run_batch(metrics, size, reason)
     found = batches_of(read_counts(shown(metrics), "square") - before)
     assert found.count == 3 and found.reasons == {"size": 2, "idle": 1} and found.sizes == {"1": 1, "4": 2}
+    assert batches_of(read_counts(shown(metrics, "own_name"), "square")) == batches_of(
+        read_counts(shown(metrics), "square")
+    )
     assert found.mean_rows == pytest.approx(8 / 3)
     assert [found.queue_time_ms, found.predict_time_ms, found.total_time_ms] == pytest.approx([250.0, 500.0, 1000.0])
 

@@ -1,5 +1,10 @@
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from subprocess import PIPE
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -158,3 +163,57 @@ def test_two_servers_may_live_in_one_process() -> None:
     one.transferred("square", "http", 1, 1)
     assert value(other, "weir_received_bytes_total", model="square", door="http") == 0
     assert value(one, "weir_received_bytes_total", model="square", door="http") == 1
+
+
+def test_names_may_begin_with_another_word() -> None:
+    metrics = Metrics()
+    metrics.answered("square", [ask(0.0)], None, 1.0)
+    text = Exposition(metrics, code_of, namespace="mosec_service").render()[0].decode()
+    assert 'mosec_service_requests_total{code="200",door="http",model="square"} 1.0' in text
+    assert "process_open_fds" in text
+    assert "weir" not in text
+    openmetrics = Exposition(metrics, code_of, namespace="own").render("application/openmetrics-text; version=1.0.0")[0]
+    assert b"# TYPE own_requests counter" in openmetrics
+
+
+OTHER_PROCESS = """
+import os, sys
+from tests.telemetry.test_metrics import ask, code_of
+from weir.telemetry.exposition import Exposition
+from weir.telemetry.metrics import Metrics
+
+metrics = Metrics()
+shared = Exposition(metrics, code_of).share(sys.argv[1])
+metrics.answered("square", [ask(0.0), ask(0.5)], None, 1.0)
+shared.write()
+print("written", flush=True)
+sys.stdin.read()
+os._exit(1)
+"""
+
+
+def test_several_processes_are_shown_together(tmp_path: Path) -> None:
+    metrics = Metrics()
+    exposition = Exposition(metrics, code_of)
+    shared = exposition.share(str(tmp_path))
+    metrics.answered("square", [ask(0.75)], None, 1.0)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)], stdin=PIPE, stdout=PIPE, text=True, env=environment
+    ) as other:  # fmt: skip
+        assert other.stdout is not None
+        assert other.stdout.readline() == "written\n"
+        both = exposition.render()[0].decode()
+        other.communicate()
+    assert {f'process_open_fds{{pid="{pid}"}}' in both for pid in (os.getpid(), other.pid)} == {True}
+    one = exposition.render()[0].decode()
+    assert f'pid="{other.pid}"' not in one  # it has ended without a word, and has no levels
+    for text in (both, one):
+        assert 'weir_requests_total{code="200",door="http",model="square"} 3.0' in text
+        assert 'weir_total_time_seconds_count{model="square"} 3.0' in text
+        assert 'weir_total_time_seconds_sum{model="square"} 1.75' in text
+        assert 'weir_total_time_seconds_bucket{le="0.1",model="square"} 0.0' in text
+        assert 'weir_total_time_seconds_bucket{le="0.5",model="square"} 2.0' in text
+        assert 'weir_total_time_seconds_bucket{le="+Inf",model="square"} 3.0' in text
+    shared.close()
+    assert not list(tmp_path.glob("weir/gauge*"))

@@ -82,12 +82,14 @@ def read_counts(text: str, model: str) -> Counts:
                     samples.setdefault(sample.name, []).append((sample.labels, sample.value))
     except ValueError as error:
         raise SettingsError(f"/metrics cannot be read: {error}") from error
+    sums = [name for name in samples if name.endswith("_batch_size_sum")]
+    namespace = sums[0].removesuffix("_batch_size_sum") if sums else "weir"
     return Counts(
-        rows=_sole(samples, "weir_batch_size_sum"),
-        reasons={labels["reason"]: value for labels, value in samples.get("weir_batches_total", [])},
-        sizes=_sizes(samples.get("weir_batch_size_bucket", [])),
-        seconds={name: _sole(samples, f"weir_{name}_time_seconds_sum") for name in TIMES},
-        times={name: _sole(samples, f"weir_{name}_time_seconds_count") for name in TIMES},
+        rows=_sole(samples, f"{namespace}_batch_size_sum"),
+        reasons={labels["reason"]: value for labels, value in samples.get(f"{namespace}_batches_total", [])},
+        sizes=_sizes(samples.get(f"{namespace}_batch_size_bucket", [])),
+        seconds={name: _sole(samples, f"{namespace}_{name}_time_seconds_sum") for name in TIMES},
+        times={name: _sole(samples, f"{namespace}_{name}_time_seconds_count") for name in TIMES},
     )
 
 

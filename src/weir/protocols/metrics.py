@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from weir.errors import WeirError
 from weir.protocols.account import Account
 from weir.protocols.status import codes_of_type
-from weir.telemetry.exposition import Exposition, Levels
+from weir.telemetry.exposition import NAMESPACE, Exposition, Levels
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.triton import Counted, TritonNames
 
@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 HTTP_DOORS = frozenset(("http", "openai", "encode"))
 
 
-def make_exposition(metrics: Metrics, registry: "Registry", *, triton_names: bool = False) -> Exposition:
+def make_exposition(
+    metrics: Metrics, registry: "Registry", *, triton_names: bool = False, namespace: str = NAMESPACE
+) -> Exposition:
     """Return what renders `metrics`, which must be among the observers of the services of `registry`; with `triton_names`
-    also what Triton's dashboards look for."""
-    exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all})
+    also what Triton's dashboards look for. `namespace` is the first word of the names of all others."""
+    exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all}, namespace)
     if triton_names:
         exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
     return exposition

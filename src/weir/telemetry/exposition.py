@@ -1,12 +1,17 @@
 """Shows what metrics.py has counted, in Prometheus' text format."""
 
+import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
@@ -29,6 +34,8 @@ class Levels(NamedTuple):
     arena_free_bytes: int
     policy: Mapping[str, Any] = MappingProxyType({})  # by the keys of _POLICY; what is None is not shown
 
+
+NAMESPACE = "weir"  # the first word of the names of metrics, unless another one is wanted
 
 CodeOf = Callable[[str, type[WeirError] | None], str]
 ReadLevels = Callable[[], Mapping[str, Levels]]
@@ -75,21 +82,31 @@ class Exposition(Collector):
     """Renders metrics.
 
     `code_of(door, error type or None)` gives the `code` label of a request's end; `read_levels()` the present levels of
-    each model. It has a registry of its own: nothing is global, so two servers may live in one process.
+    each model. It has a registry of its own: nothing is global, so two servers may live in one process. `namespace` is the
+    first word of the names, whatever is registered.
     """
 
-    def __init__(self, metrics: Metrics, code_of: CodeOf, read_levels: ReadLevels = dict) -> None:
+    def __init__(
+        self, metrics: Metrics, code_of: CodeOf, read_levels: ReadLevels = dict, namespace: str = NAMESPACE
+    ) -> None:
         self._metrics = metrics
         self._code_of = code_of
         self._read_levels = read_levels
-        self.registry = CollectorRegistry()
+        self.registry = _Named(namespace)
+        self._shared: Shared | None = None
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the metrics and their content type: OpenMetrics if `accept` asks for it, else Prometheus text."""
+        """Return the metrics and their content type: OpenMetrics if `accept` asks for it, else Prometheus text. After `share`
+        they are those of all processes that share them."""
         encode, content_type = choose_encoder(accept)
-        return encode(self.registry), content_type
+        return encode(self.registry if self._shared is None else self._shared.together()), content_type
+
+    def share(self, folder: str) -> "Shared":
+        """Show what all processes that share `folder` have counted, from now on. The caller writes and closes what is returned."""
+        self._shared = Shared(self.registry, Path(folder))
+        return self._shared
 
     def describe(self) -> Iterator[Metric]:
         """Name nothing in advance (the registry would otherwise collect once at registration)."""
@@ -166,6 +183,79 @@ class Exposition(Collector):
         yield workers
         yield restarts
         yield from _policies({model: levels.policy for model, levels in present.items()})
+
+
+class _Named(CollectorRegistry):
+    """Has all of Weir's metrics begin with another word than `weir`."""
+
+    def __init__(self, namespace: str) -> None:
+        super().__init__()
+        self._namespace = namespace
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        for family in super().collect():
+            if self._namespace != NAMESPACE and family.name.startswith(f"{NAMESPACE}_"):
+                family.name = self._renamed(family.name)
+                family.samples = [sample._replace(name=self._renamed(sample.name)) for sample in family.samples]
+            yield family
+
+    def _renamed(self, name: str) -> str:
+        return self._namespace + name.removeprefix(NAMESPACE)
+
+
+class Shared:
+    """The counts of this process in a folder where several (the workers of gunicorn) put theirs: in files of
+    prometheus_client's multi-process mode, in a folder of their own inside of the one for the metrics of programs.
+
+    Counters and histograms are added up, also those of processes that have ended. Levels are shown for each process that lives,
+    with the label `pid`. To be made in the process that counts.
+    """
+
+    def __init__(self, registry: CollectorRegistry, folder: Path) -> None:
+        self._registry = registry
+        self._programs = folder
+        self._folder = folder / NAMESPACE
+        self._folder.mkdir(parents=True, exist_ok=True)
+        life = f"{os.getpid()}-{secrets.token_hex(4)}"  # a later process may have the same number
+        self._levels = self._folder / f"gauge_liveall_{os.getpid()}.db"
+        self._levels.unlink(missing_ok=True)
+        files = {kind: self._folder / f"{kind}_{life}.db" for kind in ("counter", "histogram")} | {
+            "gauge": self._levels
+        }
+        self._values = {kind: MmapedDict(str(path)) for kind, path in files.items()}
+
+    def write(self) -> None:
+        """Put into the folder what has been counted so far."""
+        for family in self._registry.collect():
+            values = self._values.get(family.type, self._values["counter"])
+            below = 0.0  # a bucket is cumulative when it is shown, and counts for itself in the file
+            for sample in family.samples:
+                value = sample.value
+                if family.type == "histogram" and "le" in sample.labels:
+                    value, below = value - below, 0.0 if sample.labels["le"] == "+Inf" else value
+                elif family.type == "histogram" and sample.name.endswith("_count"):
+                    continue  # of all buckets
+                names, texts = list(sample.labels), list(sample.labels.values())
+                values.write_value(mmap_key(family.name, sample.name, names, texts, family.documentation), value, 0.0)
+
+    def together(self) -> CollectorRegistry:
+        """Return what all processes have counted."""
+        self.write()
+        for path in self._folder.glob("gauge_liveall_*.db"):
+            if not Path("/proc", path.stem.rpartition("_")[2]).exists():
+                path.unlink(missing_ok=True)
+        registry = CollectorRegistry()
+        for folder in (self._programs, self._folder):
+            MultiProcessCollector(registry, str(folder))
+        return registry
+
+    def close(self) -> None:
+        """Write for the last time; levels are shown no longer."""
+        self.write()
+        for values in self._values.values():
+            values.close()
+        self._levels.unlink(missing_ok=True)
 
 
 def _with_version(sample: Sample) -> Sample:

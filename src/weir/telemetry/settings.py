@@ -1,9 +1,14 @@
 """The settings of metrics, logs and recordings."""
 
+import re
 from dataclasses import dataclass
 
 from weir.fields import Rule, check, one_of, setting
 
+_NAMESPACE: Rule = (
+    lambda value: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", value) is not None,
+    "must be letters, digits and _, and begin with no digit",
+)
 _SHARE: Rule = (lambda value: 0 <= value <= 1, "must be from 0 to 1")
 
 
@@ -12,6 +17,7 @@ class TelemetrySettings:
     """What the server tells about itself."""
 
     metrics: bool = setting(True, "count what happens and show it at /metrics")
+    metrics_namespace: str = setting("weir", "first word of the names of metrics at /metrics", rule=_NAMESPACE)
     triton_metrics: bool = setting(False, "show them under the names that Triton has for them (nv_inference_*) too")
     log_format: str = setting(
         "text", "how log lines look: text for people, json for machines", rule=one_of("text", "json")
