@@ -5,7 +5,7 @@
 #   make test-browser  watch a server at work in a real Chromium, which it installs where it may
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
 #   make docs    check the documentation: links, code blocks, generated pages
-#   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part)
+#   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
 #   make protos  compile the messages of gRPC anew
 #   make fuzz    feed every parser that strangers reach for five minutes each (SECONDS=...), from the corpus that is kept
@@ -15,6 +15,7 @@
 PORT ?= 8000
 PART ?= all
 ROUNDS ?= 5
+QUICK ?=
 MINUTES ?= 60
 SECONDS ?= 300
 ARGS ?=
@@ -78,7 +79,7 @@ docs: $(VENV)/.test
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks setup
-	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS)
+	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS) $(if $(QUICK),--quick)
 
 soak: $(VENV)/.bench $(VENV)/.test
 	$(BIN)/python -m pytest -m soak

@@ -1,4 +1,4 @@
-"""`python -m benchmarks setup | all | PART... [--rounds N] [--seconds S]`; `soak [--minutes M]`; `report`."""
+"""`python -m benchmarks setup | all | PART... [--rounds N] [--seconds S] [--quick]`; `soak [--minutes M]`; `report`."""
 
 import argparse
 import resource
@@ -29,8 +29,8 @@ def main() -> None:
         for name, value in describe().items():
             console.print(f"[dim]{name:10}[/] {value}")
         for part in _chosen(asked.what):
-            _measure(console, part, asked.rounds, asked.seconds)
-    if asked.what not in (["setup"], ["soak"]):
+            _measure(console, part, asked)
+    if asked.what not in (["setup"], ["soak"]) and not asked.quick:
         console.print("Written: " + ", ".join(report.write()))
 
 
@@ -40,6 +40,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("what", nargs="+", metavar="PART", help=f"all, or some of: {names}; or setup, soak, report")
     parser.add_argument("--rounds", type=int, default=5, help="alternated rounds, of which the median counts")
     parser.add_argument("--seconds", type=float, default=5.0, help="of load, each time")
+    parser.add_argument("--quick", action="store_true", help="a short run, where a part has one; it is not kept")
     parser.add_argument("--minutes", type=float, default=60.0, help="of soak")
     asked = parser.parse_args()
     unknown = set(asked.what) - {*PARTS, "all", "setup", "soak", "report"}
@@ -58,7 +59,8 @@ def _allow_many_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _measure(console: Console, part: Part, rounds: int, seconds: float) -> None:
+def _measure(console: Console, part: Part, asked: argparse.Namespace) -> None:
+    rounds, seconds = asked.rounds, asked.seconds
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task(part.title, total=part.steps(rounds))
@@ -67,8 +69,10 @@ def _measure(console: Console, part: Part, rounds: int, seconds: float) -> None:
             progress.console.print(f"[dim]{part.name}:[/] {text}")
             progress.advance(task)
 
-        result = part.measure(Run(rounds, seconds, step))
+        result = part.measure(Run(rounds, seconds, step, asked.quick))
     _show(console, part, result)
+    if asked.quick:
+        return
     when = datetime.now(UTC).strftime("%Y-%m-%d")
     report.keep(part, result, {**describe(), "rounds": f"{rounds} of {seconds:g} s", "date": when})
 
@@ -78,6 +82,11 @@ def _show(console: Console, part: Part, result: Result) -> None:
     for row in result.rows:
         table.add_row(*row)
     console.print(table)
+    for title, columns, rows in result.tables:
+        further = Table(*columns, title=title)
+        for row in rows:
+            further.add_row(*row)
+        console.print(further)
     for text, measured, met in result.goals:
         console.print(f"[{'green' if met == 'yes' else 'red'}]{met:3}[/] {text}: {measured}")
 

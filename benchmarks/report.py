@@ -82,6 +82,8 @@ def _section(part: Part, stored: dict[str, Any]) -> str:
     lines = [f"## {part.title}", "", part.about, "", *_table(stored["columns"], stored["rows"]), ""]
     if stored["goals"]:
         lines += [*_table(["wished", "measured", "met"], stored["goals"]), ""]
+    for title, columns, rows in stored.get("tables", []):
+        lines += [f"{title}:", "", *_table(columns, rows), ""]
     lines += [line for note in stored["notes"] for line in (note, "")]
     machine = ". ".join(f"{name}: {value}" for name, value in stored["machine"].items() if value)
     lines += [f"<sub>`make bench PART={part.name}`. {machine}.</sub>", ""]

@@ -12,6 +12,15 @@ class Run(NamedTuple):
     rounds: int
     seconds: float  # of load, each time
     step: Callable[[str], None]
+    quick: bool = False  # a short run, which is not kept
+
+
+class Table(NamedTuple):
+    """A table beside the main one."""
+
+    title: str
+    columns: list[str]
+    rows: list[list[str]]
 
 
 @dataclass
@@ -23,6 +32,7 @@ class Result:
     goals: list[list[str]] = field(default_factory=list)  # goal, measured, "yes" or "no"
     notes: list[str] = field(default_factory=list)
     values: dict[str, float] = field(default_factory=dict)  # for pictures and the README
+    tables: list[Table] = field(default_factory=list)
 
     def goal(self, text: str, measured: str, met: bool) -> None:
         """Set what was wished beside what was measured."""

@@ -1,44 +1,48 @@
-"""What banks predict, over random models, beside an event loop that was written apart (tests/policy/event_loop.c)."""
+"""What banks predict, over random models, beside an event loop that was written apart (tests/policy/event_loop.c); and what the
+policies cost under bursts and recorded traffic, beside greedy and the clairvoyant optimum."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from typing import NamedTuple
 
 import numpy as np
-from tests.policy.event_loop import Interval, interval, served
+from scipy.stats import t as student
+from tests.policy.event_loop import LEVEL, Interval, Seen, controls, interval, served
 from tests.policy.random_models import SHAPES, Drawn, drawn
 
-from benchmarks.result import Part, Result, Run
+from benchmarks.policies import bursts
+from benchmarks.result import Part, Result, Run, Table
 from benchmarks.servers import ROOT
 from weir.figures import COLOURS, INK, figure
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.evaluation import evaluate
 from weir.policy.profile import Floats
-from weir.policy.tables import Table, greedy_table, limit_table
+from weir.policy.tables import Table as Actions
+from weir.policy.tables import greedy_table, limit_table
 
 PICTURE = ROOT / "docs" / "pictures" / "predictions.png"
-ENTRIES = 2_000  # in each round
-STRETCHES = 20
-FEWEST, MOST = 10_000, 500_000  # rows of a stretch
+ENTRIES, STEP = 2_000, 100  # in each round, and in each step of the progress
+QUICK = 500  # entries, of a quick run
+STRETCHES = 40
+ROWS = (5_000, 20_000, 80_000)  # of a stretch: more where fewer do not say enough
+ENOUGH, ENOUGH_LATE = 5e-4, 0.01  # half widths, of the mean and of the 99th percentile, that say enough
+MOST_WARM = 500_000  # rows that do not count
 NEAR = 0.02  # how far a 99th percentile may be off
+ROUNDING = 1e-8  # an interval that is rounding only
 EXACT = 1e-3  # and the others
 LARGEST_COMPARED = 32  # batch, of models whose every control limit is evaluated
+WORST = 3  # entries that are shown
 QUANTITIES = ("cost", "mean response time", "mean power", "99th percentile")
 COLUMNS = [
-    "",
-    "allowed",
-    "entries off by more",
-    "worst beyond its interval",
-    "off, median and 99 %",
-    "interval, median and 90 %",
-    "bias",
-]
+    "", "entries", "allowed", "off by more, as seen", "and beyond their intervals", "the worst, and its interval",
+    "interval, median and 99 %", "bias",
+]  # fmt: skip
 
 
-class Seen(NamedTuple):
+class Entry(NamedTuple):
     """An entry of a bank: by how much the event loop differs from the prediction, relative to it, by quantity, with half the
     width of its 99.9 % interval; and how much more, relative to ours, greedy and the best control limit cost."""
 
@@ -52,76 +56,103 @@ class Seen(NamedTuple):
 
 
 def measure(run: Run) -> Result:
-    """Solve, serve and compare that many entries of banks."""
-    wanted = run.rounds * ENTRIES
-    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
-        seen: list[Seen] = []
-        for one in pool.map(entry, range(wanted), chunksize=20):
-            seen.append(one)
-            if len(seen) % (wanted // run.rounds) == 0:
-                run.step(f"{len(seen):,} entries")
+    """Solve, serve and compare that many entries of banks; then hold the policies against greedy where the rate changes."""
+    wanted = QUICK if run.quick else run.rounds * ENTRIES
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # of the processes that are started
     result = Result(COLUMNS)
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        seen = list(_entries(run, pool, wanted))
+        rows = []
+        for row in pool.map(bursts.shown, range(2 if run.quick else len(bursts.SHOWN))):
+            rows.append(row)
+            run.step(row[0])
     for index, name in enumerate(QUANTITIES):
-        _add(result, name, np.array([(one.off[index], one.half[index]) for one in seen]), NEAR if index == 3 else EXACT)
+        _add(result, name, seen, index, EXACT)
+    _add(result, QUANTITIES[3], seen, 3, NEAR)
     _compare(result, [one for one in seen if np.isfinite(one.best_limit)])
+    result.tables += [_worst(seen), Table("Bursts and recorded traffic, with a w2 of 1", bursts.COLUMNS, rows)]
     _draw(seen)
-    result.notes += [
-        f"![What the event loop saw beside what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
-        f"{wanted:,} random models ({', '.join(SHAPES)} service times; batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; "
-        "energy weights over six decades; loads of 0.01 to 0.99), a bank of one entry each, served by an event loop in C that shares nothing "
-        f"with Weir: {STRETCHES} stretches of {FEWEST:,} to {MOST:,} rows, more where the line forgets slowly. An entry counts as off where it "
-        "differs by more than is allowed beyond the 99.9 % interval of what was seen; those whose lines forget too slowly for that are left out. *Bias* is the mean difference in standard errors, over "
-        "all entries, with its own standard error: it would show an error far below any single interval.",
-    ]
+    result.notes += _notes(wanted)
     return result
 
 
-def entry(number: int) -> Seen:
-    """Solve the random model of that number, and hold what is predicted against the event loop."""
-    os.environ["OMP_NUM_THREADS"] = "1"
-    model = drawn(number)
-    profile, rate = model.profile, model.rate
-    bank = solve_bank(profile, model.prices, rates=[rate])
-    rows = _rows(model, bank)
-    limits = [factor * float(bank.p99_ms[0]) for factor in (1.0 - NEAR, 1.0, 1.0 + NEAR)]
-    loop = served(
-        profile, rate, bank.tables[0], rows, parts=STRETCHES, warm=5 * rows, late=limits, seed=number + 1_000_000
-    )
-    weight, energy_weight = model.prices.latency_weight_at(rate), model.prices.energy_weight
-    costs = weight * loop.means + energy_weight * loop.powers
-    cost = weight * float(bank.response_time_ms[0]) + energy_weight * float(bank.power_w[0])
-    found = [
-        _off(interval(costs), cost),
-        _off(interval(loop.means), float(bank.response_time_ms[0])),
-        _off(interval(loop.powers), float(bank.power_w[0])),
-        _off_percentile(loop.later),
+def _entries(run: Run, pool: ProcessPoolExecutor, wanted: int) -> Iterator[Entry]:
+    for count, one in enumerate(pool.map(entry, range(wanted), chunksize=10), start=1):
+        yield one
+        if count % STEP == 0:
+            run.step(f"{count:,} entries")
+
+
+def _notes(wanted: int) -> list[str]:
+    return [
+        f"![What the event loop saw beside what was predicted]({PICTURE.parent.name}/{PICTURE.name})",
+        f"{wanted:,} random models ({', '.join(SHAPES)} service times; batches of up to 1 to 256 rows; coefficients of variation of 0 to 2; "
+        "energy weights over six decades; loads of 0.01 to 0.99), a bank of one entry each, served by an event loop in C that shares nothing "
+        f"with Weir: {STRETCHES} stretches of {ROWS[0]:,} to {ROWS[-1]:,} rows. Control variates make what it sees sharper: what is known to be "
+        "nothing on the mean is taken off, above all the changes of a function of the line's length (Weir's relative values; their mean changes "
+        "are computed apart, and if the values were wrong, the interval would be wide and still right). Of power that leaves nothing random. The 99th percentile has no such "
+        "function, only a regression on the mean response time and power of the stretches; where a line forgets more slowly than a stretch is "
+        "long, it has no interval and is left out. Intervals are of 99.9 %, so that one in a thousand entries lies outside its own by chance. "
+        "*Bias* is the mean difference in standard errors, over all entries, with its own standard error: it would show an error far below any "
+        "single interval. A bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %.",
+        "The table of bursts: what each policy costs beside `greedy` on the very same arrivals, with its 95 % interval. `solved` knows the mean "
+        "rate for its prices, `auto` knows nothing; the clairvoyant optimum knows every arrival beforehand. All traffic: "
+        "[beyond the paper](explanation/beyond-the-paper.md).",
     ]
-    off, half = zip(*found, strict=True)
-    if _forgotten_after(model, bank) > MOST:  # stretches that depend on each other have no interval
-        half = (np.inf,) * len(half)
-    return Seen(number, model.shape, model.load, off, half, *_rules(model, bank))
 
 
-def _rows(model: Drawn, bank: Bank) -> int:
-    """Return how many rows a stretch has: a line forgets within about 1 / (1 - load)² batches, the more its times vary."""
-    return int(np.clip(_forgotten_after(model, bank), FEWEST, MOST))
+def entry(number: int) -> Entry:
+    """Solve the random model of that number, and hold what is predicted against the event loop."""
+    model = drawn(number)
+    bank = solve_bank(model.profile, model.prices, rates=[model.rate])
+    for rows in ROWS:
+        off, half = zip(*_beside(model, bank, rows), strict=True)
+        enough = ENOUGH_LATE if np.isfinite(half[3]) or rows < ROWS[-2] else np.inf
+        if max(half[:3]) < ENOUGH and half[3] < enough:
+            break
+    return Entry(number, model.shape, model.load, off, half, *_rules(model, bank))
 
 
-def _forgotten_after(model: Drawn, bank: Bank) -> float:
-    return float(20.0 * bank.tables[0].max() * (1.0 + model.profile.cv[0] ** 2) / (1.0 - model.load) ** 2)
+def _beside(model: Drawn, bank: Bank, rows: int) -> list[tuple[float, float]]:
+    """Return for each quantity how far the event loop is from the prediction, and half its interval, relative to it."""
+    profile, rate, table = model.profile, model.rate, bank.tables[0]
+    response, power = float(bank.response_time_ms[0]), float(bank.power_w[0])
+    limits = [factor * float(bank.p99_ms[0]) for factor in (1.0 - NEAR, 1.0, 1.0 + NEAR)]
+    forgotten = 20.0 * float(table.max()) * (1.0 + float(profile.cv[0]) ** 2) / (1.0 - model.load) ** 2
+    loop = served(
+        profile, rate, table, rows, parts=STRETCHES, warm=int(min(5.0 * forgotten, MOST_WARM)), late=limits, share=0.0,
+        seed=model.number + 1_000_000, sharpened=controls(profile, rate, table),
+    )  # fmt: skip
+    weight, energy_weight = model.prices.latency_weight_at(rate), model.prices.energy_weight
+    weights = np.array([weight, energy_weight])
+    predicted = np.array([response, power])
+    return [
+        _off(interval(loop.sharp @ weights), float(predicted @ weights)),
+        _off(interval(loop.sharp[:, 0]), response),
+        _off(interval(loop.sharp[:, 1]), power),
+        _off_percentile(loop) if forgotten < rows else (0.0, np.inf),
+    ]
 
 
 def _off(seen: Interval, predicted: float) -> tuple[float, float]:
     return seen.mean / predicted - 1.0, (seen.high - seen.low) / 2.0 / predicted
 
 
-def _off_percentile(later: Sequence[Interval]) -> tuple[float, float]:
-    """Return how far the percentile is off from the shares of the rows that are later than a little less, that, and more."""
-    below, at, above = later
-    if at.mean <= 0.0 or below.mean <= above.mean:
+def _off_percentile(loop: Seen) -> tuple[float, float]:
+    """Return how far the percentile is off from the shares of the rows that are later than a little less, that, and more:
+    what they are where a stretch's mean response time and power are what they are in the long run."""
+    beyond = np.stack((loop.means, loop.powers), axis=1) - loop.sharp.mean(axis=0)
+    design = np.concatenate((np.ones((STRETCHES, 1)), beyond), axis=1)
+    inverse = np.linalg.pinv(design.T @ design)
+    fitted = inverse @ design.T @ loop.shares
+    left = loop.shares[:, 1] - design @ fitted[:, 1]
+    free = STRETCHES - design.shape[1]
+    half = float(student.ppf(0.5 + LEVEL / 2.0, free) * np.sqrt(inverse[0, 0] * float(left @ left) / free))
+    below, at, above = fitted[0].tolist()
+    if min(at, above) <= 0.0 or below <= above:
         return 0.0, np.inf
-    steep = np.log(below.mean / max(above.mean, 1e-6)) / (2.0 * NEAR)
-    return float(np.log(at.mean / 0.01) / steep), float((at.high - at.low) / 2.0 / at.mean / steep)
+    steep = np.log(below / above) / (2.0 * NEAR)
+    return float(np.log(at / 0.01) / steep), float(half / at / steep)
 
 
 def _rules(model: Drawn, bank: Bank) -> tuple[float, float]:
@@ -134,33 +165,58 @@ def _rules(model: Drawn, bank: Bank) -> tuple[float, float]:
     return greedy / ours - 1.0, best / ours - 1.0
 
 
-def _cost(model: Drawn, table: Table) -> float:
+def _cost(model: Drawn, table: Actions) -> float:
     return evaluate(model.profile, model.rate, table, model.prices).cost
 
 
-def _add(result: Result, name: str, seen: Floats, allowed: float) -> None:
-    off, half = np.abs(seen[:, 0]), seen[:, 1]
-    known = np.isfinite(half) & (half > 0.0)
-    beyond = np.maximum(off - half, 0.0)[known]
-    share = float(np.mean(beyond > allowed))
-    errors = seen[known, 0] / (half[known] / 3.88)  # Student's t with 19 degrees at 99.9 %
-    bias = f"{errors.mean():+.3f} ± {errors.std() / len(errors) ** 0.5:.3f}"
-    result.rows.append(
-        [f"{name} ({known.sum():,} entries)", f"{100 * allowed:g} %", f"{100 * share:.2f} %", f"{100 * float(beyond.max()):.2f} %",
-         _percents(off[known], (0.5, 0.99)), _percents(half[known], (0.5, 0.9)), bias]
-    )  # fmt: skip
-    result.values |= {f"{name} off": share, f"{name} worst": float(beyond.max()), f"{name} known": float(known.mean())}
-    result.goal(
-        f"{name}: at most 2 entries in a thousand off by more than {100 * allowed:g} % beyond a 99.9 % interval",
-        f"{100 * share:.2f} %", share <= 0.002,
-    )  # fmt: skip
+def _add(result: Result, name: str, seen: list[Entry], index: int, allowed: float) -> None:
+    known = [one for one in seen if one.half[index] < np.inf]
+    off, half = (np.array([getattr(one, what)[index] for one in known]) for what in ("off", "half"))
+    beyond = np.maximum(np.abs(off) - half, 0.0)
+    seen_share, share = (float(np.mean(each > allowed)) for each in (np.abs(off), beyond))
+    worst = int(np.argmax(beyond if beyond.any() else np.abs(off)))
+    noisy = half > ROUNDING
+    errors = off[noisy] / half[noisy] * float(student.ppf(0.5 + LEVEL / 2.0, STRETCHES - 1))
+    bias = f"{errors.mean():+.3f} ± {errors.std() / len(errors) ** 0.5:.3f}" if noisy.any() else ""
+    result.rows.append([
+        name, f"{len(known):,}", f"{100 * allowed:g} %", f"{100 * seen_share:.2f} %", f"{100 * share:.2f} %",
+        _shown(known[worst], index), _percents(half, (0.5, 0.99)), bias,
+    ])  # fmt: skip
+    text = f"{name}, {100 * allowed:g} %"
+    result.values |= {
+        f"{text}: off": share,
+        f"{text}: worst": float(beyond.max()),
+        f"{name}: known": len(known) / len(seen),
+    }
+    if index < 3 or allowed == NEAR:
+        result.goal(
+            f"{name}: at most 2 entries in a thousand off by more than {100 * allowed:g} % beyond a 99.9 % interval",
+            f"{100 * share:.2f} %", share <= 0.002,
+        )  # fmt: skip
+
+
+def _shown(one: Entry, index: int) -> str:
+    return f"{100 * one.off[index]:+.3f} % ± {100 * one.half[index]:.3f}"
+
+
+def _worst(seen: list[Entry]) -> Table:
+    """Return the entries that are furthest beyond their intervals, of each quantity."""
+    rows = []
+    for index, name in enumerate(QUANTITIES):
+        known = [one for one in seen if one.half[index] < np.inf]
+        for one in sorted(known, key=lambda one: one.half[index] - abs(one.off[index]))[:WORST]:
+            model = drawn(one.number)
+            profile = model.profile
+            about = f"{one.shape}, B {profile.max_batch_size}, CV {profile.cv[0]:.2f}, load {one.load:.2f}"
+            rows.append([name, f"{one.number}", about, _shown(one, index)])
+    return Table("The entries furthest beyond their intervals", ["", "number", "model", "off, and its interval"], rows)
 
 
 def _percents(values: Floats, shares: tuple[float, float]) -> str:
     return ", ".join(f"{100 * value:.2g} %" for value in np.quantile(values, shares))
 
 
-def _compare(result: Result, seen: list[Seen]) -> None:
+def _compare(result: Result, seen: list[Entry]) -> None:
     """Say how often plainer rules are as good, and that none is better."""
     greedy, best = (np.array([getattr(one, name) for one in seen]) for name in ("greedy", "best_limit"))
     better = float(min(greedy.min(), best.min()))
@@ -179,26 +235,33 @@ def _compare(result: Result, seen: list[Seen]) -> None:
     )
 
 
-def _draw(seen: list[Seen]) -> None:
+def _draw(seen: list[Entry]) -> None:
     with figure(PICTURE, 1, 3, size=(11.0, 3.6)) as (_, axes):
-        for index, (axis, name) in enumerate(zip(axes[0], QUANTITIES[1:], strict=True), start=1):
+        for axis, index in zip(axes[0], (0, 1, 3), strict=True):  # of power the interval is rounding only
+            some = [one for one in seen if 0.0 < one.half[index] < np.inf]
             for shape, colour in zip(SHAPES, COLOURS, strict=False):
-                some = [one for one in seen if one.shape == shape and np.isfinite(one.half[index])]
+                of = [one for one in some if one.shape == shape]
                 axis.plot(
-                    [100 * one.half[index] for one in some], [100 * abs(one.off[index]) for one in some],
+                    [100 * one.half[index] for one in of], [100 * abs(one.off[index]) for one in of],
                     ".", markersize=1.5, color=colour, label=shape, rasterized=True,
                 )  # fmt: skip
-            axis.plot([1e-3, 1e2], [1e-3, 1e2], color=INK, linewidth=0.8)
-            axis.set(xscale="log", yscale="log", xlim=(1e-2, 1e2), ylim=(1e-4, 1e2), title=name)
-            axis.set(xlabel="half the 99.9 % interval of what was seen (%)")
+            low, high = _range([100 * one.half[index] for one in some])
+            axis.plot([low, high], [low, high], color=INK, linewidth=0.8)
+            axis.axhline(100 * (NEAR if index == 3 else EXACT), color=INK, linewidth=0.8, linestyle=":")
+            axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low / 100.0, 3.0 * high))
+            axis.set(title=QUANTITIES[index], xlabel="half the 99.9 % interval of what was seen (%)")
         axes[0][0].set(ylabel="seen beside predicted (%)")
         axes[0][0].legend(fontsize=7, markerscale=5)
+
+
+def _range(values: list[float]) -> tuple[float, float]:
+    return min(values) / 2.0, max(*values, 0.1) * 2.0
 
 
 PART = Part(
     "policies",
     "Predictions of solved policies",
     "What a bank says of its tables (cost, mean response time, mean power, 99th percentile) beside what they do.",
-    lambda rounds: rounds,
+    lambda rounds: rounds * ENTRIES // STEP + len(bursts.SHOWN),
     measure,
 )

@@ -94,10 +94,23 @@ def recorded(name: str, rate: float) -> Trace:
     return Trace(times * (Trace(times).rate / rate))
 
 
+COLUMNS = ["traffic", "w2", "greedy costs", "solved, beside it", "auto, beside it", "clairvoyant, beside it"]
+SHOWN = [traffic.name for traffic in traffics() if traffic.shown]
+
+
+def shown(number: int) -> list[str]:
+    """Return the row of that number of those that are shown: on how many rows it is, what each policy costs, and the
+    clairvoyant optimum."""
+    traffic = next(each for each in traffics() if each.name == SHOWN[number])
+    rate = traffic.load * PROFILE.max_rate
+    times = arrivals(traffic, rate, traffic.requests)
+    return _row(traffic.name, PRICED, beside_greedy(times, rate, PRICED), _foreseen(times, rate, PRICED))
+
+
 def compare(effort: Effort) -> Compared:
     """Hold `solved`, with constant prices, and `auto`, without, against greedy on all traffic."""
     worst: dict[str, list[tuple[float, float, str]]] = {}
-    made = Compared(["traffic", "w2", "greedy costs", "solved, beside it", "auto, beside it", "clairvoyant, beside it"])
+    made = Compared(COLUMNS)
     for traffic in traffics():
         rate = traffic.load * PROFILE.max_rate
         times = arrivals(traffic, rate, min(traffic.requests, effort.requests))

@@ -48,31 +48,47 @@ static int later(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* A function of the line's length n, of which only its mean change by a decision is needed: known one by one up to `top`,
+   and a straight line in n beyond. Over many decisions these changes are nothing on the mean, whatever the function is. */
+typedef struct { int top; const double *drift, *first, *slope; } Controls;
+
+static double drift(const Controls *c, int which, long n) {
+    return n <= c->top ? c->drift[which * (c->top + 1) + n] : c->first[which] + c->slope[which] * (n - c->top);
+}
+
 /* Serve `parts` stretches of `rows` rows each, after `warm` rows that do not count. Of each stretch: the mean response
-   time, the mean power over the time from its first batch to its last, the `share` quantile of the response time, and
-   the share of the rows that took longer than each of `limits`. Returns 0, or 1 where memory is short. */
+   time, the mean power over the time from its first batch to its last, the `share` quantile of the response time (unless
+   that is 0), and the share of the rows that took longer than each of `limits`; and `sharp`, three sums over its decisions:
+   what the rows in the system and the energy cost, both but for what is mean zero and known, and the mean time. Returns 0,
+   or 1 where memory is short. */
 int serve(int largest, const double *time, const double *energy, const double *cv, int entries, const int *table,
           double rate, long warm, long rows, int parts, double share, int limited, const double *limits, uint64_t number,
-          double *means, double *powers, double *quantiles, double *later_than) {
+          int top, const double *drifts, const double *firsts, const double *slopes,
+          double *means, double *powers, double *quantiles, double *later_than, double *sharp) {
     Random r;
+    Controls controls = {top, drifts, firsts, slopes};
     seed(&r, number);
     long size = 1024, mask = size - 1, head = 0, tail = 0; /* waiting: the instants [head, tail) */
     double *waiting = malloc(size * sizeof(double)), *times = malloc((rows + largest) * sizeof(double));
     if (!waiting || !times) return 1;
     double now = 0.0, coming = exponential(&r) / rate;
-    long left = warm;
     for (int part = -1; part < parts; part++) {
-        long done = 0, wanted = part < 0 ? left : rows;
-        double began = now, spent = 0.0, sum = 0.0;
+        long done = 0, wanted = part < 0 ? warm : rows;
+        double began = now, spent = 0.0, sum = 0.0, expected = 0.0, area = 0.0, moved[2] = {0.0, 0.0};
         while (done < wanted) {
             long n = tail - head;
             int batch = table[n < entries ? n : entries - 1];
-            double until = coming;
+            double until = coming, mean = 1.0 / rate, taken = mean, square = 0.0;
             if (batch) {
-                double mean = time[batch - 1], v = cv[batch - 1];
-                until = now + (v > 0.0 ? mean * v * v * gamma_of(&r, 1.0 / (v * v)) : mean);
+                double v = cv[batch - 1];
+                mean = time[batch - 1];
+                taken = v > 0.0 ? mean * v * v * gamma_of(&r, 1.0 / (v * v)) : mean;
+                until = now + taken;
+                square = rate * (1.0 + v * v) * mean * mean / 2.0; /* rows · ms of those who come during the batch */
                 spent += energy[batch - 1];
             }
+            double sooner = 0.0;
+            long come = 0;
             while (coming <= until) {
                 if (tail - head == size) {
                     double *more = malloc(2 * size * sizeof(double));
@@ -82,26 +98,39 @@ int serve(int largest, const double *time, const double *energy, const double *c
                     waiting = more; size *= 2; mask = size - 1;
                 }
                 waiting[tail++ & mask] = coming;
+                come++;
+                sooner += until - coming;
                 coming += exponential(&r) / rate;
                 if (!batch) break;
             }
             now = until;
+            if (top >= 0) {
+                /* n rows for the mean time; of those who come, how much their instants differ from even ones */
+                area += n * mean + square + (batch ? sooner - come * taken / 2.0 : 0.0);
+                expected += mean;
+                for (int which = 0; which < 2; which++) moved[which] += drift(&controls, which, n);
+            }
             for (int i = 0; i < batch; i++) {
-                double taken = now - waiting[head++ & mask];
-                if (part >= 0) { times[done] = taken; sum += taken; }
+                double response = now - waiting[head++ & mask];
+                if (part >= 0) { times[done] = response; sum += response; }
                 done++;
             }
         }
         if (part < 0) continue;
         means[part] = sum / done;
         powers[part] = spent / (now - began);
+        sharp[3 * part] = area / rate + moved[0];
+        sharp[3 * part + 1] = spent + moved[1];
+        sharp[3 * part + 2] = expected;
         for (int i = 0; i < limited; i++) {
             long late = 0;
             for (long j = 0; j < done; j++) late += times[j] > limits[i];
             later_than[part * limited + i] = (double)late / done;
         }
-        qsort(times, done, sizeof(double), later);
-        quantiles[part] = times[(long)ceil(share * done) - 1];
+        if (share > 0.0) {
+            qsort(times, done, sizeof(double), later);
+            quantiles[part] = times[(long)ceil(share * done) - 1];
+        }
     }
     free(waiting); free(times);
     return 0;

@@ -1,4 +1,11 @@
-"""event_loop.c from Python: what a table does, simulated by a program that shares nothing with Weir."""
+"""event_loop.c from Python: what a table does, simulated by a program that shares nothing with Weir.
+
+What is seen is made sharper by control variates. For any function u of the line's length, the mean change of u by a decision
+is 0 over many decisions; that change is computed here, from the definition of the model. If u are the values that Weir's
+solver says the states have, then what is left of the noise is little. If they are wrong, the interval is wide, and still right.
+Of each batch also its time's difference from the mean, and that of the number of arrivals in it, are taken off: their means are
+known to be 0.
+"""
 
 import ctypes
 import shutil
@@ -12,11 +19,16 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import sliding_window_view
+from scipy.stats import nbinom, poisson
 from scipy.stats import t as student
 
+from weir.policy.continued import Costs
+from weir.policy.long_lines import Served
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, checked_table
 
+LEVEL = 0.999  # of intervals
 SOURCE = Path(__file__).with_suffix(".c")
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 
@@ -35,17 +47,87 @@ class Interval(NamedTuple):
 @dataclass(frozen=True, eq=False)
 class Seen:
     """What was seen in each of some stretches of one long run: the mean response time, the mean power, a quantile of the
-    response time, and the shares [stretch, limit] of the rows that took longer than some limits."""
+    response time, and the shares [stretch, limit] of the rows that took longer than some limits. With controls, `sharp` has
+    the sharper means of the response time and of power: [stretch, which]."""
 
     means: Floats
     powers: Floats
     quantiles: Floats
     shares: Floats
+    sharp: Floats
 
     @property
     def later(self) -> list[Interval]:
         """The share of the rows that took longer, by limit."""
         return [interval(each) for each in self.shares.T]
+
+
+@dataclass(frozen=True, eq=False)
+class Controls:
+    """The mean change of two functions of the line's length by a decision, for lines of up to `top` rows [which, length], and
+    for longer ones: what it is at `top`, and its slope."""
+
+    drifts: Floats
+    first: Floats
+    slope: Floats
+
+    @property
+    def top(self) -> int:
+        """The longest line whose changes are known one by one."""
+        return int(self.drifts.shape[1]) - 1
+
+
+MOST_ABOVE = 1500  # values above the solver's longest line
+
+
+def controls(profile: Profile, rate: float, table: Table) -> Controls:
+    """Return the controls that the solver's values of response time and power are: as functions they are Weir's, but their
+    mean changes are computed apart."""
+    served_line = Served(profile, rate / 1000.0, table)
+    model, actions = served_line.model, served_line.actions
+    squares = (1.0 + profile.cv**2) * profile.service_time_ms**2 / 2.0
+    wanted = (Costs(np.append(0.0, squares), 1000.0 / rate), Costs(np.append(0.0, profile.energy_mj), 0.0))
+    made = [model.values(costs, actions) for costs in wanted]
+    longest = len(made[0].states) - 1
+    lengths = np.arange(longest + min(MOST_ABOVE, len(made[0].above)) + 1)
+    # Each is a quadratic in x, the rows above the longest, and a rest that is not 0 in the lengths above only.
+    above = lengths - longest
+    bends, slopes = (np.array([getattr(each, name) for each in made]) for name in ("bend", "slope"))
+    whole = np.array([np.append(each.states, each.above)[: len(lengths)] for each in made])
+    rests = whole - slopes[:, None] * above - bends[:, None] * above**2 - np.array([[each.constant] for each in made])
+    return changes(profile, rate, table, longest, rests, slopes, bends)
+
+
+def changes(
+    profile: Profile, rate: float, table: Table, zero: int, rests: Floats, slopes: Floats, bends: Floats
+) -> Controls:
+    """Return the controls of functions [which] that are `rests` of the line's length, 0 where it is longer, plus slope·x +
+    bend·x², x the rows above `zero`."""
+    rate_per_ms, kept, last = rate / 1000.0, rests.shape[1], int(table[-1])
+    top = max(kept, len(table)) + last
+    padded = np.concatenate((rests, np.zeros((len(rests), 2 * top))), axis=1)
+    actions = np.array([int(table[min(n, len(table) - 1)]) for n in range(top + 2)])
+    drifts = np.empty((len(rests), top + 2))
+    for batch in np.unique(actions).tolist():
+        lengths = np.flatnonzero(actions == batch)
+        law, mean, square = _arrivals(profile, rate_per_ms, batch, kept + 1)
+        by, twice = mean - batch, square - 2.0 * mean * batch + batch**2
+        left = sliding_window_view(padded, len(law), axis=1)[:, lengths - batch] @ law
+        x = lengths - zero
+        change = slopes[:, None] * by + bends[:, None] * (2.0 * x * by + twice)
+        drifts[:, lengths] = left - padded[:, lengths] + change
+    return Controls(np.ascontiguousarray(drifts[:, :-1]), drifts[:, -2].copy(), drifts[:, -1] - drifts[:, -2])
+
+
+def _arrivals(profile: Profile, rate_per_ms: float, batch: int, most: int) -> tuple[Floats, float, float]:
+    """Return the law of the arrivals until the next decision, up to `most`, their mean and their mean square."""
+    if not batch:
+        return np.array([0.0, 1.0]), 1.0, 1.0
+    counts = np.arange(most + 1)
+    mean, cv = rate_per_ms * float(profile.service_time_ms[batch - 1]), float(profile.cv[batch - 1])
+    shape = 1.0 / cv**2 if cv else np.inf
+    law = nbinom.pmf(counts, shape, shape / (shape + mean)) if cv else poisson.pmf(counts, mean)
+    return np.asarray(law, dtype=np.float64), mean, mean + (1.0 + cv**2) * mean**2
 
 
 @cache
@@ -61,11 +143,12 @@ def _library() -> ctypes.CDLL:
 
 def served(
     profile: Profile, rate: float, table: Table, rows: int, *, parts: int = 20, warm: int = 0, share: float = 0.99,
-    late: Sequence[float] = (), seed: int = 1,
+    late: Sequence[float] = (), seed: int = 1, sharpened: Controls | None = None,
 ) -> Seen:  # fmt: skip
     """Serve `parts` stretches of `rows` rows that arrive at `rate` per second (Poisson) by `table`, after `warm` others.
-    The shares are those of the rows that took longer than each of `late`, in ms."""
-    results = [np.empty(parts) for _ in range(3)] + [np.empty(parts * len(late))]
+    The shares are those of the rows that took longer than each of `late`, in ms; a `share` of 0 is for no quantile."""
+    results = [np.zeros(parts) for _ in range(3)] + [np.empty(parts * len(late)), np.empty(3 * parts)]
+    given = sharpened or Controls(np.empty((2, 0)), np.empty(2), np.empty(2))
     entries = np.ascontiguousarray(checked_table(table, profile.max_batch_size), dtype=np.intc)
     limits = np.array(late, dtype=np.float64) - profile.latency_offset_ms
     failed = _library().serve(
@@ -73,20 +156,22 @@ def served(
         _pointer(profile.cv), ctypes.c_int(len(entries)), entries.ctypes.data_as(ctypes.POINTER(ctypes.c_int)),
         ctypes.c_double(rate / 1000.0), ctypes.c_long(warm), ctypes.c_long(rows), ctypes.c_int(parts),
         ctypes.c_double(share), ctypes.c_int(len(late)), _pointer(limits), ctypes.c_uint64(seed),
+        ctypes.c_int(given.top), _pointer(given.drifts), _pointer(given.first), _pointer(given.slope),
         *map(_pointer, results),
     )  # fmt: skip
     if failed:
         raise MemoryError("event_loop.c")
-    means, powers, quantiles, shares = results
-    offset = profile.latency_offset_ms
-    return Seen(means + offset, powers, quantiles + offset, shares.reshape(parts, len(late)))
+    means, powers, quantiles, shares, sums = results
+    offset, (response, energy, time) = profile.latency_offset_ms, sums.reshape(parts, 3).T
+    sharp = np.stack((response / time + offset, energy / time), axis=1) if sharpened else np.empty((parts, 0))
+    return Seen(means + offset, powers, quantiles + offset, shares.reshape(parts, len(late)), sharp)
 
 
 def _pointer(values: Floats) -> object:
     return values.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
 
 
-def interval(parts: Floats, confidence: float = 0.999) -> Interval:
+def interval(parts: Floats, confidence: float = LEVEL) -> Interval:
     """Return the mean of `parts` and its interval, by Student's t."""
     mean, of = float(np.mean(parts)), len(parts)
     half = float(student.ppf(0.5 + confidence / 2.0, of - 1)) * float(np.std(parts, ddof=1)) / of**0.5

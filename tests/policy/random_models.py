@@ -13,6 +13,7 @@ SHAPES = ("linear", "concave", "convex", "staircase")
 class Drawn(NamedTuple):
     """A model of some shape, the weights and the rate in rows per second."""
 
+    number: int
     shape: str
     profile: Profile
     prices: Prices
@@ -39,7 +40,7 @@ def drawn(number: int) -> Drawn:
     load = float(rng.choice([rng.uniform(0.01, 0.99), rng.uniform(0.8, 0.99)], p=[0.8, 0.2]))
     # A weight of 1 makes power as dear as time where each is what a full batch has.
     even = float(times[-1] / (profile.energy_mj[-1] / times[-1]))
-    return Drawn(shape, profile, Prices(1.0, even * 10.0 ** rng.uniform(-3.0, 3.0)), load)
+    return Drawn(number, shape, profile, Prices(1.0, even * 10.0 ** rng.uniform(-3.0, 3.0)), load)
 
 
 def _times(rng: np.random.Generator, shape: str, sizes: Floats) -> Floats:

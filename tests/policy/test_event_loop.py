@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.policy.event_loop import interval, needs_compiler, served
+from tests.policy.event_loop import changes, controls, interval, needs_compiler, served
 
 from weir.policy.profile import Profile
 from weir.policy.tables import greedy_table, static_table
@@ -54,3 +54,26 @@ def test_a_bulk_queue_of_fixed_batches(size: int, load: float) -> None:
     expected = 2.0 + (waiting + (size - 1) / 2.0) / rate
     seen = interval(served(profile, 1000.0 * rate, static_table(size), 100_000, warm=100_000).means)
     assert seen.low < expected < seen.high
+
+
+@pytest.mark.parametrize("cv", [0.0, 0.5, 2.0])
+def test_control_variates_make_the_same_sharper(cv: float) -> None:
+    rate, table = 400.0, greedy_table(1)
+    seen = served(single(cv), rate, table, 20_000, warm=100_000, sharpened=controls(single(cv), rate, table))
+    response, power = (interval(seen.sharp[:, which]) for which in range(2))
+    expected = 2.0 + 0.8 * (1.0 + cv * cv) / 0.2
+    assert response.low < expected < response.high
+    assert response.high - response.low < 0.05 * (interval(seen.means).high - interval(seen.means).low)
+    assert power.mean == pytest.approx(1.2, rel=1e-9)
+
+
+def test_control_variates_that_are_wrong_say_nothing_wrong() -> None:
+    """Any function of the line's length will do: only its mean changes must be right."""
+    profile, rate, table = single(0.7), 300.0, static_table(1)
+    rests = np.random.default_rng(3).uniform(-3.0, 3.0, (2, 12))
+    given = changes(profile, rate, table, 4, rests, np.array([0.3, -0.1]), np.array([0.02, 0.01]))
+    seen = served(profile, rate, table, 100_000, warm=100_000, sharpened=given)
+    response, power = (interval(seen.sharp[:, which]) for which in range(2))
+    assert response.low < 2.0 + 0.6 * 1.49 / 0.4 < response.high
+    assert power.low < 0.9 < power.high
+    assert power.high - power.low > 1e-4
