@@ -106,6 +106,7 @@ def _model(
         "workers": workers,
         "arena": [gauges.get("arena_bytes", 0), gauges.get("arena_free_bytes", 0)],
         "settings": {name: getattr(service.batching, name) for name in _SETTINGS},
+        "texts": service.model.plain_texts,
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from tests.dashboard.browser.site import Page, shown
-from tests.dashboard.kit import Scene
+from tests.dashboard.kit import Scene, Square
 
 from weir.dashboard.ring import Ring
 from weir.dashboard.routes import make_dashboard, pages_of
@@ -141,17 +141,33 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
         assert not Page(browser, url).seen("#padding")
 
 
-def test_a_model_that_pads_is_one_of_sentences_before_it_is_asked(browser: "Chrome") -> None:
-    scene = Scene("texts", padded=True)
+@pytest.mark.parametrize(
+    ("texts", "words"), [(True, ["Texts", "Dispatched", "texts"]), (False, ["Requests", "Rows", "rows"])]
+)
+def test_one_word_stands_for_what_a_model_reads(
+    browser: "Chrome", monkeypatch: pytest.MonkeyPatch, texts: bool, words: list[str]
+) -> None:
+    monkeypatch.setattr(Square, "plain_texts", texts)
+    scene = Scene("model", padded=True)
     watch = told_by_hand(scene)
     watch.look()
     scene.now += 1
     watch.take(0.0)
     with shown(pages_of(watch).routes) as url:
         page = Page(browser, url)
-        assert page.text("#rows-title") == "Sentences"
+        assert [page.text(each) for each in ("#requests-title", "#rows-title", "#waiting .unit")] == words
+        heads = page.run("return [...document.querySelectorAll('thead th')].map(each => each.textContent)")
+        assert page.text("#models thead").startswith(f"ModelState{words[0]}Failed{words[1]}Batches")
+        assert f"{words[0]}/s" in heads and not {"Sentences", "Rows" if texts else "Texts"} & set(heads)
+        assert f"{words[2]} in a batch" in page.text("#shares")
         assert page.seen("#padding")
         assert "nothing computed" in page.text("#padding")
+
+
+def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
+    with shown(pages_of(told_by_hand(Scene("square"))).routes) as url:
+        page = Page(browser, url)
+        page.until(lambda: "100 %" in page.text("#processor svg"), "the whole scale")
 
 
 def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:

@@ -16,6 +16,11 @@ export class Bars {
     this.element = make("section", { class: "card" }, make("h3", {}, title), this.table, this.empty, this.note);
   }
 
+  /** Say what the bars are of. */
+  say(note) {
+    say(this.note, note);
+  }
+
   /** Show `bars`, {name, value, text, title?}; each as wide as its part of the largest. */
   show(bars) {
     const largest = Math.max(...bars.map(({ value }) => value), 0);

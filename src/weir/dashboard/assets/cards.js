@@ -1,7 +1,7 @@
 // The cards: one quantity each, its number first and then how it went.
 
 import { Chart } from "./chart.js";
-import { bytes, number, percent, time, timeText } from "./format.js";
+import { ROWS, bytes, number, percent, time, timeText } from "./format.js";
 import { make, mark, say } from "./elements.js";
 import { ends, endsWith, mean, quantile, size, total } from "./sums.js";
 
@@ -12,7 +12,7 @@ const text = (pair) => pair.join(" ");
 /** What the cards show. `of` reads a number from a stretch of time; `counted`: only if the server counts; `there`: only if. */
 const CARDS = [
   {
-    id: "requests", title: "Requests", unit: "/s", counted: true,
+    id: "requests", title: "Requests", unit: "/s", counted: true, titled: ({ words }) => words.requests,
     series: [
       { label: "answered", line: "a", of: (stretch) => rate(ends(stretch.counts)[0], stretch) },
       { label: "failed", line: "b", of: (stretch) => rate(ends(stretch.counts)[1], stretch) },
@@ -25,7 +25,7 @@ const CARDS = [
     },
   },
   {
-    id: "rows", title: "Rows", unit: "/s", counted: true, titled: ({ padded }) => (padded ? "Sentences" : "Rows"),
+    id: "rows", title: "Rows", unit: "/s", counted: true, titled: ({ words }) => words.dispatched,
     series: [{ label: "dispatched", line: "a", of: (stretch) => rate(total(stretch.counts.rows), stretch) }],
     note: (stretch) => joined([
       stretch.counts.tokens && `${number(rate(stretch.counts.tokens, stretch))} tokens/s`,
@@ -71,7 +71,7 @@ const CARDS = [
     note: ({ counts }) => (counts.tokens ? "of what is computed, by the time it takes" : "nothing computed"),
   },
   {
-    id: "processor", title: "Processor", unit: "%",
+    id: "processor", title: "Processor", unit: "%", least: 100, // an idle one is drawn as idle
     series: [
       { label: "server", line: "a", of: ({ newest }) => 100 * (newest.machine.cpu / newest.seconds) },
       { label: "workers", line: "b", of: ({ newest }) => 100 * (newest.machine.workers_cpu / newest.seconds) },
@@ -93,10 +93,10 @@ function waste({ tokens, padding }) {
   return tokens || padding ? (100 * (padding ?? 0)) / ((tokens ?? 0) + (padding ?? 0)) : null;
 }
 
-function written(card, value) {
+function written(card, value, words = ROWS) {
   if (card.time) return time(value);
   if (card.bytes) return bytes(value);
-  return [number(value), card.unit === "rows" && value === 1 ? "row" : card.unit];
+  return [number(value), card.unit === "rows" ? words[value === 1 ? "row" : "rows"] : card.unit];
 }
 
 /** All cards, in a grid. */
@@ -119,7 +119,8 @@ export class Cards {
 class Card {
   constructor(card) {
     this.card = card;
-    this.chart = new Chart(card.title, card.series, (value) => text(written(card, value)));
+    this.words = ROWS;
+    this.chart = new Chart(card.title, card.series, (value) => text(written(card, value, this.words)), card.least);
     this.numbers = card.series.map(({ label, line }) => {
       const value = make("span", { class: "value", "data-series": label });
       const unit = make("span", { class: "unit" });
@@ -138,11 +139,15 @@ class Card {
 
   show(view) {
     const { card } = this;
-    if (card.titled) say(this.title, card.titled(view));
+    this.words = view.words;
+    if (card.titled) {
+      say(this.title, card.titled(view));
+      this.chart.call(card.titled(view));
+    }
     mark(this.element, "data-absent", card.there && !card.there(view) ? "" : null);
     const { bins, shown, span, end, chosen } = view;
     card.series.forEach(({ of }, index) => {
-      const [value, unit] = written(card, shown ? of(shown, view.bounds) : null);
+      const [value, unit] = written(card, shown ? of(shown, view.bounds) : null, view.words);
       say(this.numbers[index].value, value);
       say(this.numbers[index].unit, unit);
     });

@@ -9,9 +9,10 @@ const BOTTOM = 18; // for the times
 const ROWS = 15; // of the table
 
 export class Chart {
-  /** `series` are {label, line}: line names the colour in the style sheet. `text` writes a value with its unit. */
-  constructor(title, series, text) {
-    this.title = title;
+  /** `series` are {label, line}: line names the colour in the style sheet. `text` writes a value with its unit. `least` is the smallest
+   * top of the scale. */
+  constructor(title, series, text, least = 0) {
+    this.least = least;
     this.series = series;
     this.text = text;
     this.width = 320;
@@ -33,16 +34,26 @@ export class Chart {
     );
     this.body = make("tbody");
     const heads = ["Time", ...series.map((each) => each.label)];
+    this.caption = make("caption", { class: "hidden" });
+    this.tableOf = make("span", { class: "hidden" });
+    this.call(title);
     this.table = make(
       "table", {},
-      make("caption", { class: "hidden" }, `${title} over the time shown`),
+      this.caption,
       make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head)))),
       this.body,
     );
-    const summary = make("summary", {}, "Table", make("span", { class: "hidden" }, ` of ${title}`));
+    const summary = make("summary", {}, "Table", this.tableOf);
     this.details = make("details", {}, summary, make("div", { class: "scroll" }, this.table));
     this.details.addEventListener("toggle", () => this.last && this.#tabulate(this.last));
     this.element = make("div", { class: "chart" }, this.svg, this.details);
+  }
+
+  /** Call it by another name. */
+  call(title) {
+    this.title = title;
+    say(this.caption, `${title} over the time shown`);
+    say(this.tableOf, ` of ${title}`);
   }
 
   /** Draw `values`, a list for each series with null where nothing is known. `bins` are the stretches of time, `chosen` the
@@ -50,7 +61,7 @@ export class Chart {
   draw({ bins, values, span, end, chosen, limit }) {
     this.last = { bins, values, span, end };
     const known = values.flat().filter((value) => value !== null && Number.isFinite(value));
-    const highest = Math.max(0, ...known);
+    const highest = Math.max(this.least, ...known);
     const top = ceiling(limit && limit <= 2 * highest ? Math.max(limit, highest) : highest);
     const x = (index) => ((index + 0.5) / bins.length) * this.width;
     const y = (value) => HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - BOTTOM - TOP);

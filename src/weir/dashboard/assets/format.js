@@ -38,6 +38,10 @@ export const bytesText = (size) => joined(bytes(size));
 
 const joined = ([value, unit]) => (value === NOTHING ? NOTHING : `${value} ${unit}`);
 
+/** What a request and a row are called: where all models shown read texts, each text is both. */
+export const ROWS = { row: "row", rows: "rows", requests: "Requests", dispatched: "Rows" };
+export const TEXTS = { row: "text", rows: "texts", requests: "Texts", dispatched: "Dispatched" };
+
 /** A share of one, as percent. */
 export function percent(share) {
   if (share === null || share === undefined || Number.isNaN(share)) return NOTHING;

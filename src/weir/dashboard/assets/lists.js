@@ -17,7 +17,9 @@ export class Models {
     parent.append(this.table.element);
   }
 
-  show(models, chosen, bounds) {
+  show(models, chosen, bounds, words) {
+    this.table.call(2, words.requests);
+    this.table.call(4, words.dispatched);
     const rows = Object.entries(models).map(([label, { ready, reason, counts = {}, levels = {} }]) => {
       const [good, bad, left] = ends(counts);
       const name = label
@@ -107,7 +109,9 @@ export class Doors {
     parent.append(this.table.element);
   }
 
-  show(counts, recent) {
+  show(counts, recent, words) {
+    this.table.call(1, `${words.requests}/s`);
+    this.table.call(2, words.requests);
     const names = [...new Set([...Object.keys(counts.ends ?? {}), ...Object.keys(counts.bytes ?? {})])].sort();
     const seconds = recent?.seconds ?? 1;
     this.table.show(names.map((door) => {

@@ -2,7 +2,7 @@
 
 import { Cards } from "./cards.js";
 import { Feed } from "./feed.js";
-import { ago, clock } from "./format.js";
+import { ROWS, TEXTS, ago, clock } from "./format.js";
 import { History } from "./history.js";
 import { Clients, Doors, Ends, Models, Workers, countsOf } from "./lists.js";
 import { Shares } from "./shares.js";
@@ -53,16 +53,19 @@ function show() {
   const recent = history.recent(chosen.model);
   const all = history.all(chosen.span, chosen.model);
   const counts = countsOf(known, chosen.model);
+  const reading = shownOf(known);
+  const words = reading.length && reading.every(([, { texts }]) => texts) ? TEXTS : ROWS;
   const view = {
+    words,
     bins, bounds, span: chosen.span, end: history.now, chosen: index, shown: index === null ? recent : bins[index],
-    most: most(known), padded: counts.tokens !== undefined || shownOf(known).some(([, { settings }]) => settings?.padded),
+    most: most(known), padded: counts.tokens !== undefined || reading.some(([, { settings }]) => settings?.padded),
   };
   cards.show(view);
-  shares.show(all, bounds);
-  models.show(known, chosen.model, bounds);
+  shares.show(all, bounds, words);
+  models.show(known, chosen.model, bounds, words);
   workers.show(known, chosen.model, told.now?.at ?? 0);
   ends.show(counts, recent, all);
-  doors.show(counts, recent);
+  doors.show(counts, recent, words);
   clients.show(told.now?.clients ?? []);
   tell(history, known, bins, index);
   return undefined;

@@ -5,7 +5,7 @@ import { exact, number, percent, timeText } from "./format.js";
 import { mean, size } from "./sums.js";
 
 const REASONS = {
-  size: "as many rows as it may have",
+  size: "as much as it may have",
   delay: "the oldest had waited long enough",
   deadline: "an answer would have come too late",
   policy: "the policy's own rule",
@@ -20,14 +20,15 @@ const STEPS = {
 
 export class Shares {
   constructor(parent) {
-    this.sizes = new Bars("Rows in a batch");
+    this.sizes = new Bars("Batch size");
     this.reasons = new Bars("Why they were cut");
     this.steps = new Bars("Mean time", "in line: of a request; the others: of a batch");
     parent.append(...[this.sizes, this.reasons, this.steps].map(({ element }) => element));
   }
 
   /** Show what `stretch` holds. */
-  show(stretch, bounds) {
+  show(stretch, bounds, words) {
+    this.sizes.say(`${words.rows} in a batch`);
     const counts = stretch?.counts ?? {};
     this.sizes.show(sizeBars(counts.rows, bounds.rows));
     const batches = counts.batches ?? {};

@@ -8,12 +8,17 @@ export class Table {
     this.columns = columns;
     this.rows = new Map();
     this.body = make("tbody");
-    const heads = columns.map(({ head, number }) => make("th", { scope: "col", class: number ? "number" : null }, head));
+    this.heads = columns.map(({ head, number }) => make("th", { scope: "col", class: number ? "number" : null }, head));
     this.table = make(
-      "table", {}, make("caption", { class: "hidden" }, caption), make("thead", {}, make("tr", {}, ...heads)), this.body,
+      "table", {}, make("caption", { class: "hidden" }, caption), make("thead", {}, make("tr", {}, ...this.heads)), this.body,
     );
     this.empty = make("p", { class: "quiet" });
     this.element = make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, this.table, this.empty);
+  }
+
+  /** Call a column something else. */
+  call(column, head) {
+    say(this.heads[column], head);
   }
 
   /** Show `rows`, {key, cells}: a cell is text, or {text, mood}, or {text, press}: a button that calls `press`. */
