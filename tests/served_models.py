@@ -29,6 +29,23 @@ class Steady(Square):
         return super().predict(batch)
 
 
+class Cpus(weir.Model):
+    """Tells on which CPUs it runs."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [sorted(os.sched_getaffinity(0)) for _ in batch]
+
+
+class SharedCpus(Cpus):
+    """Is forked from a process that has loaded it."""
+
+    def load_shared(self) -> None:
+        self.loaded_on = sorted(os.sched_getaffinity(0))
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [self.loaded_on for _ in batch]
+
+
 class Power(weir.Model):
     """Raises to a power that it is told."""
 

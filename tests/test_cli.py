@@ -299,6 +299,22 @@ def test_the_environment_of_workers(client: httpx.Client) -> None:
     assert client.post("/infer/environment/batch", json=["A", "B"]).json() == [{"output": "1"}, {"output": "x,y=z"}]
 
 
+def test_the_server_may_be_kept_on_some_cpus_and_its_workers_are_not(tmp_path: Path) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    config = tmp_path / "weir.toml"
+    models = {"processes": "Cpus", "threads": "Cpus", "chosen": "Cpus", "shared": "SharedCpus"}
+    tables = [f'[models.{name}]\ntarget = "{MODELS}:{kind}"\n' for name, kind in models.items()]
+    tables[1] += 'executor = "thread"\n'
+    tables[2] += f"cpu_affinity = [{allowed[-1]}]\n"
+    config.write_text("".join(tables))
+    with serving("--config", config, "--server-cpu-affinity", allowed[0]) as (served, client):
+        assert os.sched_getaffinity(served.process.pid) == {allowed[0]}
+        answers = {name: client.post(f"/infer/{name}", json=0).json() for name in models}
+    assert answers == {"processes": allowed, "threads": allowed, "chosen": allowed[-1:], "shared": allowed}
+    wrong = weir("serve", f"{MODELS}:Cpus", "--port", "0", "--server-cpu-affinity", "999")
+    assert (wrong.returncode, "server_cpu_affinity=[999]: must be among" in wrong.stderr) == (2, True)
+
+
 def test_a_target_may_be_a_service_with_hooks(client: httpx.Client) -> None:
     assert client.post("/infer/doubled", json=3).json() == 36
 

@@ -49,6 +49,7 @@ from weir.telemetry.logs import AccessLog, LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.opening import open_tracing
 from weir.telemetry.recording import recorders
+from weir.workers.launch import pinned
 
 # What begins the drain. A hangup comes together with SIGTERM, from a service manager, or twice, from a shell: it ends nothing at once.
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -136,6 +137,7 @@ class App:
         if signals:
             self._catch_signals()
         with ExitStack() as listening:
+            listening.enter_context(pinned(self.settings.process.server_cpu_affinity))
             for listener in self._listeners:
                 listening.enter_context(listener)
             if warning := allow_descriptors(self._account):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from weir.batching.settings import BatchingSettings
 from weir.embedding import settings as embedding
 from weir.errors import SettingsError
-from weir.fields import Rule, setting
+from weir.fields import Rule, check, setting
 from weir.manager.repository.settings import RepositorySettings
 from weir.manager.settings import ServiceSettings
 from weir.manager.spec import ModelToServe
@@ -54,6 +54,19 @@ class NamingSettings:
     route: list[str] = setting([], "path of the model's own, beside /infer/NAME", metavar="PATH")
 
 
+@dataclass(frozen=True)
+class ProcessSettings:
+    """What concerns the server's own process."""
+
+    server_cpu_affinity: list[int] = setting(
+        [], "CPU numbers of the server's own process; workers have theirs (cpu_affinity), or all that it had", metavar="NUMBERS",
+        rule=(lambda value: all(number >= 0 for number in value), "must be numbers from 0 on"),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 MODEL_PARTS: dict[str, type[Any]] = {
     "Model": NamingSettings,
     "Batching": BatchingSettings,
@@ -69,6 +82,7 @@ SERVER_PARTS: dict[str, type[Any]] = {
     "Control": ControlSettings,
     "Repository": RepositorySettings,
     "Telemetry": TelemetrySettings,
+    "Process": ProcessSettings,
 }
 
 
@@ -132,6 +146,7 @@ class Settings(NamedTuple):
     control: ControlSettings
     repository: RepositorySettings
     telemetry: TelemetrySettings
+    process: ProcessSettings
     more: Mapping[str, Any] = MappingProxyType({})  # what the server of this kind has beside those, by heading
     # What was said for every model: in the file, and louder than what a model's own file says.
     general: Mapping[str, Any] = MappingProxyType({})

@@ -1,3 +1,4 @@
+import asyncio
 import os
 import subprocess
 import sys
@@ -6,8 +7,10 @@ from pathlib import Path
 import pytest
 
 import weir
+from weir.errors import SettingsError
+from weir.manager.spawning import Spawned
 from weir.policy.profile import Profile
-from weir.workers.launch import MALLOC, SILENCE, THREAD_VARIABLES, Launch
+from weir.workers.launch import MALLOC, SILENCE, THREAD_VARIABLES, Launch, available_cpus, pinned, unpinned
 from weir.workers.settings import WorkerSettings
 
 ROOT = str(Path(weir.__file__).parents[1])
@@ -70,6 +73,37 @@ def test_a_process_whose_server_has_gone_already_does_not_start() -> None:
     done = subprocess.run(program, capture_output=True, text=True, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    chosen = Launch("tried", 0, b"", WorkerSettings(cpu_affinity=[allowed[:1]]), 64)
+    free = Launch("tried", 0, b"", WorkerSettings(), 64)
+
+    assert (unpinned(), available_cpus(), free._cpus) == ([], allowed, [])
+    with pinned([]):
+        assert unpinned() == []
+    with pinned(allowed[:1]):
+        assert sorted(os.sched_getaffinity(0)) == allowed[:1]
+        assert unpinned() == available_cpus() == free._cpus == allowed
+        assert chosen._cpus == allowed[:1]
+    assert (sorted(os.sched_getaffinity(0)), unpinned()) == (allowed, [])
+    with pytest.raises(SettingsError, match=r"server_cpu_affinity=\[999\]: must be among the CPUs"), pinned([999]):
+        pass
+
+
+def test_a_program_that_a_pinned_server_starts_is_not_pinned(tmp_path: Path) -> None:
+    script = "import os; print(sorted(os.sched_getaffinity(0)))"
+
+    async def main() -> None:
+        with pinned(allowed[:1]), (tmp_path / "out").open("wb") as out:
+            program = Spawned([sys.executable, "-c", script], os.environ, [out.fileno()] * 3)
+            program.start()
+            assert await program.ended == 0
+
+    allowed = sorted(os.sched_getaffinity(0))
+    asyncio.run(main())
+    assert (tmp_path / "out").read_text() == f"{allowed}\n"
 
 
 def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.profiling.machine import cpu_name
 from weir.telemetry.silent import SilentObserver
+from weir.workers.launch import available_cpus
 
 VERSION = 4  # of the way of measuring: what was found otherwise is measured anew
 LENGTHS = (16, 64, 256)  # of texts: a sentence, a paragraph, a page
@@ -86,7 +87,7 @@ async def budget_for(
 
 def _key(identity: Mapping[str, Any]) -> str:
     """Name what was measured, and where."""
-    decides = [VERSION, dict(identity), platform.machine(), cpu_name(), len(os.sched_getaffinity(0)), _version()]
+    decides = [VERSION, dict(identity), platform.machine(), cpu_name(), len(available_cpus()), _version()]
     return hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:32]
 
 

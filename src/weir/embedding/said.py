@@ -1,6 +1,5 @@
 """What was said of a model of texts, and the model that the server runs by that."""
 
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ from weir.embedding.budget import Budget
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.manager.spec import ModelToServe
+from weir.workers.launch import available_cpus
 
 TARGET = "weir.embedding.model:TextEncoder"
 
@@ -81,7 +81,7 @@ class Said(NamedTuple):
 
 def _cpus() -> int:
     """Return how many CPUs this process may use."""
-    return len(os.sched_getaffinity(0))
+    return len(available_cpus())
 
 
 def read_model(model: ModelToServe) -> Said:

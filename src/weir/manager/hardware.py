@@ -7,6 +7,7 @@ from typing import Any
 from weir.errors import SettingsError
 from weir.profiling.machine import cpu_name
 from weir.profiling.nvml import load_library
+from weir.workers.launch import available_cpus
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ def find_hardware(library: Any = None) -> list[Hardware]:
     """Return the CPUs that this process may use, then each GPU. `library` stands for pynvml; without it (nvidia-ml-py, the extra
     `gpu`), or without a driver, there are CPUs only."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    cpus = Hardware("CPU", cpu_name(), len(os.sched_getaffinity(0)), memory_bytes)
+    cpus = Hardware("CPU", cpu_name(), len(available_cpus()), memory_bytes)
     try:
         library = library or load_library()
     except SettingsError:

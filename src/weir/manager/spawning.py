@@ -15,6 +15,8 @@ import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from weir.workers.launch import unpinned
+
 SETPGROUP = 2  # spawn.h: in a process group of its own
 STRUCT_BYTES = 1024  # more than any C library needs for its posix_spawn structures
 
@@ -45,6 +47,8 @@ class Spawned:
 
     def _attend(self) -> None:
         # As little as can be: whoever waits for the interpreter waits for this thread, also when it has lost its CPU.
+        if cpus := unpinned():
+            os.sched_setaffinity(0, cpus)  # of this thread, and so of the program
         try:
             self._pid = self._plan.spawn()
         except OSError as error:

@@ -22,8 +22,10 @@ RECEIVE_BYTES = 256 << 10
 
 def main(arguments: list[str]) -> int:
     """Load what is shared; then fork a worker, or reap one, each time that the server asks. Returns the exit code."""
-    name, parent, niceness, descriptor = arguments
+    name, parent, niceness, cpus, descriptor = arguments
     die_with(int(parent))
+    if cpus:
+        set_affinity([int(cpu) for cpu in cpus.split(",")])
     ignore_terminal_signals()
     take_back = give_way(int(niceness))
     server = socket.socket(fileno=int(descriptor))

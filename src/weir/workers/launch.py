@@ -4,12 +4,14 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import weir
+from weir.workers.process import set_affinity
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.template import Own, Process, Template
 
@@ -37,6 +39,38 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str
 
 # From version 1.29 onnxruntime reports its use over the network, unless it is told not to before it is loaded.
 SILENCE = {"ORT_DISABLE_TELEMETRY": "1"}
+
+# The CPUs that this process had before it was pinned; empty if it is not.
+_before: list[int] = []
+
+
+@contextmanager
+def pinned(cpus: list[int]) -> Iterator[None]:
+    """Meanwhile, run the server on these CPUs only (none: on all that it has): this thread, and those that it starts. What computes for it
+    has all that the process had before. Raises SettingsError when the machine refuses."""
+    if not cpus:
+        yield
+        return
+    before = sorted(os.sched_getaffinity(0))
+    refusal = set_affinity(cpus, "server_cpu_affinity")
+    if refusal is not None:
+        raise refusal
+    _before[:] = before
+    try:
+        yield
+    finally:
+        _before.clear()
+        os.sched_setaffinity(0, before)
+
+
+def unpinned() -> list[int]:
+    """Return the CPUs of what this process starts to compute; empty if those are its own."""
+    return list(_before)
+
+
+def available_cpus() -> list[int]:
+    """Return the CPUs that may compute."""
+    return unpinned() or sorted(os.sched_getaffinity(0))
 
 
 @dataclass(frozen=True)
@@ -116,7 +150,7 @@ class Launch:
 
     @property
     def _cpus(self) -> list[int]:
-        return for_worker(self.settings.cpu_affinity, self.index) or []
+        return for_worker(self.settings.cpu_affinity, self.index) or unpinned()
 
 
 def python_path(inherited: str) -> str:

@@ -12,7 +12,7 @@ from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
 from weir.workers.arena import Arena, ArenaBlock, create_memory
 from weir.workers.executor import Listener
-from weir.workers.launch import Launch
+from weir.workers.launch import Launch, unpinned
 from weir.workers.settings import WorkerSettings
 from weir.workers.source import pack_source
 from weir.workers.supervision import Worker
@@ -178,7 +178,8 @@ class ProcessPool:
         self._template = Template()
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(self._settings.start_timeout):
-                if await self._template.start(start, launch.environment(os.environ), self._settings.load_niceness or 0):
+                niceness = self._settings.load_niceness or 0
+                if await self._template.start(start, launch.environment(os.environ), niceness, unpinned()):
                     return
         template, self._template = self._template, None
         template.close()

@@ -51,12 +51,12 @@ def ignore_terminal_signals() -> None:
             signal.signal(number, handle)
 
 
-def set_affinity(cpus: list[int]) -> SettingsError | None:
-    """Run on these CPUs only. Returns what is wrong when the machine refuses."""
+def set_affinity(cpus: list[int], setting: str = "cpu_affinity") -> SettingsError | None:
+    """Run on these CPUs only, as `setting` says: this thread and those that it starts. Returns what is wrong when the machine refuses."""
     try:
         os.sched_setaffinity(0, cpus)
     except (OSError, OverflowError, ValueError) as error:
-        return SettingsError(f"cpu_affinity={cpus}: must be among the CPUs {sorted(os.sched_getaffinity(0))} ({error})")
+        return SettingsError(f"{setting}={cpus}: must be among the CPUs {sorted(os.sched_getaffinity(0))} ({error})")
     return None
 
 

@@ -91,13 +91,13 @@ class Template:
         """The process's number, while there is one."""
         return None if self._popen is None else self._popen.pid
 
-    async def start(self, start: Start, environment: dict[str, str], niceness: int) -> bool:
+    async def start(self, start: Start, environment: dict[str, str], niceness: int, cpus: Sequence[int] = ()) -> bool:
         """Start the process, and have it load what is shared. Return whether it has; if not, it has said why on stderr.
 
         Called on the thread that is to outlive it. Raises OSError when the system refuses.
         """
         loop = self._loop
-        ours = self._spawn((start.options["name"], os.getpid(), niceness), environment)
+        ours = self._spawn((start.options["name"], os.getpid(), niceness, ",".join(map(str, cpus))), environment)
         ours.setblocking(False)
         try:
             await loop.sock_sendall(ours, encode_control(start))

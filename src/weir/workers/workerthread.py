@@ -11,6 +11,7 @@ from typing import Any
 from weir.messages import Batch, Events
 from weir.model import Model
 from weir.workers.executor import Listener
+from weir.workers.launch import unpinned
 from weir.workers.local import LocalState, all_failed, make_runner, not_loaded, unload
 from weir.workers.runner import Prepared
 from weir.workers.settings import WorkerSettings, for_worker
@@ -31,7 +32,7 @@ class WorkerThread:
         self.state = LocalState(index)
         self._name = name
         self._places = settings.pipeline_depth
-        self._cpus: list[int] | None = for_worker(settings.cpu_affinity, index)
+        self._cpus: list[int] = for_worker(settings.cpu_affinity, index) or unpinned()
         self._runner = make_runner(model, params, settings, index, max_batch_size, fatal=(), label=name)
         self._listener = listener
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -119,7 +120,7 @@ class WorkerThread:
 
     def _main(self) -> None:
         try:
-            if self._cpus is not None:
+            if self._cpus:
                 os.sched_setaffinity(0, self._cpus)  # of this thread
             self._runner.start()
         except BaseException as error:
