@@ -325,22 +325,31 @@ class Probe:
 
     def ask(self, question: bytes) -> list[float]:
         """Return the longest stretches, in milliseconds."""
+        return [1000.0 * seconds for seconds in self._ask(question)]
+
+    def held(self) -> tuple[int, int]:
+        """Return the bytes and the connections in the server's account."""
+        size, connections = self._ask(b"held")
+        return size, connections
+
+    def _ask(self, question: bytes) -> Any:
         self._connection.sendall(question + b"\n")
-        return [1000.0 * seconds for seconds in json.loads(self._answers.readline())]
+        return json.loads(self._answers.readline())
 
 
 @contextmanager
-def serving(memory_mb: int) -> Iterator[tuple[Ports, Probe]]:
-    """Run the server in a process of its own, with its workers each, of so much memory (0: what there is)."""
+def serving(memory_mb: int, *arguments: str) -> Iterator[tuple[Ports, Probe]]:
+    """Run the server in a process of its own, with its workers each, of so much memory (0: what there is); what its `arguments` are it says itself.
+    Among its ports is its `pid`."""
     limited = ["prlimit", f"--as={memory_mb << 20}"] if memory_mb else []
-    command = [*limited, sys.executable, "-m", "benchmarks.runs.parsing"]
+    command = [*limited, sys.executable, "-m", "benchmarks.runs.parsing", *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
         assert server.stdout is not None
         ports: Ports = json.loads(server.stdout.readline())
         try:
-            yield ports, Probe(ports["probe"])
+            yield {**ports, "pid": server.pid}, Probe(ports["probe"])
         finally:
             server.communicate(timeout=60)
 

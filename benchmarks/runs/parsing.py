@@ -1,12 +1,18 @@
-"""A server with every protocol and a probe of its event loop: `python -m benchmarks.runs.parsing`. Its first line says its ports.
+"""A server with every protocol and a probe of its event loop: `python -m benchmarks.runs.parsing [BYTES [CERTIFICATE KEY]]`. Its
+first line says its ports. Requests and answers may hold so many bytes (0: what there is room for). With a certificate it serves
+HTTP over TLS too, on a port of its own. Nobody may control it.
 
 The probe is asked over TCP: `reset` forgets, `longest` answers with the longest stretches, in seconds: of CPU time of the loop's
-thread in one turn, and of CPU time of the whole process between two turns, in which another thread kept the interpreter.
+thread in one turn, and of CPU time of the whole process between two turns, in which another thread kept the interpreter. `held`
+answers with the bytes and the connections in the account.
 """
 
 import asyncio
+import dataclasses
 import json
+import secrets
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -27,7 +33,8 @@ from weir.embedding.texts import Encoded, Text
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.manager.registry import Registry
-from weir.protocols.control import Control
+from weir.protocols.account import Account
+from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.site import Site as KserveSite
@@ -39,21 +46,24 @@ from weir.protocols.websocket import WebSockets
 BEAT = 0.001  # seconds
 
 
-class Zeros:
-    """Encodes every text as two zeros: what is measured is what comes before."""
+class Lengths:
+    """Encodes every text as its length and a zero: what is measured is what comes before."""
 
-    name, dimensions, max_length = "zeros", 2, 512
+    name, dimensions, max_length = "lengths", 2, 512
 
     async def encode(self, texts: Sequence[Text], **said: Any) -> Encoded:
         """Return a vector for each text."""
         count = len(texts)
-        return Encoded(np.zeros((count, 2), np.float32), [1] * count, [False] * count)
+        vectors = np.zeros((count, 2), np.float32)
+        vectors[:, 0] = list(map(len, texts))
+        return Encoded(vectors, [1] * count, [False] * count)
 
 
 class Probe:
     """Notes the longest stretches in which the loop did not come to its next turn."""
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account) -> None:
+        self._account = account
         self._loop = asyncio.get_running_loop()
         self.reset()
         self._beat()
@@ -74,33 +84,47 @@ class Probe:
         while question := await reader.readline():
             if question == b"reset\n":
                 self.reset()
-            writer.write(json.dumps([self.on_loop, self.in_process]).encode() + b"\n")
+            longest = [self.on_loop, self.in_process]
+            held = [self._account.held_bytes, self._account.connections]
+            writer.write(json.dumps(held if question == b"held\n" else longest).encode() + b"\n")
 
 
-async def serve() -> None:
-    """Serve until the standard input ends."""
+def nobody() -> Control:
+    """Return who may control the server: nobody, for the token is known to none."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(secrets.token_hex().encode())
+        file.flush()
+        return Control(ControlSettings(control_token_file=file.name))
+
+
+async def serve(waiting_bytes: str = "0", *files: str) -> None:
+    """Serve until the standard input ends; over TLS too if there are `files` with a certificate and its key."""
     services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
-    registry, http, encoder = Registry(services), HttpSettings(port=0), Zeros()
-    site = KserveSite(registry, http)
+    http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None)
+    registry, encoder, control = Registry(services), Lengths(), nobody()
+    site = KserveSite(registry, http, control)
     texts = Site(Models({encoder.name: encoder}), http, 100_000, Counts())
     status = Status(texts.models.encoders, texts.clients)
-    routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=Control(), end=lambda: None).routes()]
+    routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
     sockets = WebSockets(registry, http, site.account)
     app = make_app(registry, http, site=site, websockets=sockets, added=Added(routes, text_paths()))
     servers: list[Any] = [
         registry,
         HttpServer(registry, app, http, site=site, websockets=sockets),
         GrpcServer(site, GrpcSettings(grpc_port=0), http),
-        ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http),
+        ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control),
     ]
+    if files:
+        certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])
+        servers.append(HttpServer(registry, app, certified, site=site, websockets=sockets))
     async with AsyncExitStack() as stack:
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)
-        probe = await asyncio.start_server(Probe().answer, "127.0.0.1", 0)
+        probe = await asyncio.start_server(Probe(site.account).answer, "127.0.0.1", 0)
         ports = {
             "http": servers[1].port, "grpc": servers[2].port, "zmq": servers[3].port,
-            "zmq_out": servers[3].port_out, "probe": probe.sockets[0].getsockname()[1],
+            "zmq_out": servers[3].port_out, "probe": probe.sockets[0].getsockname()[1], "tls": servers[-1].port,
         }  # fmt: skip
         print(json.dumps(ports), flush=True)
         await asyncio.to_thread(sys.stdin.read)
@@ -109,4 +133,4 @@ async def serve() -> None:
 
 if __name__ == "__main__":
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve())
+        runner.run(serve(*sys.argv[1:]))

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
 from weir.wire import values
-from weir.wire.values import UNWRITABLE, decode, encode, split
+from weir.wire.values import ANY_CONTAINERS, UNWRITABLE, decode, encode, split
 
 anything = st.recursive(
     st.none()
@@ -204,3 +204,40 @@ def test_floats_beyond_all_floats_are_refused(text: str) -> None:
     for count in (1, 5000):
         with pytest.raises(InvalidRequest, match="out of range"):
             decode(b"[" + b",".join([text.encode()] * count) + b"]", JSON)
+
+
+def containers(count: int, content_type: str, filled: int = 0) -> bytes:
+    """Return a list of so many lists and objects in all, in more bytes than it takes to have as many as it may."""
+    if content_type == JSON:
+        return b"[" + b",".join([b"{}"] * (count - 1)) + b' ,"' + b"[{" * filled + b'"]'
+    some = b"\x80" * (count - 1) + b"\xc6" + (2 * filled).to_bytes(4, "big") + b"\x90\xdc" * filled
+    return b"\xdd" + count.to_bytes(4, "big") + some
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+def test_more_lists_and_objects_than_a_body_may_have_are_refused_before_they_are_made(content_type: str) -> None:
+    size = 1 << 19  # of the filling, which looks like lists and is none
+    most = ANY_CONTAINERS + len(containers(ANY_CONTAINERS, content_type, size)) // 16
+    few, many = (containers(count, content_type, size) for count in (most, most + 40_000))
+    assert len(decode(few, content_type)) == most
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match="lists and objects, which a body of"):
+        decode(many, content_type)
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(many)
+    tracemalloc.stop()
+
+
+@given(
+    value=st.recursive(
+        anything | st.binary(max_size=300) | st.text('["\\\\{'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_lists_and_objects_are_counted_as_they_are_decoded(value: Any) -> None:
+    def count(value: Any) -> int:
+        inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+        return 0 if inner is None else 1 + sum(map(count, inner))
+
+    most = count(value) + 1  # what looks like more makes them be counted one by one
+    assert values._msgpack_containers(msgspec.msgpack.encode([b"\x90" * 400, value]), most) == most
+    assert values._json_containers(msgspec.json.encode(["[" * 400, value]), most) == most

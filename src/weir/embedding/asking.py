@@ -9,8 +9,9 @@ from weir.embedding.calling import Site, check_text
 from weir.embedding.jsons import read_json
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
+from weir.messages import MSGPACK
 from weir.wire.surrogates import without_nul, words_without_nul
-from weir.wire.values import uncollected
+from weir.wire.values import DECODE, uncollected
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
@@ -71,7 +72,7 @@ _WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 def _unpacked(body: bytes) -> Any:
     try:
         with uncollected(len(body)):
-            return msgspec.msgpack.decode(body)
+            return DECODE[MSGPACK](body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"body: is not msgpack ({error})") from error
 

@@ -40,9 +40,9 @@ class Counts(Collector):
         """Count a call that got an error. `model` is "" where the caller named one that there is not."""
         self._calls[model, door, str(status)] += 1
 
-    def dropped(self, kind: str) -> None:
-        """Count a connection, message, request or answer that was thrown away."""
-        self._dropped[kind] += 1
+    def dropped(self, kind: str, times: int = 1) -> None:
+        """Count connections, messages, requests or answers that were thrown away."""
+        self._dropped[kind] += times
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""

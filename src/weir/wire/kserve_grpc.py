@@ -47,7 +47,7 @@ _SCAN_ABOVE = 8192  # bytes
 _SHORT = 256
 # Parameters of one request or tensor; fields of a message that are looked at one by one. Each costs a microsecond, however few bytes
 # it has.
-MAX_PARAMETERS = 4096
+MAX_PARAMETERS = 1024
 _MAX_FIELDS = 3 * MAX_TENSORS + MAX_PARAMETERS
 
 # Wire types.

@@ -214,7 +214,7 @@ def tensors_of(tensors: list[ReadTensor], find: Find) -> list[TensorValue]:
 
 
 # Tensors, or outputs asked for, of one request: each costs microseconds, however few bytes it has.
-MAX_TENSORS = 4096
+MAX_TENSORS = 1024
 
 
 def refuse_too_many(what: str, count: int) -> None:

@@ -11,9 +11,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from weir.errors import InvalidRequest, SettingsError, ValidationFailed
+from weir.errors import InvalidRequest, RequestError, SettingsError, TooLarge, ValidationFailed
 from weir.messages import JSON, MSGPACK
-from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable, writable
+from weir.wire.values import (
+    ANY_CONTAINERS,
+    DECODE,
+    ENCODE,
+    UNREADABLE,
+    UNWRITABLE,
+    refuse_containers,
+    unreadable,
+    writable,
+)
 
 # Where the components of an OpenAPI document are.
 REF_TEMPLATE = "#/components/schemas/{}"
@@ -52,9 +61,9 @@ def schema_of(declared: Any, name: str) -> Schema:
         ) from None
 
 
-def refusal(error: BaseException, content_type: str, body: Any) -> InvalidRequest | ValidationFailed | None:
+def refusal(error: BaseException, content_type: str, body: Any) -> RequestError | None:
     """Return what to answer when a `reader` raised `error` for `body`; None if that was a stranger's exception."""
-    if isinstance(error, (InvalidRequest, ValidationFailed)):
+    if isinstance(error, (InvalidRequest, TooLarge, ValidationFailed)):
         return error
     if not isinstance(error, UNREADABLE):
         return None
@@ -84,7 +93,14 @@ class _MsgspecSchema:
         }
 
     def reader(self, content_type: str) -> Callable[[Any], Any]:
-        return self._readers[content_type]
+        read = self._readers[content_type]
+
+        def reads(body: bytes | memoryview) -> Any:
+            if len(body) > ANY_CONTAINERS:
+                refuse_containers(body, content_type)
+            return read(body)
+
+        return reads
 
     def check(self, value: Any) -> Any:
         try:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from weir.errors import InvalidRequest
+from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
 from weir.wire.surrogates import find_half, without_halves
 
@@ -59,16 +59,90 @@ def has_slow_floats(body: bytes | bytearray | memoryview) -> bool:
 
 
 def decode_json(body: bytes | bytearray | memoryview) -> Any:
-    """Return the value in `body`. Raises UNREADABLE, also for a float beyond all floats."""
-    if not has_slow_floats(body):
+    """Return the value in `body`. Raises UNREADABLE, also for a float beyond all floats, and TooLarge for too many lists and objects."""
+    if len(body) <= _FEW:
         return _decode_json(body)
-    return _decode_slowly(body)
+    refuse_containers(body, JSON)
+    return (_decode_slowly if has_slow_floats(body) else _decode_json)(body)
+
+
+def _decode_msgpack(body: bytes | bytearray | memoryview) -> Any:
+    if len(body) > _FEW:
+        refuse_containers(body, MSGPACK)
+    return _plain_msgpack(body)
+
+
+_plain_msgpack = msgspec.msgpack.Decoder().decode
+
+# Lists and objects of a body: each takes at least 64 bytes, and an object 200, however few it has in the body, and as long as dozens of its
+# numbers. So many may be in any body, and one more for each so many bytes: enough for rows of three short numbers.
+ANY_CONTAINERS = 1 << 18
+_BYTES_OF_CONTAINER = 16
+
+_PIECE = 64 << 10  # bytes that are looked at together, before another thread may have its turn
+_TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_WHOLE_TEXTS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_CONTAINER = re.compile(rb"[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4}", re.DOTALL)
+_CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
+_MSGPACK = re.compile(  # containers in a row; other values in a row that say nothing of a length in bytes of their own; one that does
+    rb"((?:[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4})++)"
+    rb"|(?:[\x00-\x7f\xc0-\xc3\xe0-\xff]|[\xcc\xd0].|[\xcd\xd1\xd4]..|\xd5...|[\xca\xce\xd2].{4}|\xd6.{5}|[\xcb\xcf\xd3].{8}|\xd7.{9}|\xd8.{17}|"
+    + b"|".join(b"%b.{%d}" % (re.escape(bytes([0xA0 + size])), size) for size in range(32))
+    + rb")++|[\xc4-\xc6\xc7-\xc9\xd9-\xdb]",
+    re.DOTALL,
+)
+_LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have a byte more, which says what they are
+
+
+def refuse_containers(body: bytes | bytearray | memoryview, content_type: str) -> None:
+    """Raise TooLarge if `body`, JSON or msgpack, has more lists and objects than one of its size may have, before it is decoded."""
+    most = ANY_CONTAINERS + len(body) // _BYTES_OF_CONTAINER
+    if len(body) <= most:
+        return
+    count = (_json_containers if content_type == JSON else _msgpack_containers)(bytes(body), most)
+    if count > most:
+        raise TooLarge(
+            f"body: has more than {most} lists and objects, which a body of {len(body)} bytes may have; send tensors as binary data"
+        )
+
+
+def _json_containers(body: bytes, most: int) -> int:
+    """Return how many there are, or, if they are not more than `most`, perhaps more: those in texts count too."""
+    count = body.count(b"[") + body.count(b"{")
+    if count <= most or b'"' not in body:
+        return count
+    count = place = 0
+    while count <= most and place < len(body):
+        found = _WHOLE_TEXTS.match(body, place, place + _PIECE)
+        if found and found[0]:
+            bare = _TEXT.sub(b"", found[0])
+            count += bare.count(b"[") + bare.count(b"{")
+        elif not (found := _TEXT.match(body, place)):  # of a text that is longer than a piece
+            break
+        place = found.end()
+    return count
+
+
+def _msgpack_containers(body: bytes, most: int) -> int:
+    """Return the same. What is cut off, or is none, ends the count: decoding finds it too."""
+    count = len(body) - len(body.translate(None, _CONTAINER_BYTES))
+    if count <= most:
+        return count
+    count = place = 0
+    while count <= most and (found := _MSGPACK.match(body, place, place + _PIECE)):
+        start, place = place, found.end()
+        if found[1] is not None:
+            count += len(_CONTAINER.findall(found[1]))
+        elif size := _LENGTH_BYTES.get(body[start]):
+            place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
+    return count
 
 
 # The bare functions, for those who handle UNREADABLE and UNWRITABLE themselves, once for many.
 DECODE: dict[str, Callable[[Any], Any]] = {
     JSON: decode_json,
-    MSGPACK: msgspec.msgpack.Decoder().decode,
+    MSGPACK: _decode_msgpack,
 }
 ENCODE: dict[str, Callable[[Any], bytes]] = {
     JSON: msgspec.json.Encoder(enc_hook=writable).encode,
@@ -105,7 +179,8 @@ def _without_collector() -> Iterator[None]:
 
 
 def decode(body: bytes | memoryview, content_type: str) -> Any:
-    """Return the value in `body`, which is JSON or msgpack. Raises InvalidRequest, whatever is wrong with it."""
+    """Return the value in `body`, which is JSON or msgpack. Raises InvalidRequest, whatever is wrong with it, and TooLarge for too many
+    lists and objects."""
     try:
         with uncollected(len(body)):
             return DECODE[content_type](body)

@@ -40,8 +40,8 @@ class Rules:
         self.clock = FakeClock()
         self.intake = Intake(calls, messages, lambda error, call: self.refused.append((error, call)), self.clock)
 
-    def receive(self, call: Any) -> None:
-        self.intake.receive(call, lambda: self.received.append(call))
+    def receive(self, call: Any, peer: str = "") -> None:
+        self.intake.receive(call, peer or str(id(call)), lambda: self.received.append(call))
 
 
 def test_calls_are_counted_until_the_core_is_done_with_them() -> None:
@@ -66,6 +66,19 @@ def test_messages_take_turns() -> None:
     assert rules.received == [*calls[:2], calls[3]]
     rules.intake.received(calls[1])  # type: ignore[arg-type]
     assert (rules.received[-1], rules.intake.waits) == (calls[4], False)
+
+
+def test_connections_take_turns_and_none_takes_more_than_half() -> None:
+    rules, hostile, honest = Rules(messages=4), [FakeCall() for _ in range(9)], [FakeCall() for _ in range(4)]
+    for call in hostile:
+        rules.receive(call, "hostile")
+    assert rules.received == hostile[:2]
+    for call in honest:
+        rules.receive(call, "honest")
+    assert rules.received == [*hostile[:2], *honest[:2]]  # at once, whoever came before
+    rules.intake.received(hostile[0])  # type: ignore[arg-type]
+    rules.intake.received(honest[0])  # type: ignore[arg-type]
+    assert rules.received[4:] == [hostile[2], honest[2]]
 
 
 def test_who_does_not_send_loses_the_turn_while_others_wait() -> None:

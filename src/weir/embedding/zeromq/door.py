@@ -9,7 +9,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
@@ -70,7 +70,7 @@ class ZeroMqDoor:
         self._in = Port("PULL", limits, self.drops, self._heard)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
         self._out = Port("PUB", out, self.drops, self._subscribed, self._publisher.forget, self._publisher.has_read)
-        self._sweeping: asyncio.TimerHandle | None = None
+        self._sweeping: asyncio.Handle | None = None
         self._ended = asyncio.Event()
 
     @property
@@ -122,9 +122,18 @@ class ZeroMqDoor:
         now = time.monotonic()
         for port in (self._in, self._out):
             port.sweep(now)
-        for topic in self._publisher.sweep(self._answering.topics, now):
+        self._sweep_topics(self._publisher.sweep(self._answering.topics, now))
+
+    def _sweep_topics(self, turns: Iterator[list[bytes]]) -> None:
+        """Look at some topics, and at the others in further turns of the loop."""
+        given_up = next(turns, None)
+        loop = asyncio.get_running_loop()
+        if given_up is None:
+            self._sweeping = loop.call_later(_SWEEP_INTERVAL, self._sweep)
+            return
+        for topic in given_up:
             self._answering.cancel(topic)
-        self._sweeping = asyncio.get_running_loop().call_later(_SWEEP_INTERVAL, self._sweep)
+        self._sweeping = loop.call_soon(self._sweep_topics, turns)
 
     def refuse(self) -> None:
         """Refuse requests from now on; Weir's own clients are told so."""

@@ -13,7 +13,7 @@ class Drops:
     """Counts what was dropped, by kind, here and in `counted`, and logs each kind once a second at most."""
 
     def __init__(
-        self, logger: BoundLogger, counted: Callable[[str], None] = lambda kind: None,
+        self, logger: BoundLogger, counted: Callable[[str, int], None] = lambda kind, times: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._counted = counted
@@ -22,10 +22,10 @@ class Drops:
         self._clock = clock
         self._logged: dict[str, tuple[float, int]] = {}  # when, and how many there were
 
-    def __call__(self, kind: str, reason: object, peer: str = "", client: str = "") -> None:
-        """Something of this `kind`, one of a few, was dropped: it came from the address `peer`, or was asked for by `client`."""
-        self.counts[kind] += 1
-        self._counted(kind)
+    def __call__(self, kind: str, reason: object, peer: str = "", client: str = "", *, times: int = 1) -> None:
+        """Something of this `kind`, one of a few, was dropped so many `times`: it came from the address `peer`, or was asked for by `client`."""
+        self.counts[kind] += times
+        self._counted(kind, times)
         now = self._clock()
         when, before = self._logged.get(kind, (None, 0))
         if when is not None and now < when + INTERVAL:

@@ -6,7 +6,8 @@ to yet, or for a moment; here it is kept for as long as a client may take to com
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from weir.embedding.zeromq.drops import Drops
 from weir.embedding.zeromq.port import Peer
@@ -15,6 +16,7 @@ from weir.wire.zmtp import Subscribed, pack
 
 MAX_TOPICS = 256  # that one peer listens to
 OVERHEAD = 4096  # bytes that a message counts beside its own: there may be many small ones
+_SWEPT_AT_ONCE = 128  # topics that are looked at in one turn of the event loop
 _TOGETHER = 4  # times what one client may leave unread: what all may
 
 Frames = Sequence[bytes | memoryview]
@@ -182,18 +184,29 @@ class Publisher:
 
     # Time.
 
-    def sweep(self, topics: Iterable[bytes], now: float) -> list[bytes]:
-        """Return those of `topics` that nobody has listened to for the grace; what was kept for such is dropped."""
-        for topic in list(self._waiting):
+    def sweep(self, topics: Iterable[bytes], now: float) -> Iterator[list[bytes]]:
+        """Yield those of `topics` that nobody has listened to for the grace; what was kept for such is dropped.
+
+        There may be tens of thousands of topics: they are looked at a few at a time, between which others can have their turn.
+        """
+        asked = {*topics, *self._kept, *self._waiting}
+        left = iter(asked)
+        while some := list(islice(left, _SWEPT_AT_ONCE)):
+            yield self._sweep_some(some, now)
+        self._missed = {topic: since for topic, since in self._missed.items() if topic in asked}
+
+    def _sweep_some(self, topics: Iterable[bytes], now: float) -> list[bytes]:
+        given_up, dropped = [], 0
+        for topic in topics:
             self._admit(topic)
-        for topic in [topic for topic in self._kept if self._listeners(topic)]:
-            self._send_kept(topic)
-        silent = {topic for topic in {*topics, *self._kept} if not self._listeners(topic)}
-        self._missed = {topic: self._missed.get(topic, now) for topic in silent}
-        given_up = [topic for topic, since in self._missed.items() if now >= since + self._grace]
-        for topic in given_up:
-            for _ in self._take(topic):
-                self._drops("answer", f"nobody has listened for {self._grace:g} s")
+            if self._listeners(topic):
+                self._missed.pop(topic, None)
+                self._send_kept(topic)
+            elif now >= self._missed.setdefault(topic, now) + self._grace:
+                given_up.append(topic)
+                dropped += len(self._take(topic))
+        if dropped:
+            self._drops("answer", f"nobody has listened for {self._grace:g} s", times=dropped)
         return given_up
 
 

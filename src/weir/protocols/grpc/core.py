@@ -172,7 +172,9 @@ class Core:
             self.tell(lambda: handler.begin(call, b""))
         else:
             begin = handler.begin
-            self._intake.receive(call, lambda: call.await_message(lambda call, body: self._heard(begin, call, body)))
+            self._intake.receive(
+                call, peer, lambda: call.await_message(lambda call, body: self._heard(begin, call, body))
+            )
 
     def _heard(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
         self._intake.received(call)

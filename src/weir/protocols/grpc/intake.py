@@ -1,8 +1,8 @@
 """Which calls of gRPC are taken, whose messages are received, and whose answers are waited for: its core bounds none of these.
 
 The core keeps a message in memory while it comes, up to the largest that may come, as soon as it is asked for it. So only
-some messages are asked for at a time; the others wait in their clients. While others wait, a client that does not send
-what it has begun loses its turn.
+some messages are asked for at a time, half of them on one connection at most; the others wait in their clients, and connections
+take turns. While others wait, a client that does not send what it has begun loses its turn.
 """
 
 import asyncio
@@ -48,8 +48,9 @@ class Intake:
         self._refuse = refuse
         self._clock = clock
         self._peers: Counter[str] = Counter()
-        self._receiving: dict[Call, float] = {}  # since when, oldest first
-        self._waiting: deque[tuple[Call, Receive]] = deque()
+        self._share = max(1, most_messages // 2)  # of one connection
+        self._receiving: dict[Call, tuple[float, str]] = {}  # since when and from where, oldest first
+        self._waiting: dict[str, deque[tuple[Call, Receive]]] = {}  # by connection, in the order of their turns
 
     @property
     def connections(self) -> int:
@@ -78,30 +79,42 @@ class Intake:
         if not self._peers[peer]:
             del self._peers[peer]
 
-    def receive(self, call: "Call", receive: Receive) -> None:
-        """Have the message of `call` received by `receive`, when it is its turn; `received` must follow."""
-        if len(self._receiving) < self._most_messages:
-            self._receiving[call] = self._clock()
-            receive()
+    def receive(self, call: "Call", peer: str, receive: Receive) -> None:
+        """Have the message of `call`, from `peer`, received by `receive` when it is its turn; `received` must follow."""
+        if len(self._receiving) < self._share or (len(self._receiving) < self._most_messages and self._may(peer)):
+            self._begin(call, peer, receive)
         else:
-            self._waiting.append((call, receive))
+            self._waiting.setdefault(peer, deque()).append((call, receive))
             self.look()
 
     def received(self, call: "Call") -> None:
         """The message of `call` has come, or never will: the next ones have their turn."""
         self._receiving.pop(call, None)
         while self._waiting and len(self._receiving) < self._most_messages:
-            following, receive = self._waiting.popleft()
+            peer = next((peer for peer in self._waiting if self._may(peer)), None)
+            if peer is None:
+                return
+            line = self._waiting.pop(peer)
+            following, receive = line.popleft()
+            if line:
+                self._waiting[peer] = line  # behind the others
             if not following.over:
-                self._receiving[following] = self._clock()
-                receive()
+                self._begin(following, peer, receive)
+
+    def _may(self, peer: str) -> bool:
+        """Tell whether a message more from `peer` may be received beside those that are."""
+        return sum([each == peer for _, each in self._receiving.values()]) < self._share
+
+    def _begin(self, call: "Call", peer: str, receive: Receive) -> None:
+        self._receiving[call] = self._clock(), peer
+        receive()
 
     def look(self) -> None:
         """End the calls whose messages take too long while others wait."""
         if not self._waiting:
             return
         late = self._clock() - PATIENCE
-        for call in [call for call, since in self._receiving.items() if since < late]:
+        for call in [call for call, (since, _) in self._receiving.items() if since < late]:
             error = DeadlineExceeded(f"the message must arrive within {PATIENCE:g} s while others wait for their turn")
             self._refuse(error, call)
             self.received(call)

@@ -1,0 +1,345 @@
+"""Attacks a real server in every protocol at once: `python -m tests.fuzz.storm [--minutes 60] [--threads 16] [--seed N] [--only TEXT]`
+
+Hostile threads send mutated and worst inputs (hostile.py) to a server of 2 GB with every protocol, an honest client in each asks it
+all the while, and everything that it is answered is checked. After every few minutes the attack rests: then all honest clients must be
+answered, the account of bytes be empty, and the memory be what it was. At the end there is a report; the exit code is 1 if something
+was found: a server that ended, an answer of 500, a hang, a wrong answer, memory that grew beyond its limit, bytes that nobody gave back.
+
+An input is made of its seed and its number alone: `--replay NAME NUMBER` sends one again.
+"""
+
+import argparse
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import httpx
+import numpy
+import psutil
+from benchmarks.parsers import Ports, Probe, serving
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from tests.fuzz.hostile import ATTACKS, SILENT, Room
+from tests.protocols.sockets import FILES
+
+from weir.client import EmbeddingClient, GrpcClient, HttpClient, WebSocketClient
+from weir.errors import CapacityError, DeadlineExceeded, Overloaded
+
+WAITING_BYTES = 256 << 20  # an eighth of 2 GB
+MEMORY = 2 << 30  # bytes that all processes of the server may have together
+ROUND = 300.0  # seconds between two rests
+REST = 12.0  # seconds until all must be quiet
+MOST_OPEN = 40  # connections that one thread leaves open
+LONGEST_TURN_MS = 1000.0  # of CPU time, of the event loop
+PAUSE = 0.5  # seconds between two calls of an honest client
+GROWTH = 1.3  # times the memory after the first rests
+
+REFUSALS = (CapacityError, DeadlineExceeded)
+
+
+class Findings:
+    """What was found, each kind once with its first case and counted."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self.counts: Counter[str] = Counter()
+
+    def add(self, what: str, case: str) -> None:
+        """Note one; the first of its kind is shown at once."""
+        with self._lock:
+            self.counts[what] += 1
+            if self.counts[what] <= 3:
+                self._console.print(f"{time.strftime('%H:%M:%S')} {what}: {case}", markup=False)
+
+
+class Hostile(threading.Thread):
+    """Attacks, one input after the other, while `goes` is set."""
+
+    def __init__(self, storm: "Storm", number: int) -> None:
+        super().__init__(daemon=True)
+        self._storm = storm
+        self._number = number
+        self.now = ""  # what is being sent
+        self.last: deque[str] = deque(maxlen=20)
+
+    def run(self) -> None:
+        """Attack until the end."""
+        storm, left_open = self._storm, list[Any]()
+        while not storm.over:
+            if not storm.goes.is_set():
+                _close(left_open, 0)
+                storm.goes.wait(0.2)
+                continue
+            name, number = storm.next_input()
+            self.now = f"{name} {number}"
+            self.last.append(self.now)
+            began = time.monotonic()
+            outcome = attack(name, storm.seed, number, storm.ports, left_open)
+            storm.note(name, number, outcome, time.monotonic() - began)
+            _close(left_open, MOST_OPEN)
+        _close(left_open, 0)
+
+
+def attack(name: str, seed: int, number: int, ports: Ports, left_open: list[Any]) -> str:
+    """Send one input; return how it was answered."""
+    try:
+        return ATTACKS[name][0](Room(ports, left_open, Random(f"{seed} {name} {number}")))
+    except TimeoutError:
+        return "not connected"
+    except OSError as error:
+        return f"{type(error).__name__}"
+
+
+def _close(sockets: list[Any], most: int) -> None:
+    while len(sockets) > most:
+        with suppress(OSError):
+            sockets.pop(0).close()
+
+
+class Honest(threading.Thread):
+    """Asks one protocol again and again, and checks each answer: `ask` raises AssertionError for a wrong one."""
+
+    def __init__(self, storm: "Storm", name: str, ask: Callable[[Random], None]) -> None:
+        super().__init__(daemon=True)
+        self._storm = storm
+        self.name = name
+        self._ask = ask
+        self.answers: Counter[str] = Counter()
+        self.seconds: list[float] = []
+        self.fine_since_rest = 0
+
+    def run(self) -> None:
+        """Ask until the end."""
+        chance = Random(self.name)
+        while not self._storm.over:
+            began = time.monotonic()
+            outcome = self._outcome(chance)
+            self.seconds.append(time.monotonic() - began)
+            self.answers[outcome] += 1
+            if outcome == "answered":
+                self.fine_since_rest += 1
+            elif outcome != "refused":
+                self._storm.findings.add(f"honest, {self.name}: {outcome}", "")
+            elif self._storm.quiet.is_set():
+                self._storm.findings.add(f"honest, {self.name}: refused while nobody attacks", "")
+            time.sleep(PAUSE)
+
+    def _outcome(self, chance: Random) -> str:
+        try:
+            self._ask(chance)
+        except REFUSALS:
+            return "refused"
+        except AssertionError as error:
+            return f"WRONG {error!s:.60}"
+        except Exception as error:  # whatever a client says
+            return f"{type(error).__name__}: {error!s:.60}"
+        return "answered"
+
+
+def honest_clients(ports: Ports) -> dict[str, Callable[[Random], None]]:
+    """Return what asks each protocol once, in the way of a user."""
+    url = f"http://127.0.0.1:{ports['http']}"
+    http = HttpClient(url, timeout=60.0)
+    texts = EmbeddingClient(url, timeout=60.0)
+
+    def native(chance: Random) -> None:
+        size = chance.choice((1, 10, 1000, 50_000))
+        assert http.infer("length", "x" * size) == size
+
+    def native_tensor(chance: Random) -> None:
+        rows = [[chance.randrange(9) for _ in range(3)] for _ in range(chance.randrange(1, 4))]
+        answer = httpx.post(f"{url}/infer/grid", json={"x": rows}, timeout=60.0)
+        if answer.status_code in (408, 429, 503):
+            raise Overloaded(answer.text)
+        assert answer.status_code == 200, answer.text
+        assert answer.json() == {"sum": [float(sum(row)) for row in rows]}
+
+    def encode(chance: Random) -> None:
+        asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
+        assert [int(row[0]) for row in texts.encode(asked)] == [len(each) for each in asked]
+
+    def over_zeromq(chance: Random) -> None:
+        with EmbeddingClient(f"tcp://127.0.0.1:{ports['zmq']}", port_out=ports["zmq_out"], timeout=60.0) as client:
+            for _ in range(5):
+                asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
+                assert [int(row[0]) for row in client.encode(asked)] == [len(each) for each in asked]
+
+    return {"HTTP": native, "HTTP, a tensor": native_tensor, "texts, HTTP": encode, "texts, ZMTP": over_zeromq,
+            "gRPC": _open_protocol(GrpcClient(f"127.0.0.1:{ports['grpc']}", timeout=60.0)),
+            "WebSocket": _open_protocol(WebSocketClient(url.replace("http", "ws"), timeout=60.0)), "KServe HTTP": _open_protocol(http)}  # fmt: skip
+
+
+def _open_protocol(client: Any) -> Callable[[Random], None]:
+
+    def ask(chance: Random) -> None:
+        rows = numpy.array(
+            [[chance.randrange(9) for _ in range(3)] for _ in range(chance.choice((1, 4, 900)))], numpy.float32
+        )
+        assert numpy.array_equal(client.infer("grid", {"x": rows})["sum"], rows.sum(axis=1))
+
+    return ask
+
+
+class Storm:
+    """All that goes on: `goes` while the attack does, `quiet` when all must be answered."""
+
+    def __init__(self, ports: Ports, probe: Probe, seed: int, only: str, console: Console) -> None:
+        self.ports, self.seed = ports, seed
+        self.findings = Findings(console)
+        self.goes, self.quiet = threading.Event(), threading.Event()
+        self.over = False
+        self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.slowest: dict[str, float] = {}
+        self.rests: list[tuple[int, int, int]] = []  # bytes of memory, bytes held, connections
+        self.peak = self.longest_ms = 0.0
+        self._console = console
+        self._probe = probe
+        self._lock = threading.Lock()
+        self._tried = 0
+        self._chance = Random(seed)
+        self._names = [name for name in ATTACKS if only in name]
+        self._weights = [ATTACKS[name][1] for name in self._names]
+        self.server = psutil.Process(ports["pid"])
+
+    @property
+    def tried(self) -> int:
+        """How many inputs were sent."""
+        return self._tried
+
+    def next_input(self) -> tuple[str, int]:
+        """Return the name of an attack and the number of its input."""
+        with self._lock:
+            self._tried += 1
+            return self._chance.choices(self._names, self._weights)[0], self._tried
+
+    def note(self, name: str, number: int, outcome: str, seconds: float) -> None:
+        """Count how an input was answered."""
+        with self._lock:
+            self.outcomes[name][outcome] += 1
+            self.slowest[name] = max(self.slowest.get(name, 0.0), seconds)
+        wrong = outcome in (SILENT, "INTERNAL", "UNKNOWN") or (
+            outcome[-3:-2] == "5" and outcome[-3:] not in ("501", "503", "505")
+        )
+        if wrong and self.server.is_running():
+            self.findings.add(f"{name}: {outcome}", f"--replay {name!r} {number}")
+
+    def memory(self) -> int:
+        """Return how many bytes all processes of the server have; shared ones once."""
+        with suppress(psutil.NoSuchProcess):
+            return sum(each.memory_full_info().pss for each in [self.server, *self.server.children(recursive=True)])
+        return 0
+
+    def look(self, threads: list[Hostile]) -> None:
+        """Look at the server, while it is attacked."""
+        now = ", ".join(thread.now for thread in threads)
+        memory = self.memory()
+        self.peak = max(self.peak, memory)
+        if memory > MEMORY:
+            self.findings.add(f"more than {MEMORY >> 20} MB", f"{memory >> 20} MB, with {now}")
+        longest = self._probe.ask(b"longest")[0]
+        self._probe.ask(b"reset")
+        self.longest_ms = max(self.longest_ms, longest)
+        if longest > LONGEST_TURN_MS:
+            self.findings.add(f"a turn of more than {LONGEST_TURN_MS:g} ms", f"{longest:.0f} ms, with {now}")
+
+    def rest(self, clients: list[Honest]) -> None:
+        """Stop the attack, and see that nothing of it is left."""
+        self.goes.clear()
+        time.sleep(REST)
+        for client in clients:
+            client.fine_since_rest = 0
+        self.quiet.set()
+        time.sleep(3.0)
+        self.quiet.clear()
+        for client in clients:
+            if not client.fine_since_rest:
+                self.findings.add(f"honest, {client.name}: no answer at rest", "")
+        held, connections = min(self._probe.held() for _ in range(20))  # honest clients hold some
+        self.rests.append((self.memory(), held, connections))
+        self._console.print(
+            f"{time.strftime('%H:%M:%S')} at rest after {self.tried} inputs: {self.rests[-1][0] >> 20} MB, {held} bytes held, {connections} connections"
+        )
+        if held > 1 << 20:
+            self.findings.add("bytes that nobody gives back", f"{held} at rest")
+        if len(self.rests) > 2 and self.rests[-1][0] > GROWTH * self.rests[1][0] + (50 << 20):
+            self.findings.add("memory grows from rest to rest", str([each[0] >> 20 for each in self.rests]))
+
+
+def report(storm: Storm, clients: list[Honest]) -> Table:
+    """Return what was tried and how it was answered."""
+    table = Table("input", "tried", "slowest, s", "answers")
+    for name, outcomes in storm.outcomes.items():
+        answers = ", ".join(f"{outcome} {count}" for outcome, count in outcomes.most_common(14))
+        table.add_row(name, str(outcomes.total()), f"{storm.slowest[name]:.1f}", answers)
+    for client in clients:
+        answers = ", ".join(f"{outcome} {count}" for outcome, count in client.answers.most_common(8))
+        table.add_row(f"honest, {client.name}", str(client.answers.total()), f"{max(client.seconds):.1f}", answers)
+    return table
+
+
+def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> list[Honest]:
+    """Attack for so long; return the honest clients."""
+    hostile = [Hostile(storm, number) for number in range(threads)]
+    clients = [Honest(storm, name, ask) for name, ask in honest_clients(storm.ports).items()]
+    for thread in (*hostile, *clients):
+        thread.start()
+    storm.goes.set()
+    began = rested = time.monotonic()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("attack", total=60.0 * minutes)
+        while time.monotonic() < began + 60.0 * minutes and storm.server.is_running():
+            time.sleep(1.0)
+            if storm.server.status() == psutil.STATUS_ZOMBIE:
+                break
+            progress.update(
+                task,
+                completed=time.monotonic() - began,
+                description=f"{storm.tried} inputs, {storm.findings.counts.total()} findings",
+            )
+            storm.look(hostile)
+            if time.monotonic() > rested + ROUND:
+                storm.rest(clients)
+                rested = time.monotonic()
+                storm.goes.set()
+    if not storm.server.is_running() or storm.server.status() == psutil.STATUS_ZOMBIE:
+        storm.findings.add("the server ended", "; ".join(", ".join(thread.last) for thread in hostile))
+    else:
+        storm.rest(clients)
+    storm.over = True
+    for client in clients:
+        client.join(5.0)
+    return clients
+
+
+def main() -> int:
+    """Attack and report; 1 if something was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60.0, help="for how long")
+    parser.add_argument("--threads", type=int, default=16, help="that attack")
+    parser.add_argument("--seed", type=int, default=0, help="of all inputs")
+    parser.add_argument("--only", default="", help="attacks with this text in their names")
+    parser.add_argument("--replay", nargs=2, metavar=("NAME", "NUMBER"), help="send one input of the seed again")
+    asked, console = parser.parse_args(), Console(width=160)
+    with serving(0, str(WAITING_BYTES), FILES["tls_certfile"], FILES["tls_keyfile"]) as (ports, probe):
+        if asked.replay:
+            console.print(attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest"))
+            return 0
+        storm = Storm(ports, probe, asked.seed, asked.only, console)
+        clients = attacked(storm, asked.minutes, asked.threads, console)
+    console.print(report(storm, clients))
+    console.print(
+        f"{storm.tried} inputs; peak {int(storm.peak) >> 20} MB; longest turn of the event loop {storm.longest_ms:.0f} ms of CPU time; "
+        f"findings: {dict(storm.findings.counts) or 'none'}"
+    )
+    return 1 if storm.findings.counts else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
