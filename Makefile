@@ -9,6 +9,7 @@
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
 #   make protos  compile the messages of gRPC anew
 #   make fuzz    feed every parser that strangers reach for five minutes each (SECONDS=...), from the corpus that is kept
+#   make storm   attack a server in every protocol at once for MINUTES=60, with honest clients beside whose answers are checked
 #   make lock    pin what is installed now, for CI
 #   make clean   remove the environments and caches
 
@@ -42,7 +43,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-torch check docs bench soak fuzz protos lock clean
+.PHONY: serve test test-browser test-torch check docs bench soak fuzz storm protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -90,6 +91,9 @@ protos: $(VENV)/.test
 
 fuzz: $(VENV)/.fuzz
 	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+storm: $(VENV)/.bench
+	$(BIN)/python -m tests.fuzz.storm --minutes $(MINUTES)
 
 lock: $(VENV)/.check $(VENV)/.bench $(VENV)/.fuzz
 	( echo "# Made by \`make lock\`: the versions that CI installs. pyproject.toml has the floors."; \

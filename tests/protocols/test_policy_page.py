@@ -1,5 +1,6 @@
 """What can be read of a model's policy and changed of it, through every door."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tests.protocols.models import Square
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import solve_bank
+from weir.policy.bank import Bank, solve_bank
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.policy.rules import ControlLimit
@@ -58,10 +59,16 @@ class Hooked(Service):
         return results
 
 
+@cache
+def bank() -> Bank:
+    """Solved once: it never changes, and takes seconds."""
+    return solve_bank(PROFILE, Prices(1.0, 1.0))
+
+
 def solved(**settings: Any) -> Service:
     """A model whose tables are solved by real processes."""
     executor = FakeExecutor(lambda items: [item * item for item in items])
-    policy = SolvedPolicy(solve_bank(PROFILE, Prices(1.0, 1.0)))
+    policy = SolvedPolicy(bank())
     return Hooked(Square, executor=executor, policy=policy, max_batch_size=4, **settings)
 
 
