@@ -1,0 +1,159 @@
+"""Count the house: files, code lines, tiny modules and import circles, room by room.
+
+    python -m tests.house
+
+A code line is a line that is not blank, a comment or a docstring. A module is tiny when it has fewer than TINY code lines.
+A circle is a set of modules that import each other at module level; imports for type checking alone do not count.
+"""
+
+import ast
+import io
+import tokenize
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src" / "weir"
+TINY = 60
+LAYOUT = {
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.COMMENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+
+
+@dataclass(frozen=True)
+class Module:
+    """One file: its dotted `name`, its number of code `lines`, what it imports at module level, and its `classes`."""
+
+    name: str
+    lines: int
+    imports: frozenset[str]
+    classes: tuple[str, ...]
+
+    @property
+    def room(self) -> str:
+        """The part of the house that it stands in; modules directly under weir stand in "weir"."""
+        parts = self.name.split(".")
+        return parts[1] if len(parts) > 2 else "weir"
+
+
+def code_lines(source: str) -> int:
+    """Return how many lines of `source` are code."""
+    tree = ast.parse(source)
+    docstrings: set[int] = set()
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            first = node.body[0]
+            docstrings.update(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in LAYOUT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines - docstrings)
+
+
+def _imported(tree: ast.Module, package: str) -> set[str]:
+    found: set[str] = set()
+    todo: list[ast.stmt] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package.rsplit(".", node.level - 1)[0] + "." if node.level else ""
+            module = (base + (node.module or "")).rstrip(".")
+            found |= {module} | {f"{module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.If):
+            todo += node.orelse if ast.unparse(node.test).endswith("TYPE_CHECKING") else node.body + node.orelse
+        elif isinstance(node, ast.Try):
+            todo += (
+                node.body + node.orelse + node.finalbody + [line for handler in node.handlers for line in handler.body]
+            )
+    return found
+
+
+def read_modules(source: Path = SOURCE) -> list[Module]:
+    """Return the modules under `source`, a package's folder, by name."""
+    modules = []
+    for path in sorted(source.rglob("*.py")):
+        text = path.read_text()
+        tree = ast.parse(text)
+        dotted = ".".join(path.relative_to(source.parent).with_suffix("").parts)
+        name = dotted.removesuffix(".__init__")
+        package = name if dotted != name else name.rpartition(".")[0]
+        classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
+        modules.append(Module(name, code_lines(text), frozenset(_imported(tree, package)), classes))
+    return modules
+
+
+def circles(modules: list[Module]) -> list[list[str]]:
+    """Return the sets of modules that import each other at module level, directly or by way of others (Tarjan 1972)."""
+    names = {module.name for module in modules}
+    graph = {module.name: sorted((module.imports & names) - {module.name}) for module in modules}
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = low[name] = len(order)
+        stack.append(name)
+        for other in graph[name]:
+            if other not in order:
+                visit(other)
+            if other in stack:
+                low[name] = min(low[name], low[other])
+        if low[name] == order[name]:
+            circle = stack[stack.index(name) :]
+            del stack[stack.index(name) :]
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for name in graph:
+        if name not in order:
+            visit(name)
+    return sorted(found)
+
+
+def repeated_classes(modules: list[Module]) -> dict[str, list[str]]:
+    """Return the class names that more than one module has, each with its modules."""
+    where: dict[str, list[str]] = {}
+    for module in modules:
+        for name in module.classes:
+            where.setdefault(name, []).append(module.name)
+    return {name: places for name, places in sorted(where.items()) if len(places) > 1}
+
+
+def show(modules: list[Module]) -> None:
+    """Print the counts of `modules`."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("room", "files", "code lines", f"under {TINY}")
+    rooms = Counter(module.room for module in modules)
+    for room in sorted(rooms, key=lambda room: -sum(module.lines for module in modules if module.room == room)):
+        inside = [module for module in modules if module.room == room]
+        table.add_row(
+            room, str(len(inside)), f"{sum(m.lines for m in inside):,}", str(sum(0 < m.lines < TINY for m in inside))
+        )
+    table.add_section()
+    total = sum(module.lines for module in modules)
+    table.add_row("all", str(len(modules)), f"{total:,}", str(sum(0 < module.lines < TINY for module in modules)))
+    console = Console()
+    console.print(table)
+    for circle in circles(modules):
+        console.print("circle:", ", ".join(circle))
+    for name, places in repeated_classes(modules).items():
+        console.print(f"class {name}:", ", ".join(places))
+
+
+if __name__ == "__main__":
+    show(read_modules())

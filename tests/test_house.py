@@ -1,0 +1,57 @@
+"""The tool that counts the house counts right."""
+
+from pathlib import Path
+
+import pytest
+from tests.house import SOURCE, circles, code_lines, read_modules, repeated_classes, show
+
+
+def folder(at: Path, files: dict[str, str]) -> Path:
+    source = at / "lodge"
+    for name, text in files.items():
+        path = source / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return source
+
+
+def test_code_lines_are_neither_blank_nor_comments_nor_docstrings() -> None:
+    source = '"""Doc\n\nstring."""\n\n# comment\nx = """two\nlines"""\n\n\ndef f() -> None:\n    """Doc."""\n    y = (\n        1,  # one\n\n    )\n'
+
+    assert code_lines(source) == 6  # x twice, def, and the three lines of y that are not blank
+
+
+def test_circles_are_found_also_by_way_of_others(tmp_path: Path) -> None:
+    files = {
+        "__init__.py": "",
+        "a.py": "from lodge import b\n",
+        "b.py": "try:\n    import lodge.room.c\nexcept ImportError:\n    pass\n",
+        "room/__init__.py": "",
+        "room/c.py": "from ..a import x\n",
+        "d.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from lodge import e\n",
+        "e.py": "from lodge import d\n\n\ndef late() -> None:\n    import lodge.a\n",
+    }
+
+    assert circles(read_modules(folder(tmp_path, files))) == [["lodge.a", "lodge.b", "lodge.room.c"]]
+
+
+def test_rooms_and_repeated_classes(tmp_path: Path) -> None:
+    files = {"__init__.py": "", "a.py": "class A: ...\n", "room/b.py": "class A: ...\nclass B: ...\n"}
+    modules = read_modules(folder(tmp_path, files))
+
+    assert [(module.name, module.room, module.lines) for module in modules] == [
+        ("lodge", "weir", 0), ("lodge.a", "weir", 1), ("lodge.room.b", "room", 2),
+    ]  # fmt: skip
+    assert repeated_classes(modules) == {"A": ["lodge.a", "lodge.room.b"]}
+
+
+def test_our_own_house_has_no_circles(capsys: pytest.CaptureFixture[str]) -> None:
+    modules = read_modules()
+    assert circles(modules) == []
+
+    show(modules)
+
+    printed = capsys.readouterr().out
+    assert f"{sum(module.lines for module in modules):,}" in printed
+    assert "circle:" not in printed
+    assert (SOURCE / "__init__.py").exists()
