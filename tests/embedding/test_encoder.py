@@ -422,6 +422,30 @@ def test_what_cannot_be_done_in_time_is_refused_as_soon_as_that_is_known() -> No
     asyncio.run(main())
 
 
+def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() -> None:
+    async def main() -> None:
+        executor = FakeExecutor()
+        async with Service(Summing, executor=executor, clock=FakeClock(), max_batch_size=10) as service:
+            encoder = Encoder(
+                service, Words(), dimensions=DIMENSIONS, max_length=8, threads=0, tokens_per_second=20.0
+            )  # 10 texts of 2 tokens
+            texts = [f"{number} b" for number in range(1000)]
+            with pytest.raises(
+                DeadlineExceeded, match=r"cannot be met: 1000 texts like these take 100 s at least, 40 s"
+            ):
+                await of(encoder, texts, timeout=40.0)
+            assert not executor.pending
+            asked = asyncio.ensure_future(of(encoder, texts, timeout=60.0))  # that may be, with luck
+            while not asked.done():
+                await asyncio.sleep(0)
+                if executor.pending:
+                    executor.answer_next(lambda batch: Summing().predict(batch))
+            assert len((await asked).counts) == 1000
+            encoder.close()
+
+    asyncio.run(main())
+
+
 def test_the_memory_of_a_large_request_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         given = asyncio.Event()

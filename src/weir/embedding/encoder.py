@@ -51,14 +51,14 @@ class Encoder:
     `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
     too long are read in pieces for them, see pieces.py, also for `highest`; with `normalize` vectors of which only
     the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does all).
-    `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
+    `tokens_per_second` is what one worker computes at most, 0 if nobody knows. `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
 
     def __init__(
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
         max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
-        highest: Sequence[bool] | None = None,
+        highest: Sequence[bool] | None = None, tokens_per_second: float = 0.0,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
@@ -70,6 +70,7 @@ class Encoder:
         self._prompts = prompts or {}
         self._normalize = normalize
         self._highest = highest
+        self._tokens_per_second = tokens_per_second
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
         self._many = MANY if threads else inf
@@ -251,18 +252,26 @@ class Encoder:
     def _is_in_time(self, asking: Asking, found: Sequence[Ready]) -> bool:
         """Refuse what cannot be done in time, as far as is known by now; tell whether it may go on. The texts not read yet are taken to be as
         long as those `found`."""
-        service = self._service
-        now = service.now()
-        rate = service.best_rate(now)
-        if not found or not self._weight or rate == inf:
+        now = self._service.now()
+        rate = self._token_rate(now)
+        if not found or not 0.0 < rate < inf:
             return True
-        longer = sum(self._cost(tokens) for _, _, tokens in found) / len(found) / (self._lengths / self._weight)
-        needed, left = asking.left * longer / rate, asking.deadline - now
+        length = sum(self._cost(tokens) for _, _, tokens in found) / len(found)
+        needed, left = asking.left * length / rate, asking.deadline - now
         if needed <= DOUBT * left:
             return True
         wait = f"{asking.left} texts like these take {needed:.3g} s at least, {max(left, 0.0):.3g} s are left"
         self._fail(asking, DeadlineExceeded(f"{asking.limit}: cannot be met: {wait}"))
         return False
+
+    def _token_rate(self, now: float) -> float:
+        """Return the tokens per second that all workers compute: by their last batches, or where there were none of late as measured at the
+        start; infinity or 0 if nobody knows."""
+        service = self._service
+        rate = service.best_rate(now)
+        if self._weight and rate < inf:
+            return rate * self._lengths / self._weight
+        return self._tokens_per_second * service.ready_workers
 
     def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
         """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""

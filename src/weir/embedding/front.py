@@ -145,8 +145,8 @@ class Front:
         """Return what answers for the model, by `encoder`, at the doors that are not those of texts."""
         return TextDeputy(site, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
 
-    def encoder(self, service: "Service") -> Encoder:
-        """Return what encodes texts by `service`."""
+    def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
+        """Return what encodes texts by `service`, whose batches were measured for `budget`."""
         dense = self._checkpoint.dense and self.recipe.pooling is not Pooling.NONE
         whole = dimensions_in(self._checkpoint, replace(self.recipe, dimensions=None))
         highest = None if dense else highest_places(self.recipe.poolings, whole)[: self.dimensions]
@@ -154,4 +154,5 @@ class Front:
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._said.text.truncate, split=self._said.text.split, normalize=self.recipe.normalize,
             fixed_length=self.max_length if self._said.text.fixed_length else None, prompts=self._checkpoint.prompts, highest=highest,
+            tokens_per_second=0.0 if budget is None else budget.tokens_per_second,
         )  # fmt: skip

@@ -84,7 +84,10 @@ class EmbeddingProduct:
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
         """Return those of the HTTP doors."""
         self._context = context
-        self._encoders = {front.name: front.encoder(context.registry.get(front.name)) for front in self._fronts}
+        self._encoders = {
+            front.name: front.encoder(context.registry.get(front.name), self._budgets.get(front.name))
+            for front in self._fronts
+        }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
         self._site = site = Site(
             Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients

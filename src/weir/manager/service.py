@@ -298,6 +298,11 @@ class Service:
         """Return the rows like those of late that all workers serve together in a second; infinity while too little is known."""
         return latest(self._driver).batcher.best_rate(now)
 
+    @property
+    def ready_workers(self) -> int:
+        """How many workers take batches."""
+        return latest(self._driver).batcher.workers
+
     def cancel(self, request: Request) -> None:
         """Forget a request whose peer has left; nothing happens if it already has its end."""
         self._driver.cancel(request)
