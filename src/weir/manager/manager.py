@@ -83,14 +83,14 @@ class Manager:
 
     async def load_model(
         self, name: str, *, version: str = "", config: Mapping[str, Any] | None = None,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes] | None = None, parameters: Mapping[str, Parameter] | None = None,
     ) -> None:  # fmt: skip
         """Read a model anew and run it; what ran under its name has been replaced when this returns, and has answered all that
         it had accepted. While it loads the old one serves, and goes on if it fails.
 
         `version` loads that one alone, beside those that run. The steps of a chain that do not run are loaded first, and stay.
         `config` goes before what the model's own file says, `files`
-        (VERSION/PATH) are its files instead of its own. Raises ModelNotFound, InvalidRequest for what cannot be served,
+        (VERSION/PATH) are its files instead of its own, and `parameters`, those of `load_worker`, go before both. Raises ModelNotFound, InvalidRequest for what cannot be served,
         ModelError when it does not load, Conflict when it lacks a version that a chain names, Forbidden for files if they are
         not allowed; Overloaded, Draining.
         """
@@ -99,7 +99,8 @@ class Manager:
                 f"model {name!r}: files may come with a load call only if the server allows them (--allow-model-files)"
             )
         check_allowed(config or {}, self._allow_files, "target")
-        await self._changes.make(lambda: self._load_model(name, version, config, files))
+        check_allowed(parameters or {}, self._allow_files)
+        await self._changes.make(lambda: self._load_model(name, version, config, files, parameters or {}))
 
     async def unload_model(self, name: str, *, version: str = "", unload_dependents: bool = False) -> None:
         """Take no more requests for a model, finish what was accepted, and end it; with `version` that one alone.
@@ -148,10 +149,11 @@ class Manager:
         return [name for name in names if name in await asyncio.to_thread(self._repository.names)]
 
     async def _load_model(
-        self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None
-    ) -> None:
+        self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None,
+        parameters: Mapping[str, Parameter],
+    ) -> None:  # fmt: skip
         endpoint = self._endpoints.find(name)
-        parameters = None if endpoint is None else endpoint.parameters
+        parameters = parameters if endpoint is None else {**endpoint.parameters, **parameters}
         source = name if endpoint is None else endpoint.model
         reading = await self._read(source, version, config, files)
         if endpoint is not None:
@@ -278,7 +280,7 @@ class Manager:
         for name in await self._missing(services):
             if name in self.registry.loading:
                 raise SettingsError(f"{services[0].label}: steps lead in a circle, by {name!r}")
-            await self._load_model(name, "", None, None)
+            await self._load_model(name, "", None, None, {})
 
     def _running(self, name: str) -> dict[str, Service]:
         return self.registry.versions(name) if name in self.registry.services else {}

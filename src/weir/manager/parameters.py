@@ -23,9 +23,12 @@ REFUSED = {
     "batchers": "one batcher serves all workers of an endpoint, so that any of them takes the next batch; say 1 or nothing",
     "model": "the model is the one that the path names; its constructor takes no 'model'",
     "next": "a worker is not chained to another one by loading it; serve a chain of models",
+    "share": "a model that is loaded takes the place of the one that runs; load a worker to have one more",
     "pad_batch": "a model says itself whether its batches are padded (allowed_batch_sizes)",
     "worker": "the worker is the model that the path names; its constructor takes no 'worker'",
 }
+# What some of these are unless they are said.
+SAYS_NOTHING: dict[str, Parameter] = {"batchers": 1, "share": True}
 # Settings by which a load call could run code, read files or take memory as it likes.
 NEED_FLAG = ("arena_bytes", "env", "executor", "worker_socket")
 
@@ -59,7 +62,7 @@ def apply(parameters: Parameters, model: ModelToServe, kind: type[Model]) -> Mod
     for name, value in parameters.items():
         if name in taken:
             params[name] = value
-        elif name == "batchers" and value == 1:
+        elif SAYS_NOTHING.get(name) == value:
             continue
         elif name in REFUSED:
             raise InvalidRequest(f"parameter {name!r}: {REFUSED[name]}")

@@ -13,19 +13,30 @@ from weir.wire.values import decode_json
 _FILE = "file:"
 
 
+def is_of_repository(name: str) -> bool:
+    """Tell whether a parameter of that name says what the model is, rather than being one of the model's own."""
+    return name == "config" or name.startswith(_FILE)
+
+
 class LoadArguments(NamedTuple):
-    """What Manager.load_model takes beside the name: the configuration instead of the repository's, and files by path."""
+    """What Manager.load_model takes beside the name: the configuration instead of the repository's, files by path, and the
+    parameters of AMD's clients."""
 
     config: dict[str, Any] | None
     files: dict[str, bytes] | None
+    parameters: dict[str, Any]
 
 
-def load_arguments(parameters: Mapping[str, Any], control: Control) -> LoadArguments:
-    """Read the parameters of a call that loads a model: `config` is a JSON text, `file:<version>/<name>` bytes or base64.
+def load_arguments(parameters: Mapping[str, Any], control: Control, own: Mapping[str, Any]) -> LoadArguments:
+    """Read the parameters of a call that loads a model: `config` is a JSON text, `file:<version>/<name>` bytes or base64. `own`
+    are those of the model itself, as AMD's clients send them: texts, numbers, true and false.
 
     Raises InvalidRequest naming parameter, value and rule, and Forbidden for files unless they are allowed.
     """
     config, files = None, {}
+    for name, value in own.items():
+        if not isinstance(value, (str, int, float)):
+            raise InvalidRequest(f"parameter {brief(name)}={brief(value)}: must be a text, a number, true or false")
     for name, value in parameters.items():
         if name == "config":
             config = _config(value)
@@ -37,7 +48,7 @@ def load_arguments(parameters: Mapping[str, Any], control: Control) -> LoadArgum
         raise Forbidden("files in a call that loads a model: not allowed on this server (allow_model_files)")
     if files and config is None:
         raise InvalidRequest(f"parameter {brief(_FILE + next(iter(files)))}: needs the parameter config too")
-    return LoadArguments(config, files or None)
+    return LoadArguments(config, files or None, dict(own))
 
 
 def _config(value: Any) -> dict[str, Any]:

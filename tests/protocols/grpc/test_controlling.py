@@ -21,6 +21,11 @@ from weir.wire.kserve_grpc import ModelInferRequest, write_request
 
 Code = grpc.StatusCode
 MODEL = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
+LOAD = {
+    "batch_size": {"int64_param": 3},
+    "timeout": {"double_param": 20.0},
+    "config": {"string_param": '{"max_queue_size": 9}'},
+}
 REPOSITORY = "inference.model_repository.ModelRepositoryService"
 
 
@@ -37,6 +42,18 @@ def run(test: Callable[[Rig], Coroutine[Any, Any, None]], **options: Any) -> Non
             await asyncio.wait_for(test(rig), 20)
 
     asyncio.run(main())
+
+
+def test_a_load_takes_the_parameters_of_amds_client() -> None:
+    async def test(rig: Rig) -> None:
+        await rig.call("ModelLoad", name="double", parameters=LOAD)
+        batching = rig.site.registry.get("double").batching
+        assert (batching.max_batch_size, batching.max_queue_delay, batching.max_queue_size) == (3, 0.02, 9)
+        code, text = await refused(rig.call("ModelLoad", name="double", parameters={"wrong": {"bool_param": True}}))
+        assert code is Code.INVALID_ARGUMENT
+        assert "parameter 'wrong': is no setting" in text
+
+    run(test)
 
 
 @pytest.mark.parametrize("field", ["model_name", "repository_name"], ids=["triton", "kserve"])

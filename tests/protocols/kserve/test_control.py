@@ -118,10 +118,36 @@ def test_a_body_that_is_optional_may_be_null(client: httpx.Client, path: str, bo
         client.post("/v2/repository/models/simple/load")
 
 
-def test_what_a_load_does_not_know_is_refused(client: httpx.Client) -> None:
-    answer = client.post("/v2/repository/models/simple/load", json={"batch_size": 4})  # as AMD's client does
-    assert answer.status_code == 400
-    assert answer.json()["error"].startswith("'batch_size': must be in parameters")
+def test_a_load_takes_the_parameters_of_amds_client_as_they_are(
+    client: httpx.Client, stock: triton.InferenceServerClient
+) -> None:
+    load = "/v2/repository/models/simple/load"
+    own = {"batch_size": 4, "timeout": 20, "share": True, "batchers": 1, "pipeline_depth": 2}
+    config = {"parameters": {"config": json.dumps({"max_batch_size": 9})}}
+    assert client.post(load, json={**own, **config}).status_code == 200
+    said = client.get("/models/simple").json()["settings"]
+    assert (said["max_batch_size"], said["max_queue_delay"], said["pipeline_depth"]) == (4, 0.02, 2)
+    ask(stock)
+    stock.load_model("simple")
+    assert stock.get_model_config("simple")["max_batch_size"] == 64
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"btch_size": 4}, 400, "parameter 'btch_size': is no setting, and the constructor of Simple takes nothing"),
+        ({"batch_size": "x"}, 400, "parameter batch_size='x': must be of type int"),
+        ({"batch_size": None}, 400, "parameter 'batch_size'=None: must be a text, a number, true or false"),
+        ({"share": False}, 400, "parameter 'share': a model that is loaded takes the place of the one that runs"),
+        ({"env": "A=b"}, 403, "env='A=b': may bring files or code into the server"),
+    ],
+)
+def test_what_a_load_does_not_know_is_refused(
+    client: httpx.Client, body: dict[str, object], status: int, said: str
+) -> None:
+    answer = client.post("/v2/repository/models/simple/load", json=body)
+    assert answer.status_code == status
+    assert said in answer.json()["error"]
 
 
 def test_null_is_no_value_where_one_is_needed(client: httpx.Client) -> None:

@@ -7,7 +7,7 @@ from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import headers_of
 from weir.protocols.grpc.showing import filled
 from weir.protocols.kserve.site import Site
-from weir.protocols.repository import load_arguments
+from weir.protocols.repository import is_of_repository, load_arguments
 from weir.wire.inference import Parameter
 from weir.wire.kserve_grpc import read_parameters
 
@@ -29,8 +29,8 @@ class Controlling:
         """Load a model of the repository, or load it anew."""
         self._check(call)
         name = named(asked)
-        config, files = load_arguments(repository_parameters(asked), self._site.control)
-        await self._site.manager.load_model(name, config=config, files=files)
+        said = load_arguments(repository_parameters(asked), self._site.control, {})
+        await self._site.manager.load_model(name, **said._asdict())
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
     async def RepositoryModelUnload(self, asked: Any, call: Call) -> Any:
@@ -48,8 +48,11 @@ class Controlling:
     async def ModelLoad(self, asked: Any, call: Call) -> Any:
         """Load a model of the repository, or load it anew."""
         self._check(call)
-        config, files = load_arguments(read_parameters(asked.parameters), self._site.control)
-        await self._site.manager.load_model(asked.name, config=config, files=files)
+        parameters = read_parameters(asked.parameters)
+        own = {name: value for name, value in parameters.items() if not is_of_repository(name)}
+        repository = {name: value for name, value in parameters.items() if is_of_repository(name)}
+        said = load_arguments(repository, self._site.control, own)
+        await self._site.manager.load_model(asked.name, **said._asdict())
         return filled("ModelLoadResponse", {})
 
     async def ModelUnload(self, asked: Any, call: Call) -> Any:

@@ -26,16 +26,12 @@ class Changes:
     async def load(self, call: Call) -> Answer:
         """Load a model of the repository, or load it anew."""
         self._check(call)
-        for name in call.document():
-            if name != "parameters":  # AMD's client has its parameters for workers there
-                raise InvalidRequest(
-                    f"{brief(name)}: must be in parameters, and config or file:<version>/<name>; POST /v2/workers/{{model}}/load "
-                    "takes settings, and arguments of the model's constructor"
-                )
-        arguments = load_arguments(parameters_of(call), self._site.control)
-        config, files = arguments
+        own = {
+            name: value for name, value in call.document().items() if name != "parameters"
+        }  # AMD's client has them there
+        said = load_arguments(parameters_of(call), self._site.control, own)
         version = call.path.get("version", "")
-        await self._site.manager.load_model(call.path["model"], version=version, config=config, files=files)
+        await self._site.manager.load_model(call.path["model"], version=version, **said._asdict())
         return document({})
 
     async def unload(self, call: Call) -> Answer:
