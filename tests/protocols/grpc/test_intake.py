@@ -21,11 +21,15 @@ WATCH = "/grpc.health.v1.Health/Watch"
 
 
 class FakeCall:
-    """A call that can be over, and be cancelled."""
+    """A call that can be over, be watched and be cancelled."""
 
     def __init__(self) -> None:
         self.over = False
         self.cancelled = False
+        self.watched = False
+
+    def watch(self) -> None:
+        self.watched = True
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -61,6 +65,7 @@ def test_messages_take_turns() -> None:
     for call in calls:
         rules.receive(call)
     assert (rules.received, rules.intake.waits) == (calls[:2], True)
+    assert [call.watched for call in calls] == [False, False, True, True, True]  # who waits may leave
     calls[2].over = True  # its caller has left
     rules.intake.received(calls[0])  # type: ignore[arg-type]
     assert rules.received == [*calls[:2], calls[3]]
@@ -171,6 +176,17 @@ def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> 
             assert (await again).outputs
 
     asyncio.run(main())
+
+
+def test_who_leaves_before_its_message_is_counted_no_more() -> None:
+    async def test(rig: Rig) -> None:
+        call = rig.channel.stream_unary(INFER)()  # nothing is written
+        await until(lambda: rig.site.account.connections == 1)
+        call.cancel()
+        await until(lambda: rig.site.account.connections == 0)
+        assert (await rig.infer(asking())).outputs
+
+    run(test)
 
 
 def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:

@@ -1,9 +1,9 @@
 """One call of gRPC: what the client said, and what is said to it."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -38,48 +38,57 @@ class Left(Exception):
 
 
 class Gate:
-    """Lets operations into the core's queue until it is shut: one that came later would abort the process. For any thread."""
+    """Lets operations into the core's queue until it is shut: one that came later would abort the process.
+
+    Two threads start operations: the one that waits for the core, and the event loop. Once the first has closed the gate
+    neither starts any more, but for one that the loop may be in the middle of; so it is the loop that shuts the queue then.
+    """
+
+    __slots__ = ("_closed",)
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._shut = False
+        self._closed = False
 
     def start(self, call: Any, operations: tuple[Any, ...], heard: Callable[[Any], None]) -> None:
-        """Start operations on one of the core's calls; `heard` is told of their end. Raises Left when the queue is shut."""
-        with self._lock:
-            if self._shut:
-                raise Left
-            call.start_server_batch(operations, heard)
+        """Start operations on one of the core's calls; `heard` is told of their end. Raises Left when the gate is closed."""
+        if self._closed:
+            raise Left
+        call.start_server_batch(operations, heard)
 
-    def shut(self, queue: Any) -> None:
-        """Shut the queue: what is under way in it still ends."""
-        with self._lock:
-            self._shut = True
-            queue.shutdown()
+    def close(self) -> None:
+        """Let no more in. For the thread that waits for the core."""
+        self._closed = True
 
 
 class Call:
     """What a handler has of its call; to be used on the event loop, but for what core.py does at the beginning.
 
-    `metadata` are pairs. `on_left` is called, once, when the caller leaves or the deadline passes before the end.
+    `metadata` are pairs. `on_left` is called, once, when the caller of a call that is watched leaves or its deadline passes before the
+    end. `ended` is called when the core is done with the call, on the thread that waits for it.
     """
 
     __slots__ = (
         "account",
         "_begun",
+        "_ended",
         "_gate",
         "_held",
         "_raw",
         "_tell",
         "_unsent",
+        "_watched",
         "deadline",
         "metadata",
         "on_left",
         "over",
     )
 
-    def __init__(self, tell: Tell, event: Any, gate: Gate, account: "Account", unsent: "Unsent") -> None:
+    def __init__(
+        self, tell: Tell, event: Any, gate: Gate, account: "Account", unsent: "Unsent", ended: Callable[[], None]
+    ) -> None:
         self._tell = tell
+        self._ended = ended
+        self._watched = False
         self._gate = gate
         self.account = account
         self._unsent = unsent
@@ -109,8 +118,14 @@ class Call:
         status = cygrpc.SendStatusFromServerOperation(trailers, code, text.encode(), 0)
         large = body is not None and len(body) > _COUNTED_ABOVE
         heard = self._when_sent(len(body)) if body is not None and large else _nothing
+        operations = *self._head(), *said, status
+        if (
+            not self._watched
+        ):  # the core is done with it when it has said how it ended: one event where there would be two
+            self._watched = True
+            operations, heard = (*operations, cygrpc.ReceiveCloseOnServerOperation(0)), self._when_ended(heard)
         try:
-            self._start((*self._head(), *said, status), heard)
+            self._start(operations, heard)
         except Left:
             heard(None)
         self._close()
@@ -131,6 +146,29 @@ class Call:
         number = unsent.add(self._raw, size_bytes)
         return lambda event: tell(lambda: unsent.remove(number))
 
+    def _when_ended(self, heard: Callable[[Any], None]) -> Callable[[Any], None]:
+        ended = self._ended
+        if heard is _nothing:
+            return lambda event: ended()
+
+        def both(event: Any) -> None:
+            ended()
+            heard(event)
+
+        return both
+
+    def watch(self) -> None:
+        """Hear from now on when the caller leaves. May be called on either thread; nothing happens if it was called before."""
+        if not self._watched and not self.over:
+            self._watched = True
+            with suppress(Left):
+                self._start((cygrpc.ReceiveCloseOnServerOperation(0),), self._closed)
+
+    def _closed(self, event: Any) -> None:
+        self._ended()
+        if event.batch_operations[0].cancelled():
+            self._tell(self._leave)
+
     async def write(self, body: bytes) -> None:
         """Send a message, one at a time; return when gRPC would take the next one. Raises Left."""
         if self.over or not await self._done((*self._head(), cygrpc.SendMessageOperation(body, 0)), _success):
@@ -145,18 +183,8 @@ class Call:
 
     # At the beginning, on the thread that waits for the core.
 
-    def watch(self, ended: Callable[[], None]) -> None:
-        """Hear when the caller leaves; `ended` is called, here, when the core is done with the call."""
-
-        def closed(event: Any) -> None:
-            ended()
-            if event.batch_operations[0].cancelled():
-                self._tell(self._leave)
-
-        self._start((cygrpc.ReceiveCloseOnServerOperation(0),), closed)
-
     def await_message(self, heard: Callable[["Call", bytes | None], None]) -> None:
-        """Have `heard` called, here, with the one message that the client sends; None if it sends none."""
+        """Have `heard` called, here, with the one message that the client sends; None if it sends none, or leaves."""
         self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: heard(self, _message(event)))
 
     # On the event loop again.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from weir.errors import Overloaded, WeirError
@@ -25,6 +26,10 @@ _log = logging.getLogger("weir.grpc")
 _REQUESTED = 4  # calls that can be taken from the core without asking it for the next
 _UNIMPLEMENTED = 12
 _STEPS_AT_ONCE = 32  # that the event loop takes in one turn; a call has one or two, of a few tenths of a millisecond
+
+# A caller that leaves a unary call is noticed from so many seconds on: most calls are over by then, and to hear of the end of each
+# would be a fourth event, where a call has three.
+_WATCHED_AFTER = 0.01
 
 # Messages that may be received at the same time may have this part of the account, one in so many; and there are so many at least.
 _MESSAGES_PART = 4
@@ -62,6 +67,8 @@ class Core:
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
         self._steps: deque[Step] = deque()
+        self._young: deque[tuple[float, Call]] = deque()  # unary calls that are not watched yet, and when they began
+        self._watching: asyncio.TimerHandle | None = None
         self._told = False  # whether the loop knows that there are steps
         self._ending = False
         self._loop = asyncio.get_running_loop()
@@ -151,16 +158,23 @@ class Core:
     def _request(self) -> None:
         self._server.request_call(self._queue, self._queue, self._arrived)
 
+    def _shut(self, event: Any) -> None:
+        """All calls have ended."""
+        self._gate.close()
+        try:
+            self.tell(self._queue.shutdown)
+        except RuntimeError:  # the loop is closed, and starts no operation any more
+            self._queue.shutdown()
+
     def _arrived(self, event: Any) -> None:
         if not event.success or self._ending:
             return
         self._request()
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
-        call = Call(self.tell, event, self._gate, self._account, self._unsent)
-        peer = call.peer
+        peer = event.call.peer().decode("latin-1")
+        call = Call(self.tell, event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
         refusal = self._intake.begin(peer)
-        call.watch(lambda: self._intake.end(peer))
         if refusal is not None:
             self._refuse(refusal, call)
             return
@@ -169,12 +183,10 @@ class Core:
         if handler is None:
             call.end(_UNIMPLEMENTED, "Method not found!")
         elif handler.takes_stream:
+            call.watch()
             self.tell(lambda: handler.begin(call, b""))
         else:
-            begin = handler.begin
-            self._intake.receive(
-                call, peer, lambda: call.await_message(lambda call, body: self._heard(begin, call, body))
-            )
+            self._intake.receive(call, peer, partial(call.await_message, partial(self._heard, handler.begin)))
 
     def _heard(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
         self._intake.received(call)
@@ -185,7 +197,9 @@ class Core:
             )
             return
         self._told_bytes += size
-        self.tell(lambda: self._begin(begin, call, body))
+        self.tell(partial(self._begin, begin, call, body))
+
+    # On the event loop again.
 
     def _begin(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
         if body is None:
@@ -198,6 +212,14 @@ class Core:
             self._refuse(error, call)
         else:
             begin(call, body)
+            if not call.over:
+                self._young.append((self._loop.time(), call))
+                if self._watching is None:
+                    self._watching = self._loop.call_later(_WATCHED_AFTER, self._watch)
 
-    def _shut(self, event: Any) -> None:
-        self._gate.shut(self._queue)
+    def _watch(self) -> None:
+        """Watch the calls that have been under way for long enough, and look again as long as there are others."""
+        young, before = self._young, self._loop.time() - _WATCHED_AFTER
+        while young and (young[0][1].over or young[0][0] <= before):
+            young.popleft()[1].watch()
+        self._watching = self._loop.call_later(_WATCHED_AFTER, self._watch) if young else None

@@ -7,7 +7,7 @@ take turns. While others wait, a client that does not send what it has begun los
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ class Intake:
         self._most_messages = most_messages
         self._refuse = refuse
         self._clock = clock
-        self._peers: Counter[str] = Counter()
+        self._peers: dict[str, int] = {}  # how many calls each has under way
         self._share = max(1, most_messages // 2)  # of one connection
         self._receiving: dict[Call, tuple[float, str]] = {}  # since when and from where, oldest first
         self._waiting: dict[str, deque[tuple[Call, Receive]]] = {}  # by connection, in the order of their turns
@@ -65,7 +65,7 @@ class Intake:
     def begin(self, peer: str) -> Overloaded | None:
         """Count a call more from `peer`; return what to refuse it with if it is one too many. It is counted until `end`."""
         self.calls += 1
-        self._peers[peer] += 1
+        self._peers[peer] = self._peers.get(peer, 0) + 1
         if self.calls <= self._most_calls:
             return None
         return Overloaded(
@@ -75,8 +75,10 @@ class Intake:
     def end(self, peer: str) -> None:
         """A call from `peer` is over."""
         self.calls -= 1
-        self._peers[peer] -= 1
-        if not self._peers[peer]:
+        left = self._peers[peer] - 1
+        if left:
+            self._peers[peer] = left
+        else:
             del self._peers[peer]
 
     def receive(self, call: "Call", peer: str, receive: Receive) -> None:
@@ -84,6 +86,7 @@ class Intake:
         if len(self._receiving) < self._share or (len(self._receiving) < self._most_messages and self._may(peer)):
             self._begin(call, peer, receive)
         else:
+            call.watch()  # it may leave before its turn
             self._waiting.setdefault(peer, deque()).append((call, receive))
             self.look()
 
