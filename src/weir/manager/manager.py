@@ -163,13 +163,35 @@ class Manager:
         if not version:
             self._check_dependents(name, running.keys() - {model.version for model in models})
         new = await self._started(models, parameters)
+        kept = {key: service for key, service in running.items() if version and key != version}
+        await self._check_chains(name, new, kept, reading.default)
         if running and version in ("", self.registry.get(name).version):
             await self._give_workers(name, reading, new)
-        kept = {key: service for key, service in running.items() if version and key != version}
         services = [*kept.values(), *new]
         self._put(name, services, reading.default, reading.versions)
         await self._retire([service for key, service in running.items() if key not in kept])
         logger.info("model %r: loaded, %d versions run", name, len(services))
+
+    async def _check_chains(
+        self, name: str, new: Sequence[Service], kept: Mapping[str, Service], default: str | None
+    ) -> None:
+        """See that the chains that run can have `new` and `kept` for a step, the versions of `name` that are about to be found.
+        Stops the new ones if not."""
+        versions = {**kept, **{service.version: service for service in new}}
+        asked = default if default in versions else max(versions, key=version_order)
+
+        def find(model: str, version: str) -> Service:
+            if model == name and (version or asked) in versions:
+                return versions[version or asked]
+            return self.registry.get(model, version)
+
+        try:
+            for chain in dependents(name, self.registry.all):
+                chain.check(find)
+        except SettingsError as error:
+            await asyncio.gather(*[service.stop(0.0) for service in new])
+            self._states.failed(name, new[0].version, error.message)
+            raise _failed(name, error) from error
 
     async def _unload_model(self, name: str, version: str, unload_dependents: bool) -> None:
         running = self._running(name)

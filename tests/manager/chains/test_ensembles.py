@@ -10,6 +10,7 @@ from tests.manager.repository.shelf import write
 from tests.served import MODELS, serving
 
 from weir import Chain, Conflict, InvalidRequest, Model, Registry, Service, SettingsError, Step, Switch, Tensor
+from weir.manager.chains.steps import Steps
 from weir.manager.making import Maker
 from weir.manager.manager import Manager
 
@@ -89,9 +90,34 @@ def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_pa
             await manager.unload_model("plus")
         await manager.load_model("plus")  # replaced, which a chain does not mind
         assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]
+        (tmp_path / "plus/1/model.py").write_text(CODE.replace("(-1, 2)", "(-1, 3)"))
+        with pytest.raises(InvalidRequest, match=r"'plus': both.*input 'x': has shape \[-1, 3\], 'x' has \[-1, 2\]"):
+            await manager.load_model("plus")
+        (tmp_path / "plus/1/model.py").write_text(ITEMS.format(factor=2))
+        with pytest.raises(InvalidRequest, match="step 'plus': takes items, the chain has tensors"):
+            await manager.load_model("plus")
+        assert (await chain.infer(asked))["z"].tolist() == [[2, 2]]  # the one before goes on
         await manager.unload_model("plus", unload_dependents=True)
         assert not models.services
         await manager.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        ([Step("plus", inputs={"x": "w"})], "step 'plus': input 'x': no tensor 'w' can be there; there are x, way"),
+        ([Step("plus", inputs={"x": "way"})], "step 'plus': input 'x': is FP32, 'way' is INT32 there"),
+        ([Step("plus", outputs={"y": "z"})], "output 'y': no tensor 'y' can be there; there are x, way, z"),
+        ([Switch("way", {1: ["plus"], 2: [Step("plus", inputs={"x": "q"})]})], "input 'x': no tensor 'q' can be there"),
+    ],
+)
+def test_a_chain_whose_tensors_do_not_meet_does_not_start(steps: Steps, said: str) -> None:
+    async def main() -> None:
+        models = Registry([Service(Plus, executor="inline"), Twice(steps)])
+        with pytest.raises(SettingsError, match=said):
+            await models.start()
 
     asyncio.run(main())
 

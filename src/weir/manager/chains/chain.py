@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 from weir.errors import InvalidRequest, ModelError, ModelNotFound, SettingsError
 from weir.manager.chains.executor import ChainExecutor
-from weir.manager.chains.steps import Steps, check_steps, name_of, steps_in
-from weir.manager.chains.walking import Walk, service_of
+from weir.manager.chains.steps import Branch, Steps, Switch, as_step, check_steps, name_of, paths_of, steps_in
+from weir.manager.chains.walking import Find, Walk, service_of
 from weir.manager.service import Service
 from weir.messages import Dispatch, Request
 from weir.model import Model, Tensor, is_batched, is_tensor_model
@@ -69,7 +69,7 @@ class Chain(Service):
         check_steps(self.parts, label, tensors=self._tensors)
         version = said.get("version", "")
         executor = ChainExecutor(
-            model, f"{label}/{version}" if version else label, self._way, self._dispatch, self.now, self._check
+            model, f"{label}/{version}" if version else label, self._way, self._dispatch, self.now, self.check
         )
         super().__init__(model, **{**CAPACITY, **said, **FORCED, "name": name, "executor": executor})
 
@@ -116,14 +116,52 @@ class Chain(Service):
     def _dispatch(self, batch_id: int) -> Dispatch | None:
         return self._driver.batcher.dispatch_of(batch_id)
 
-    def _check(self) -> None:
-        """Raise SettingsError unless each step is there, gives one answer, and does not lead back here."""
-        self._check_steps(self, (self.name,))
+    def check(self, find: Find | None = None) -> None:
+        """Raise SettingsError unless each step is there, gives one answer, does not lead back here, and has its tensors. `find`
+        knows the models instead of the Registry, to tell what would be so with others."""
+        self._check_steps(self, (self.name,), find)
+        if self._tensors:
+            there = self._flow(
+                self.parts, {tensor.name: tensor for tensor in self.model.inputs}, find or self._registry_get
+            )
+            for tensor in self.model.outputs:
+                self._check_fits(f"output {tensor.name!r}", tensor, tensor.name, there, is_batched(self.model))
 
-    def _check_steps(self, chain: "Chain", way: tuple[str, ...]) -> None:
+    def _flow(self, steps: Steps, there: dict[str, Tensor], find: Find) -> dict[str, Tensor]:
+        """Return the tensors that there may be after `steps`, where those of `there` are before. Raises SettingsError."""
+        for part in steps:
+            if isinstance(part, (Branch, Switch)):
+                for path in paths_of(part):
+                    there = there | self._flow(path, there, find)
+                continue
+            step = as_step(part)
+            model = service_of(step, find).model
+            for tensor in model.inputs:
+                what = f"step {name_of(step)!r}: input {tensor.name!r}"
+                source = step.inputs.get(tensor.name, tensor.name)
+                self._check_fits(what, tensor, source, there, is_batched(model))
+            there = there | {step.outputs.get(tensor.name, tensor.name): tensor for tensor in model.outputs}
+        return there
+
+    def _check_fits(self, what: str, tensor: Tensor, source: str, there: dict[str, Tensor], batched: bool) -> None:
+        if source not in there:
+            raise SettingsError(
+                f"{self.label}: {what}: no tensor {source!r} can be there; there are {', '.join(there)}"
+            )
+        given = there[source]
+        if given.datatype != tensor.datatype:
+            raise SettingsError(f"{self.label}: {what}: is {tensor.datatype}, {source!r} is {given.datatype} there")
+        lengths = zip(given.shape, tensor.shape, strict=False)
+        is_alike = len(given.shape) == len(tensor.shape) and all(-1 in pair or len(set(pair)) == 1 for pair in lengths)
+        if batched == is_batched(self.model) and not is_alike:
+            raise SettingsError(
+                f"{self.label}: {what}: has shape {list(tensor.shape)}, {source!r} has {list(given.shape)} there"
+            )
+
+    def _check_steps(self, chain: "Chain", way: tuple[str, ...], find: Find | None) -> None:
         for step in steps_in(chain.parts):
             try:
-                service = service_of(step, chain._registry_get)
+                service = service_of(step, find or chain._registry_get)
             except ModelNotFound as error:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: {error.message}") from error
             if service.streaming:
@@ -138,7 +176,7 @@ class Chain(Service):
             if service.name in way:
                 raise SettingsError(f"{self.label}: steps lead in a circle: {' -> '.join((*way, service.name))}")
             if isinstance(service, Chain):
-                self._check_steps(service, (*way, service.name))
+                self._check_steps(service, (*way, service.name), find)
 
 
 def _nowhere(name: str, version: str) -> Service:
