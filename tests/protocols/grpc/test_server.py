@@ -221,11 +221,11 @@ def test_a_step_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> N
 
 def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:
     """While the server stands still, two clients send more calls than gRPC would hold for it of its own accord."""
-    with Served(f"{MODELS}:Square", "--grpc-port", "0", "--max-queue-size", "4000") as served:
+    with Served(f"{MODELS}:Square", "--grpc-port", "0", "--max-queue-size", "2000") as served:
         address = served.until_logged(r"listening.*?address=\S*?grpc://(\S+:\d+)")[1]
         served.until_ready()
-        codes = asyncio.run(_burst(address, served.process.pid, 1000, 4))
-    assert codes == {"OK": 4000}
+        codes = asyncio.run(_burst(address, served.process.pid, 1000, 2))
+    assert codes == {"OK": 2000}
 
 
 async def _burst(address: str, pid: int, calls: int, channels: int) -> dict[str, int]:
