@@ -105,16 +105,28 @@ def test_pieces_of_a_message_are_not_kept_apart() -> None:
     async def main() -> None:
         app = App()
         async with opened(app) as (here, transport):
-            rest = frame(TEXT, b"a") + frame(CONTINUATION, b"b") * 20_000 + frame(CONTINUATION) * 20_000
+            rest = frame(TEXT, b"a") + frame(CONTINUATION, b"b" * 50) * 2_000 + frame(CONTINUATION) * 500
             transport.receive(rest)
             for _ in range(50):
                 await settled()
             assert len(transport.protocol.frames) == 1
-            assert 20_000 < here.lane.account.held_bytes < 1 << 20
+            assert 100_000 < here.lane.account.held_bytes < 1 << 20
             transport.receive(frame(FIN | CONTINUATION, b"c"))
             await settled()
-            assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 20_000 + "c"}]
+            assert app.messages == [{"type": "websocket.receive", "text": "a" + "b" * 100_000 + "c"}]
             assert here.lane.account.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_message_of_pieces_of_nothing_ends_the_connection() -> None:
+    async def main() -> None:
+        async with opened() as (_, transport):
+            transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1025)
+            for _ in range(10):
+                await settled()
+            assert transport.sent[2:4] == (1008).to_bytes(2, "big")
+            assert transport.is_closing()
 
     asyncio.run(main())
 
@@ -138,13 +150,38 @@ def test_messages_are_read_one_at_a_time() -> None:
     asyncio.run(main())
 
 
-def test_a_message_for_which_there_is_no_memory_ends_the_connection() -> None:
+def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app, max_waiting_bytes=100_000) as (here, transport):
+            here.lane.account.take(50_000)
+            transport.receive(frame(TEXT, b"x" * 20_000))
+            await settled()
+            transport.receive(frame(FIN | CONTINUATION, b"x" * 20_000))
+            for _ in range(10):
+                await settled()
+            here.sweep(1.0)
+            assert (app.messages, transport.is_reading(), transport.is_closing()) == ([], False, False)
+            here.lane.account.give(50_000)
+            here.sweep(1.0)
+            for _ in range(10):
+                await settled()
+            assert [len(message["text"]) for message in app.messages] == [40_000]
+            assert transport.is_reading()
+
+    asyncio.run(main())
+
+
+def test_a_message_for_which_there_is_never_room_ends_the_connection() -> None:
     async def main() -> None:
         app = App()
         async with opened(app, max_waiting_bytes=100_000) as (here, transport):
             transport.receive(frame(TEXT, b"x" * 60_000) + frame(CONTINUATION, b"x" * 60_000))
-            for _ in range(10):
+            for _ in range(6):
+                assert not transport.is_closing()
                 await settled()
+                here.sweep(1.0)
+            await settled()
             assert transport.sent[2:4] == (1013).to_bytes(2, "big")
             assert (transport.is_closing(), here.lane.account.held_bytes) == (True, 0)
 

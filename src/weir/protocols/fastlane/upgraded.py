@@ -25,7 +25,13 @@ _SMALL_BYTES = 1 << 10
 # A client that answers none of so many pings is gone.
 _MISSED_PINGS = 3
 
-_INVALID_TEXT, _TRY_AGAIN_LATER = 1007, 1013  # of RFC 6455, 7.4.1, and of the IANA's list
+# Pieces that any message may have, and bytes for each one more: a piece takes a microsecond, however little is in it.
+_ANY_PIECES = 1024
+_BYTES_OF_PIECE = 64
+
+_ROOM_PATIENCE = 5.0  # seconds that a message may wait for others to make room for it
+
+_INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # of RFC 6455, 7.4.1, and of the IANA's list
 
 
 class Upgraded(WebSocketsSansIOProtocol):
@@ -40,6 +46,8 @@ class Upgraded(WebSocketsSansIOProtocol):
         self._joined = False
         self._held = bytearray()  # has come, and was not parsed
         self._parsed = 0  # bytes of a message that is not complete, as they came
+        self._pieces = 0  # of that message
+        self._no_room_since: float | None = None  # the account is full: nothing more is read
         self._queued = 0  # bytes of messages that the application has not taken
         self._unread = 0  # bytes written that the client has not read
         self._unread_since: float | None = None
@@ -116,8 +124,8 @@ class Upgraded(WebSocketsSansIOProtocol):
 
     @property
     def _waits(self) -> bool:
-        """Whether nothing is to be parsed: the application has not taken the last message, or the client does not read."""
-        return self.read_paused or self._unread_since is not None
+        """Whether nothing is to be parsed: the application has not taken the last message, the client does not read, or there is no room."""
+        return self.read_paused or self._unread_since is not None or self._no_room_since is not None
 
     def _regulate(self) -> None:
         if self.transport.is_closing():
@@ -128,13 +136,22 @@ class Upgraded(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def _count(self) -> None:
-        """Charge what is held here. The connection ends where there is no room for it."""
+        """Charge what is held here. Where there is no room nothing is read until there is some; where there is none for too long the
+        connection ends, for what it holds is in the way of others too."""
         try:
             self._claim.hold(len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
         except WeirError:
-            self._held.clear()
-            self.conn.fail(_TRY_AGAIN_LATER, "the server has no memory for more now")
-            self.handle_parser_exception()
+            now = self._lane.tick
+            self._no_room_since = now if self._no_room_since is None else self._no_room_since
+            if now - self._no_room_since > _ROOM_PATIENCE:
+                self._fail(_TRY_AGAIN_LATER, "the server has no memory for more now")
+        else:
+            self._no_room_since = None
+
+    def _fail(self, code: int, reason: str) -> None:
+        self._held.clear()
+        self.conn.fail(code, reason)
+        self.handle_parser_exception()
 
     def handle_text(self, event: Frame) -> None:
         """uvicorn: the first piece of a message of text."""
@@ -146,6 +163,7 @@ class Upgraded(WebSocketsSansIOProtocol):
 
     def _begin_message(self, kind: Any, event: Frame) -> None:
         self.curr_msg_data_type = kind
+        self._pieces = 0
         self.frames = [event.data] if event.fin else [bytearray(event.data)]  # type: ignore[list-item]  # grows in place
         if event.fin:
             self.send_receive_event_to_app()
@@ -153,7 +171,10 @@ class Upgraded(WebSocketsSansIOProtocol):
     def handle_cont(self, event: Frame) -> None:
         """uvicorn: a further piece; it is not kept as a piece, for there may be millions."""
         self.frames[0] += event.data
-        if event.fin:
+        self._pieces += 1
+        if self._pieces > _ANY_PIECES + len(self.frames[0]) // _BYTES_OF_PIECE:
+            self._fail(_POLICY, f"a message of {len(self.frames[0])} bytes in {self._pieces} pieces")
+        elif event.fin:
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
@@ -169,8 +190,7 @@ class Upgraded(WebSocketsSansIOProtocol):
             try:
                 self.queue.put_nowait({"type": "websocket.receive", "text": data.decode()})
             except UnicodeDecodeError:
-                self.conn.fail(_INVALID_TEXT, "a message of text is not UTF-8")
-                self.handle_parser_exception()
+                self._fail(_INVALID_TEXT, "a message of text is not UTF-8")
                 return
         self._queued += len(data)
         self.read_paused = True
@@ -206,11 +226,15 @@ class Upgraded(WebSocketsSansIOProtocol):
     # The sweep and the end of the server.
 
     def sweep(self, now: float) -> None:
-        """Close the connection if its client does not read, or answers no pings."""
+        """Close the connection if its client does not read, or answers no pings; read on if there is room again."""
+        if self._no_room_since is not None and not self.transport.is_closing():
+            self._count()
+            if self._no_room_since is None and not self._reads_on:
+                self._read_on()
         if self._unread_since is not None:
             gone = now - self._unread_since > self._lane.patience
         else:
-            gone = not self.read_paused and now - self._heard > _MISSED_PINGS * self._lane.settings.websocket_ping
+            gone = not self._waits and now - self._heard > _MISSED_PINGS * self._lane.settings.websocket_ping
         if gone:
             self.transport.abort()
 
