@@ -9,6 +9,7 @@ answers with the bytes and the connections in the account.
 
 import asyncio
 import dataclasses
+import gc
 import json
 import secrets
 import sys
@@ -121,6 +122,8 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
         for server in servers:
             await server.start()
             stack.push_async_callback(server.stop)
+        gc.collect()
+        gc.freeze()  # as `weir serve` does
         probe = await asyncio.start_server(Probe(site.account).answer, "127.0.0.1", 0)
         ports = {
             "http": servers[1].port, "grpc": servers[2].port, "zmq": servers[3].port,

@@ -12,12 +12,14 @@ from typing import NamedTuple, cast
 
 from weir.embedding.zeromq.drops import Drops
 from weir.errors import SettingsError, WeirError
-from weir.wire.zmtp import GREETING, Event, Parser, Reply, ready
+from weir.wire.zmtp import GREETING, Event, Parser, Received, Reply, ready
 
 _BACKLOG = 1024
 SLOWEST = 256 << 10  # bytes of a message that must come in a second
 SLOWEST_READER = 16 << 10  # bytes that who is written to must read in a second
-_EVENTS = 16  # messages and commands of one connection that are heard in one turn of the event loop
+# Messages and commands of one connection that are heard in one turn of the event loop, and their bytes but for the last one's.
+_EVENTS = 16
+_EVENT_BYTES = 32 << 10
 _CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
 
 
@@ -213,8 +215,8 @@ class Peer(asyncio.Protocol):
             self.transport.resume_reading()
 
     def _hear_some(self) -> int:
-        """Hear at most _EVENTS; return how many there were."""
-        count, replies = 0, []
+        """Hear at most _EVENTS; return how many there were, _EVENTS where there may be more."""
+        count, size, replies = 0, 0, []
         try:
             for event in islice(self._events, _EVENTS):
                 count += 1
@@ -223,6 +225,9 @@ class Peer(asyncio.Protocol):
                 else:
                     self.since = None
                     self._port.heard(self, event)
+                    size += sum(map(len, event.frames)) if isinstance(event, Received) else 0
+                    if size > _EVENT_BYTES:
+                        return _EVENTS
         finally:
             if replies:
                 self._reply(b"".join(replies))

@@ -6,7 +6,7 @@ to yet, or for a moment; here it is kept for as long as a client may take to com
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from itertools import islice
 
 from weir.embedding.zeromq.drops import Drops
@@ -37,6 +37,8 @@ class Publisher:
         self._lengths: Counter[int] = Counter()  # of the topics
         self._clogged: set[Peer] = set()
         self._kept: dict[bytes, list[Frames]] = defaultdict(list)
+        self._kept_sizes: Counter[bytes] = Counter()  # by topic
+        self._kept_numbers: dict[bytes, set[bytes]] = {}  # of the requests, by topic
         self._kept_bytes = 0
         self._missed: dict[bytes, float] = {}  # topics that nobody listens to, and since when
         self._making: Counter[bytes] = Counter()  # bytes of answers that are being made, by topic
@@ -156,6 +158,8 @@ class Publisher:
             self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
             return
         self._kept[topic].append(frames)
+        self._kept_sizes[topic] += size
+        self._kept_numbers.setdefault(topic, set()).add(bytes(frames[-1]))
         self._kept_bytes += size
 
     def _send_kept(self, topic: bytes) -> None:
@@ -163,13 +167,13 @@ class Publisher:
             self.publish(frames)
 
     def _take(self, topic: bytes) -> list[Frames]:
-        kept = self._kept.pop(topic, [])
-        self._kept_bytes -= sum(size_of(frames) + OVERHEAD for frames in kept)
-        return kept
+        self._kept_bytes -= self._kept_sizes.pop(topic, 0)
+        self._kept_numbers.pop(topic, None)
+        return self._kept.pop(topic, [])
 
-    def kept(self, topic: bytes) -> set[bytes]:
+    def kept(self, topic: bytes) -> Set[bytes]:
         """Return the last frames (the requests' numbers) of what is kept for `topic`."""
-        return {bytes(frames[-1]) for frames in self._kept.get(topic, ())}
+        return self._kept_numbers.get(topic, frozenset())
 
     @property
     def unread(self) -> int:
