@@ -135,8 +135,8 @@ class Upgraded(WebSocketsSansIOProtocol):
         else:
             self.transport.resume_reading()
 
-    def _count(self) -> None:
-        """Charge what is held here. Where there is no room nothing is read until there is some; where there is none for too long the
+    def _count(self) -> bool:
+        """Charge what is held here, and tell whether there is room for it. Where there is no room nothing is read until there is some; where there is none for too long the
         connection ends, for what it holds is in the way of others too."""
         try:
             self._claim.hold(len(self._held) + self._parsed + sum(map(len, self.frames)) + self._queued)
@@ -147,6 +147,7 @@ class Upgraded(WebSocketsSansIOProtocol):
                 self._fail(_TRY_AGAIN_LATER, "the server has no memory for more now")
         else:
             self._no_room_since = None
+        return self._no_room_since is None
 
     def _fail(self, code: int, reason: str) -> None:
         self._held.clear()
@@ -228,8 +229,7 @@ class Upgraded(WebSocketsSansIOProtocol):
     def sweep(self, now: float) -> None:
         """Close the connection if its client does not read, or answers no pings; read on if there is room again."""
         if self._no_room_since is not None and not self.transport.is_closing():
-            self._count()
-            if self._no_room_since is None and not self._reads_on:
+            if self._count() and not self._reads_on:
                 self._read_on()
         if self._unread_since is not None:
             gone = now - self._unread_since > self._lane.patience
