@@ -228,9 +228,9 @@ class Upgraded(WebSocketsSansIOProtocol):
 
     def sweep(self, now: float) -> None:
         """Close the connection if its client does not read, or answers no pings; read on if there is room again."""
-        if self._no_room_since is not None and not self.transport.is_closing():
-            if self._count() and not self._reads_on:
-                self._read_on()
+        waits = self._no_room_since is not None and not self.transport.is_closing()
+        if waits and self._count() and not self._reads_on:
+            self._read_on()
         if self._unread_since is not None:
             gone = now - self._unread_since > self._lane.patience
         else:
