@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.stats import t as student
-from tests.policy.event_loop import LEVEL, Interval, Seen, controls, interval, served
+from tests.policy.event_loop import LEVEL, Controls, Interval, Seen, controls, interval, served
 from tests.policy.random_models import SHAPES, Drawn, drawn
 
 from benchmarks.policies import bursts
@@ -27,9 +27,8 @@ PICTURE = ROOT / "docs" / "pictures" / "predictions.png"
 ENTRIES, STEP = 2_000, 100  # in each round, and in each step of the progress
 QUICK = 500  # entries, of a quick run
 STRETCHES = 40
-ROWS = (5_000, 20_000, 80_000)  # of a stretch: more where fewer do not say enough
+ROWS = (5_000, 20_000, 50_000)  # of a stretch: more where fewer do not say enough
 ENOUGH, ENOUGH_LATE = 5e-4, 0.01  # half widths, of the mean and of the 99th percentile, that say enough
-MOST_WARM = 500_000  # rows that do not count
 NEAR = 0.02  # how far a 99th percentile may be off
 ROUNDING = 1e-8  # an interval that is rounding only
 EXACT = 1e-3  # and the others
@@ -105,23 +104,33 @@ def entry(number: int) -> Entry:
     """Solve the random model of that number, and hold what is predicted against the event loop."""
     model = drawn(number)
     bank = solve_bank(model.profile, model.prices, rates=[model.rate])
+    given = controls(model.profile, model.rate, bank.tables[0])
+    wanted = ROWS[0]
     for rows in ROWS:
-        off, half = zip(*_beside(model, bank, rows), strict=True)
-        enough = ENOUGH_LATE if np.isfinite(half[3]) or rows < ROWS[-2] else np.inf
-        if max(half[:3]) < ENOUGH and half[3] < enough:
-            break
+        if rows >= wanted or rows == ROWS[-1]:
+            off, half = zip(*_beside(model, bank, rows, given), strict=True)
+            late = half[3] if np.isfinite(half[3]) or _forgotten(model, bank) < ROWS[-1] else 0.0
+            missing = max(max(half[:3]) / ENOUGH, late / ENOUGH_LATE)
+            if missing < 1.0:
+                break
+            wanted = min(rows * missing**2, ROWS[-1])
     return Entry(number, model.shape, model.load, off, half, *_rules(model, bank))
 
 
-def _beside(model: Drawn, bank: Bank, rows: int) -> list[tuple[float, float]]:
+def _forgotten(model: Drawn, bank: Bank) -> float:
+    """Return within about how many rows a line forgets how long it was."""
+    return 20.0 * float(bank.tables[0].max()) * (1.0 + float(model.profile.cv[0]) ** 2) / (1.0 - model.load) ** 2
+
+
+def _beside(model: Drawn, bank: Bank, rows: int, given: Controls) -> list[tuple[float, float]]:
     """Return for each quantity how far the event loop is from the prediction, and half its interval, relative to it."""
     profile, rate, table = model.profile, model.rate, bank.tables[0]
     response, power = float(bank.response_time_ms[0]), float(bank.power_w[0])
     limits = [factor * float(bank.p99_ms[0]) for factor in (1.0 - NEAR, 1.0, 1.0 + NEAR)]
-    forgotten = 20.0 * float(table.max()) * (1.0 + float(profile.cv[0]) ** 2) / (1.0 - model.load) ** 2
+    forgotten = _forgotten(model, bank)
     loop = served(
-        profile, rate, table, rows, parts=STRETCHES, warm=int(min(5.0 * forgotten, MOST_WARM)), late=limits, share=0.0,
-        seed=model.number + 1_000_000, sharpened=controls(profile, rate, table),
+        profile, rate, table, rows, parts=STRETCHES, warm=int(5.0 * min(forgotten, rows)), late=limits, share=0.0,
+        seed=model.number + 1_000_000, sharpened=given,
     )  # fmt: skip
     weight, energy_weight = model.prices.latency_weight_at(rate), model.prices.energy_weight
     weights = np.array([weight, energy_weight])

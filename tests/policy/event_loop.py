@@ -135,7 +135,9 @@ def _library() -> ctypes.CDLL:
     folder = Path(mkdtemp(prefix="weir-event-loop-"))
     made = folder / "event_loop.so"
     assert COMPILER
-    subprocess.run([COMPILER, "-O2", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-lm"], check=True)
+    subprocess.run(
+        [COMPILER, "-O3", "-march=native", "-shared", "-fPIC", "-o", str(made), str(SOURCE), "-lm"], check=True
+    )
     library = ctypes.CDLL(str(made))
     shutil.rmtree(folder)
     return library

@@ -188,16 +188,20 @@ def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tupl
     while at_high > 1.0:
         low, high, at_low, by = high, high * by, at_high, by * by
         at_high = later(high)
+    slope, moved = (at_low - at_high) / log(high / low), 0
     while high - low > _FINE * high:
-        # As if it fell exponentially, but a tenth of the way at least.
+        # As if it fell exponentially; a little to the other side of that, if it was the same end that moved last.
         part = log(at_low) / log(at_low / max(at_high, 1e-12))
-        middle = low + min(max(part, 0.1), 0.9) * (high - low)
+        middle = low + part * (high - low) + moved * _FINE / 2.0 * high
+        middle = min(max(middle, low + (high - low) / 10.0), high - (high - low) / 10.0)
         seen = later(middle)
-        low, high, at_low, at_high = (middle, high, seen, at_high) if seen > 1.0 else (low, middle, at_low, seen)
+        if seen > 1.0:
+            low, at_low, moved = middle, seen, 1
+        else:
+            high, at_high, moved = middle, seen, -1
     # The rows are in the order of their rank: neighbours differ by what the rank does not decide.
     off = float(np.sqrt(np.sum(np.diff(weights * (_tail(ends, high) - share)) ** 2) / 2.0)) / wanted
-    fallen = later(high * (1.0 - 2.0 * _STEP)) - later(high * (1.0 + 2.0 * _STEP))
-    return high, 4.0 * _STEP * off / max(fallen, 1e-12)
+    return high, off / max(slope, 1e-12)
 
 
 def _tail(ends: _Ends, time: float) -> Floats:
