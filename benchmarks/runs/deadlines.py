@@ -11,17 +11,17 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
-import grpc
 import numpy as np
 import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from benchmarks.runs.grpc_frames import Calls
 from benchmarks.runs.open_loop import Connection, OpenLoop
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import write_request
@@ -140,30 +140,25 @@ async def websocket(host: str, port: int, model: str, connections: int, ends: En
 
 
 async def grpc_calls(host: str, port: int, model: str, connections: int, ends: Ends) -> Send:
-    """Connect `connections` times; each has any number of calls under way."""
+    """Connect `connections` times; each has as many calls under way as the server allows."""
     data = np.empty(1, object)
     data[0] = b"3"
     body = write_request(InferenceRequest(model, [TensorValue("input", "BYTES", data)]))
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    channels = [grpc.aio.insecure_channel(f"{host}:{port}", options=options) for _ in range(connections)]
-    for channel in channels:
-        await channel.channel_ready()
-    calls = cycle([channel.unary_unary(_METHOD, None, None) for channel in channels])
-    waiting: set[asyncio.Task[None]] = set()
-
-    async def ask(due: float, call: Callable[..., Awaitable[bytes]]) -> None:
-        try:
-            await call(body, timeout=max(0.001, due + ends.timeout - time.perf_counter()))
-        except grpc.aio.AioRpcError as error:
-            ends.end(due, error.code().name, result=False)
-        else:
-            ends.end(due, "OK", result=True)
+    running = asyncio.get_running_loop()
+    opened = [
+        (await running.create_connection(lambda: Calls(f"{host}:{port}", _METHOD, body), host, port))[1]
+        for _ in range(connections)
+    ]
+    for each in opened:
+        await each.ready
+    turns = cycle(opened)
 
     def send(due: float) -> None:
-        ends.begin()
-        task = asyncio.create_task(ask(due, next(calls)))
-        waiting.add(task)
-        task.add_done_callback(waiting.discard)
+        left = due + ends.timeout - time.perf_counter()
+        if next(turns).call(left, lambda code: ends.end(due, code, result=code == "OK")):
+            ends.begin()
+        else:
+            ends.codes["unsent"] += 1
 
     return send
 
