@@ -23,7 +23,7 @@ def test_a_model_is_profiled_from_end_to_end(tmp_path: Path) -> None:
     assert document["best_batch_size"] == profile.best_batch_size
     assert set(document["linear_fit"]) >= {"alpha_ms", "tau0_ms", "beta_mj", "zeta0_mj", "time_r2", "energy_r2"}
     about = document["about"]
-    assert about["target"] == SQUARE and about["executor"] == "process" and about["spin"] == 0.0002
+    assert about["target"] == SQUARE and about["executor"] == "process" and about["spin"] == 0.0005
     assert about["command"] == f"weir profile {SQUARE} -o mine.toml --max-batch-size 8 --seconds 1"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.png", "mine.svg", "mine.toml"]
     for shown in (

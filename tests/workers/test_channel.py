@@ -2,7 +2,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -160,6 +160,49 @@ def test_the_worker_gets_what_it_must_act_on_and_the_rest_is_noted(spin: float) 
         ours.shutdown(socket.SHUT_RDWR)
         assert channel.receive() == Stop()
     places._arena.close()
+
+
+class VirtualSocket:
+    """A socket on which a frame comes so many seconds after the one before was read, by a clock of its own."""
+
+    LOOK = 0.0001  # seconds that a look takes
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.due = 0.0
+        self.looks = 0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def recv_into(self, buffer: memoryview, size: int = 0, flags: int = 0) -> int:
+        if flags & socket.MSG_DONTWAIT:
+            self.looks += 1
+            self.now += self.LOOK
+            if self.now < self.due:
+                raise BlockingIOError
+        self.now = max(self.now, self.due)
+        frame = encode_control(Start(b"", {}, {}))
+        buffer[: len(frame)] = frame
+        return len(frame)
+
+
+def test_the_worker_polls_only_where_frames_come_soon_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual = VirtualSocket()
+    monkeypatch.setattr("weir.workers.child_channel.time", virtual)
+    channel = ChildChannel(cast(socket.socket, virtual), FrameParser(), None)
+    channel.spin = 0.001
+
+    def looks(wait: float) -> int:
+        """Receive a frame that comes after `wait` seconds; return how often it was looked for in vain or not."""
+        virtual.due, virtual.looks = virtual.now + wait, 0
+        assert isinstance(channel.receive(), Start)
+        return virtual.looks
+
+    assert [looks(0.0005) > 0 for _ in range(10)] == [True] * 10
+    assert [looks(0.1) > 0 for _ in range(20)][-10:] == [False] * 10
+    assert [looks(0.0005) > 0 for _ in range(20)][-10:] == [True] * 10
+    assert looks(0.1) > 0 and looks(0.0005) > 0  # one pause changes nothing
 
 
 @pytest.mark.parametrize("spin", [0.0, 0.001])

@@ -13,6 +13,10 @@ from weir.workers.rehearsal import EVERY, Frames
 
 RECEIVE_BYTES = 256 << 10
 
+# How much of the mean wait the last one is, and how many times `spin` it counts as at most.
+_WEIGHT = 0.25
+_LONGEST = 2.0
+
 
 class ChildChannel:
     """Receives what the worker has to act on, in order, and takes notes of the rest.
@@ -21,7 +25,7 @@ class ChildChannel:
     also when the server closed its end).
 
     `spin`: seconds to poll before sleeping, yielding the CPU between two looks. To wake a sleeping worker costs the server
-    time, and a lone caller notices it.
+    time, and a lone caller notices it. Where frames have of late come later than that, polling would be in vain: it sleeps at once.
     """
 
     def __init__(self, end: socket.socket, parser: FrameParser, places: ResultPlaces | None) -> None:
@@ -32,12 +36,13 @@ class ChildChannel:
         self._frames: deque[Start | Batch | Stop] = deque()
         self._cancelled: dict[int, set[int]] = {}  # of the batches that are here
         self.spin = 0.0
+        self._mean_wait = 0.0  # seconds, of late
         self._frames_of_none = Frames()
 
     def receive(self) -> Start | Batch | Stop:
         """Wait for the next frame to act on."""
         while not self._frames:
-            size = self._spin() or self._wait()
+            size = self._await()
             if size == 0:
                 return Stop()
             self._note(self._parser.feed(self._buffer[:size]))
@@ -76,6 +81,16 @@ class ChildChannel:
             elif isinstance(frame, (Start, Stop)):
                 self._frames.append(frame)
 
+    def _await(self) -> int:
+        """Wait for bytes: poll where that promises to meet them, then sleep."""
+        if not self.spin or self._cancelled:  # with a batch here, another thread needs this CPU
+            return self._wait()
+        began = time.perf_counter()
+        size = (self._poll(began) if self._mean_wait <= self.spin else 0) or self._wait()
+        waited = min(time.perf_counter() - began, _LONGEST * self.spin)
+        self._mean_wait += _WEIGHT * (waited - self._mean_wait)
+        return size
+
     def _wait(self) -> int:
         try:
             return self._socket.recv_into(self._buffer)
@@ -88,10 +103,7 @@ class ChildChannel:
         except (BlockingIOError, ConnectionResetError):
             return 0
 
-    def _spin(self) -> int:
-        if not self.spin or self._cancelled:  # with a batch here, another thread needs this CPU
-            return 0
-        now = time.perf_counter()
+    def _poll(self, now: float) -> int:
         until, rehearsal = now + self.spin, now + EVERY
         while now < until:
             size = self._receive_now()

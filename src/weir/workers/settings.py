@@ -59,8 +59,8 @@ class WorkerSettings:
         rule=AT_LEAST_ZERO,
     )
     spin: float = setting(
-        0.0002,
-        "seconds that an idle worker polls, yielding the CPU, before it sleeps; 0 saves power",
+        0.0005,
+        "seconds that an idle worker polls, yielding the CPU, before it sleeps; not where batches come later than that; 0 saves power",
         rule=AT_LEAST_ZERO,
     )
 

@@ -259,3 +259,16 @@ def test_a_call_that_is_told_of_the_end_when_all_is_over_does_no_harm() -> None:
 
     for _ in range(20):
         run(test)
+
+
+@pytest.mark.parametrize("chosen", [None, "event_engine_listener"])
+def test_the_core_is_asked_for_one_thread_unless_somebody_chose(chosen: str | None) -> None:
+    """A core that does not know what it is asked for says so on stderr: `_LAST_KNOWN` in call.py names the newest that does."""
+    said = "import os, weir.protocols.grpc.call; print(os.environ.get('GRPC_EXPERIMENTS'))"
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+    if chosen is not None:
+        environment["GRPC_EXPERIMENTS"] = chosen
+    done = subprocess.run(
+        [sys.executable, "-c", said], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (done.stdout.strip(), done.stderr) == (str(chosen), "")

@@ -1,6 +1,7 @@
 """One call of gRPC: what the client said, and what is said to it."""
 
 import asyncio
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,7 +12,31 @@ if TYPE_CHECKING:
     from weir.protocols.account import Account
     from weir.protocols.grpc.intake import Unsent
 
-cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py
+_EXPERIMENTS = (
+    "GRPC_EXPERIMENTS"  # a variable of the environment, of which gRPC's core reads once what it shall do otherwise
+)
+_LAST_KNOWN = (1, 85)  # the newest grpcio that was seen to know what is asked of it
+
+
+def _load() -> Any:
+    """Return what both servers of grpcio are made on; see core.py.
+
+    Its newer core has a thread that waits for all sockets, others that read from them, and hands what they have read to the thread
+    that waits for calls: two wake-ups for each call, a quarter of the time of a lone one. It is asked to have the last one do
+    it all, as older ones do. Whoever has set the variable knows better; so do a newer grpcio, and a core that is in use already.
+    """
+    loaded = import_module("grpc._cython.cygrpc")
+    version = tuple(map(int, import_module("grpc").__version__.split(".")[:2]))
+    if _EXPERIMENTS not in os.environ and version <= _LAST_KNOWN:
+        os.environ[_EXPERIMENTS] = "-event_engine_listener"
+        try:
+            loaded.CompletionQueue().shutdown()  # begins to use the core, which reads it now
+        finally:
+            del os.environ[_EXPERIMENTS]
+    return loaded
+
+
+cygrpc: Any = _load()
 # All that is used of it. It is not public: a grpcio of tomorrow may lack some.
 NEEDED = (
     "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",
