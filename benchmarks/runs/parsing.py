@@ -113,7 +113,7 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
         registry,
         HttpServer(registry, app, http, site=site, websockets=sockets),
         GrpcServer(site, GrpcSettings(grpc_port=0), http),
-        ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control),
+        ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=site.account),
     ]
     if files:
         certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])

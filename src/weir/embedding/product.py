@@ -126,6 +126,7 @@ class EmbeddingProduct:
         self._zeromq_door = ZeroMqDoor(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
             counts=self._counts, status=self._status, terminate=context.end, max_texts=self._callers.max_texts,
+            account=None if context.site is None else context.site.account,
         )  # fmt: skip
         return [self._zeromq_door]
 

@@ -92,6 +92,11 @@ class Account:
         return sum(count() for count in self.counters)
 
     @property
+    def over(self) -> bool:
+        """Whether more bytes are charged than the limit allows, by those that were there already."""
+        return self.held_bytes > self.max_bytes
+
+    @property
     def full(self) -> bool:
         """Whether as many connections are open as may be."""
         return self.connections >= self.max_connections

@@ -14,6 +14,7 @@ from tests.embedding.zeromq.hashing import Hashing
 from weir.embedding.counts import Counts
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
+from weir.protocols.account import Account
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.settings import HttpSettings
 
@@ -26,8 +27,9 @@ class Opened:
 
     def __init__(
         self, *, port: int = 0, port_out: int | None = None, http: HttpSettings | None = None, control: ControlSettings | None = None,
-        **settings: Any,
+        account: Account | None = None, **settings: Any,
     ) -> None:  # fmt: skip
+        self._account = account
         self._settings = ZeroMqSettings(zmq_port=port, zmq_port_out=port_out, **settings)
         self._http = http or HttpSettings()
         self._control = Control(control)
@@ -41,7 +43,7 @@ class Opened:
         self.counts = Counts()
         self.door = ZeroMqDoor(
             {"hashing": self.encoder, "other": Hashing()}, self._settings, self._http, control=self._control,
-            counts=self.counts, terminate=self.ended.set,
+            counts=self.counts, terminate=self.ended.set, account=self._account,
         )  # fmt: skip
         await self.door.start()
         self.port, self.port_out = self.door.port, self.door.port_out

@@ -9,6 +9,8 @@ from tests.protocols.sockets import until
 
 from weir.embedding.zeromq.drops import Drops
 from weir.embedding.zeromq.port import Limits, Peer, Port
+from weir.protocols.account import Account
+from weir.protocols.settings import HttpSettings
 from weir.wire.zmtp import COMMAND, GREETING, Event, Received, frame, ready
 
 LIMITS = Limits(1 << 20, 5, 10, 1 << 22, 10.0, 10.0)
@@ -21,7 +23,9 @@ class Opened:
     def __init__(self) -> None:
         logger: Any = CapturingLogger()
         self.heard: list[Event] = []
-        self.port = Port("PULL", LIMITS, Drops(logger), lambda peer, event: self.heard.append(event))
+        self.port = Port(
+            "PULL", LIMITS, Drops(logger), Account(HttpSettings()), lambda peer, event: self.heard.append(event)
+        )
         self.transport = FakeTransport()
         self.peer = Peer(self.port)
         self.transport.connect(self.peer)

@@ -22,6 +22,7 @@ from weir.client.retrying import NEVER
 from weir.embedding.clients import MOST
 from weir.embedding.zeromq.answering import AT_ONCE
 from weir.embedding.zeromq.publisher import MAX_TOPICS
+from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
 from weir.wire.zmtp import GREETING, LONG, MORE, Parser, Received, frame, ready
 
@@ -291,11 +292,17 @@ def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
         opened.until(lambda: len(opened.door._in.peers) == 1)
         kept.sendall(frame(b"half")[:-1])
         opened.until(lambda: opened.door._in.held > 0)
-        opened.call(opened.door._in.pause)
+
+        def paused() -> None:
+            opened.door._answering.in_flight += 1 << 40
+            opened.door._in.pause()
+
+        opened.call(paused)
         began = time.monotonic()
         opened.until(lambda: time.monotonic() > began + 0.3)
 
         def resumed() -> int:
+            opened.door._answering.in_flight -= 1 << 40
             opened.door._in.resume()
             opened.door._in.sweep(time.monotonic())
             return opened.door.drops.counts["connection"]
@@ -303,6 +310,51 @@ def test_a_message_that_was_kept_waiting_gets_its_time() -> None:
         assert opened.call(resumed) == 0
         opened.until(lambda: not opened.door._in.peers)
         kept.close()
+
+
+def test_what_clients_hold_is_in_the_account_of_all_doors() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=2 * MIB))
+    text = b'["!wait","' + b"x" * (MIB // 2) + b'"]'
+    with Opened(account=account, zmq_grace=0.5) as opened:
+        asking, listening = connected(opened.port, "PUSH"), connected(opened.port_out, "SUB")
+        opened.until(lambda: account.connections == 2)
+        asking.sendall(message(b"a", text, b"1", b"2"))
+        opened.until(lambda: len(opened.encoder.asked) == 1)
+        assert MIB // 2 < account.held_bytes < MIB
+        asking.sendall(message(b"a", text, b"2", b"2")[: MIB // 4])
+        opened.until(lambda: account.held_bytes > 3 * MIB // 4)  # a message that has not come whole
+        asking.close()
+        opened.until(lambda: account.held_bytes < MIB and account.connections == 1)
+        opened.call(opened.encoder.released.set)
+        opened.until(lambda: opened.door.drops.counts["answer"] == 1)  # kept for who may come, and given up
+        opened.until(lambda: account.held_bytes == 0)
+        listening.close()
+        opened.until(lambda: account.connections == 0)
+
+
+def test_nothing_more_is_read_while_the_account_is_full() -> None:
+    account = Account(HttpSettings(max_waiting_bytes=MIB))
+    with Opened(account=account) as opened:
+        with EmbeddingClient(opened.url, port_out=opened.port_out, timeout=20.0) as client:
+            for _ in range(8):
+                client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
+            opened.until(lambda: opened.door._in.paused)
+            assert len(opened.encoder.asked) < 8
+            assert MIB < account.held_bytes < 2 * MIB
+            opened.call(opened.encoder.released.set)
+            assert len(client.fetch_all()) == 8
+        opened.until(lambda: account.held_bytes == 0)
+
+
+def test_connections_of_other_doors_leave_less_for_these() -> None:
+    account = Account(HttpSettings(max_connections=3))
+    account.counters.append(lambda: 2)
+    with Opened(account=account) as opened:
+        first = connected(opened.port, "PUSH")
+        opened.until(lambda: account.connections == 3)
+        assert ends(connected(opened.port))
+        first.close()
+        opened.until(lambda: account.connections == 2)
 
 
 def test_who_does_not_read_gets_no_more() -> None:

@@ -26,6 +26,7 @@ from weir.errors import (
     Unauthorized,
     WeirError,
 )
+from weir.protocols.account import Account
 from weir.protocols.control import Control
 from weir.protocols.offloading import off_loop
 from weir.protocols.status import http_code
@@ -42,7 +43,7 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request
 
 class Means(NamedTuple):
     """What answering needs. `terminate` has the server drain and end; `max_texts` are what one request in Weir's dialect may have, `max_answer`
-    the bytes of the vectors of any."""
+    the bytes of the vectors of any. What requests hold is charged to `account`."""
 
     served: Mapping[str, Encodes]
     publisher: Publisher
@@ -56,6 +57,7 @@ class Means(NamedTuple):
     max_texts: int
     max_answer: int
     show_tokens: bool
+    account: Account
 
 
 class Answering:
@@ -98,6 +100,7 @@ class Answering:
         size = len(ask.payload) + OVERHEAD
         task = asyncio.get_running_loop().create_task(self._answer(ask, wishes))
         self.in_flight += size
+        self._means.account.add(size)
         ended = ask._replace(payload=b"")  # what is to be known at the end does not keep the texts
         self._tasks.setdefault(ask.topic, set()).add(task)
         if ask.wishes is not None:
@@ -106,6 +109,7 @@ class Answering:
 
     def _ended(self, ask: Ask, size: int, task: asyncio.Task[None]) -> None:
         self.in_flight -= size
+        self._means.account.give(size)
         self._own.pop((ask.topic, ask.id), None)
         tasks = self._tasks[ask.topic]
         tasks.discard(task)

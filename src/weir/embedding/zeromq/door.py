@@ -21,6 +21,7 @@ from weir.embedding.zeromq.port import Limits, Peer, Port
 from weir.embedding.zeromq.publisher import Publisher
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
+from weir.protocols.account import Account
 from weir.protocols.control import Control
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.logs import get_logger
@@ -41,13 +42,13 @@ def end_process() -> None:
 class ZeroMqDoor:
     """Serves `served`, models by name of which the first is the default, over ZeroMQ.
 
-    One request in Weir's dialect may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors.
+    One request in Weir's dialect may have `max_texts`. `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors, and so may the `account` of what clients hold.
     """
 
     def __init__(
         self, served: Mapping[str, Encodes], settings: ZeroMqSettings, http: HttpSettings, *, control: Control | None = None,
         clients: Clients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
-        counts: Counts | None = None, max_texts: int = MAX_TEXTS,
+        counts: Counts | None = None, max_texts: int = MAX_TEXTS, account: Account | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._host = http.host
@@ -55,21 +56,24 @@ class ZeroMqDoor:
         counts = counts or Counts()
         self.drops = Drops(logger, counts.dropped)
         self.clients = clients or Clients()
-        self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops)
+        self._account = account = account or Account(http)
+        self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
         self._answering = Answering(
             Means(
                 served, self._publisher, self.clients, counts, status or Status(served, self.clients), control or Control(), terminate,
-                self.drops, logger, max_texts, settings.zmq_max_answer_size, settings.zmq_show_tokens,
+                self.drops, logger, max_texts, settings.zmq_max_answer_size, settings.zmq_show_tokens, account,
             ),
             self._changed,
         )  # fmt: skip
         limits = Limits(
-            settings.zmq_max_message_size, MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
+            min(settings.zmq_max_message_size, account.max_bytes), MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
             http.header_timeout, http.body_timeout,
         )  # fmt: skip
-        self._in = Port("PULL", limits, self.drops, self._heard)
+        self._in = Port("PULL", limits, self.drops, account, self._heard)
         out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
-        self._out = Port("PUB", out, self.drops, self._subscribed, self._publisher.forget, self._publisher.has_read)
+        self._out = Port(
+            "PUB", out, self.drops, account, self._subscribed, self._publisher.forget, self._publisher.has_read
+        )
         self._sweeping: asyncio.Handle | None = None
         self._ended = asyncio.Event()
 
@@ -106,8 +110,14 @@ class ZeroMqDoor:
     def _heard(self, peer: Peer, event: Event) -> None:
         if isinstance(event, Received):
             self._answering.received(event, peer.address)
-            if not self._in.paused and self._answering.in_flight > self._settings.zmq_max_in_flight:
+            if not self._in.paused and self._has_enough:
                 self._in.pause()
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether as much is under way as may be, or as there is room for beside what other clients hold."""
+        in_flight = self._answering.in_flight
+        return in_flight > self._settings.zmq_max_in_flight or (in_flight > 0 and self._account.over)
 
     def _subscribed(self, peer: Peer, event: Event) -> None:
         if isinstance(event, Subscribed):
@@ -115,13 +125,14 @@ class ZeroMqDoor:
 
     def _changed(self) -> None:
         self._ended.set()
-        if self._in.paused and self._answering.in_flight <= self._settings.zmq_max_in_flight:
+        if self._in.paused and not self._has_enough:
             self._in.resume()
 
     def _sweep(self) -> None:
         now = time.monotonic()
         for port in (self._in, self._out):
             port.sweep(now)
+        self._changed()
         self._sweep_topics(self._publisher.sweep(self._answering.topics, now))
 
     def _sweep_topics(self, turns: Iterator[list[bytes]]) -> None:

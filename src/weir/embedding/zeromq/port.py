@@ -12,6 +12,7 @@ from typing import NamedTuple, cast
 
 from weir.embedding.zeromq.drops import Drops
 from weir.errors import SettingsError, WeirError
+from weir.protocols.account import Account
 from weir.wire.zmtp import GREETING, Event, Parser, Received, Reply, ready
 
 _BACKLOG = 1024
@@ -25,7 +26,7 @@ _CLOSE_TIMEOUT = 2.0  # seconds that what is written gets to leave, at the end
 
 class Limits(NamedTuple):
     """What peers may take. Sizes are in bytes, durations in seconds; `held` is of all messages that have not come whole: when it is
-    reached, one of them is read on, and the others wait."""
+    reached, or the account is over its limit, one of them is read on, and the others wait."""
 
     max_message: int
     max_frames: int
@@ -36,19 +37,21 @@ class Limits(NamedTuple):
 
 
 class Port:
-    """Listens as a socket of type `own`. `heard` gets what peers send, `lost` those that went, `has_read` those that have caught up.
+    """Listens as a socket of type `own`. `heard` gets what peers send, `lost` those that went, `has_read` those that have caught up. What has not
+    come whole is charged to `account`, and connections count in it.
 
     While `paused`, nothing is read; what has been read already is still heard.
     """
 
     def __init__(
-        self, own: str, limits: Limits, drops: Drops, heard: "Callable[[Peer, Event], None]",
+        self, own: str, limits: Limits, drops: Drops, account: Account, heard: "Callable[[Peer, Event], None]",
         lost: "Callable[[Peer], None]" = lambda peer: None, has_read: "Callable[[Peer], None]" = lambda peer: None,
     ) -> None:  # fmt: skip
         self.has_read = has_read
         self.own = own
         self.limits = limits
         self.drops = drops
+        self.account = account
         self.heard = heard
         self.lost = lost
         self.peers: set[Peer] = set()
@@ -57,6 +60,7 @@ class Port:
         self._crowded: deque[Peer] = deque()  # peers whose messages wait until others have come whole
         self._server: asyncio.Server | None = None
         self._emptied = asyncio.Event()
+        account.counters.append(lambda: len(self.peers))
 
     async def start(self, host: str, port: int, key: str) -> None:
         """Listen. Raises SettingsError naming `key` if the address is taken or unusable."""
@@ -96,7 +100,7 @@ class Port:
 
     def crowd(self, peer: "Peer") -> None:
         """A part of a message has come from `peer`: have it wait if there are too many such parts, unless all others wait."""
-        if self.held <= self.limits.held or peer.waits:
+        if self._has_room or peer.waits:
             return
         if any(other.since is not None and other is not peer and not other.waits for other in self.peers):
             peer.waits = True
@@ -105,12 +109,14 @@ class Port:
 
     def uncrowd(self) -> None:
         """A message has come whole, or will never: let those go on that waited for that, one at least."""
-        while self._crowded and (
-            self.held <= self.limits.held or all(peer.since is None or peer.waits for peer in self.peers)
-        ):
+        while self._crowded and (self._has_room or all(peer.since is None or peer.waits for peer in self.peers)):
             peer = self._crowded.popleft()
             peer.waits = False
             self._resume(peer)
+
+    @property
+    def _has_room(self) -> bool:
+        return self.held <= self.limits.held and not self.account.over
 
     def sweep(self, now: float) -> None:
         """End the connections whose message has been under way for too long, and those that hardly read what they are sent."""
@@ -121,6 +127,7 @@ class Port:
             within = self.limits.message + peer.held / SLOWEST
             if not self.paused and peer.since is not None and now > peer.since + within:
                 peer.end(f"a message that has not come whole within {within:g} s")
+        self.uncrowd()  # others may have made room in the account
 
     def close(self) -> None:
         """Accept nothing more."""
@@ -158,6 +165,7 @@ class Peer(asyncio.Protocol):
         self._port = port
         self._parser = Parser(port.own, port.limits.max_message, port.limits.max_frames)
         self.held = 0  # bytes of a message that has not come whole
+        self.charged = 0  # bytes of answers that it has not read, as they are in the account
         self._handshake: asyncio.TimerHandle | None = None
         self.address = ""
         self.since: float | None = None  # when the message under way began to come
@@ -174,7 +182,7 @@ class Peer(asyncio.Protocol):
         name = transport.get_extra_info("peername")
         self.address = str(name[0]) if name else ""
         port = self._port
-        if len(port.peers) >= port.limits.connections:
+        if len(port.peers) >= port.limits.connections or port.account.full:
             port.drops("connection", f"{port.limits.connections} are open (max_connections)", self.address)
             self.transport.abort()
             return
@@ -247,6 +255,7 @@ class Peer(asyncio.Protocol):
     def _count_held(self) -> None:
         before, self.held = self.held, self._parser.held
         self._port.held += self.held - before
+        self._port.account.add(self.held - before)
         if not self._parser.unfinished:
             self.since = None
         elif self.since is None:
@@ -291,6 +300,7 @@ class Peer(asyncio.Protocol):
         if self._handshake is not None:
             self._handshake.cancel()
         self._port.held -= self.held
+        self._port.account.give(self.held)
         self.held, self.since = 0, None
         if self in self._port.peers:
             self._port.gone(self)

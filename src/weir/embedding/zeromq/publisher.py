@@ -12,6 +12,7 @@ from itertools import islice
 from weir.embedding.zeromq.drops import Drops
 from weir.embedding.zeromq.port import Peer
 from weir.errors import TooLarge
+from weir.protocols.account import Account
 from weir.wire.zmtp import Subscribed, pack
 
 MAX_TOPICS = 256  # that one peer listens to
@@ -26,10 +27,12 @@ class Publisher:
     """Publishes. Who listens may leave `max_unread` bytes unread: no more is made for it (`room`) until it has read, and of several who listen to
     the same, those that read more slowly are left out. What nobody listens to may be as large; more is dropped.
 
-    What nobody listens to is given up after `grace` seconds.
+    What nobody listens to is given up after `grace` seconds. All of it is charged to `account`, and so are answers while they are made; while
+    that is over its limit, each client has one answer at a time.
     """
 
-    def __init__(self, max_unread: int, grace: float, drops: Drops) -> None:
+    def __init__(self, max_unread: int, grace: float, drops: Drops, account: Account) -> None:
+        self._account = account
         self._max_unread = max_unread
         self._grace = grace
         self._drops = drops
@@ -63,6 +66,8 @@ class Publisher:
     def forget(self, peer: Peer) -> None:
         """`peer` has gone."""
         self._clogged.discard(peer)
+        self._account.give(peer.charged)
+        peer.charged = 0
         for topic in list(peer.topics):
             self._remove(peer, topic)
 
@@ -90,7 +95,7 @@ class Publisher:
         """Return when an answer of `size` bytes may be made for `topic`: as soon as one of those who listen has read so much that it may
         be left unread. One that is larger is made when there is no other. To be followed by `made`."""
         if topic not in self._waiting and self._has_room(topic, size):
-            self._making[topic] += size
+            self._make(topic, size)
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(topic, deque()).append((size, future))
@@ -98,14 +103,18 @@ class Publisher:
             await future
         except asyncio.CancelledError:
             if not future.cancelled():  # it had its room already
-                self._making[topic] -= size
+                self._make(topic, -size)
             self._admit(topic)
             raise
 
     def made(self, topic: bytes, size: int) -> None:
         """An answer for which there was room has been published, or will not be."""
-        self._making[topic] -= size
+        self._make(topic, -size)
         self._admit(topic)
+
+    def _make(self, topic: bytes, size: int) -> None:
+        self._making[topic] += size
+        self._account.add(size)
 
     def has_read(self, peer: Peer) -> None:
         """`peer` has caught up."""
@@ -115,7 +124,7 @@ class Publisher:
 
     def _has_room(self, topic: bytes, size: int) -> bool:
         taken = self._making[topic] + min((peer.unread for peer in self._listeners(topic)), default=0)
-        return not taken or taken + size <= self._max_unread
+        return not taken or (taken + size <= self._max_unread and not self._account.over)
 
     def _admit(self, topic: bytes) -> None:
         """Let those go on that wait for room, in order, as many as have it."""
@@ -125,7 +134,7 @@ class Publisher:
             if not future.done():
                 if not self._has_room(topic, size):
                     return
-                self._making[topic] += size
+                self._make(topic, size)
                 future.set_result(None)
             waiting.popleft()
         self._waiting.pop(topic, None)
@@ -151,23 +160,32 @@ class Publisher:
         peer.write(pack(frames))
         if peer.unread:
             self._clogged.add(peer)
+            self._charge(peer)
+
+    def _charge(self, peer: Peer) -> None:
+        """Charge what `peer` has not read now."""
+        self._account.add(peer.unread - peer.charged)
+        peer.charged = peer.unread
 
     def _keep(self, topic: bytes, frames: Frames) -> None:
         size = size_of(frames) + OVERHEAD
-        if self._kept_bytes + size > self._max_unread:
+        if self._kept_bytes + size > self._max_unread or self._account.over:
             self._drops("answer", "nobody listens, and too many are kept for such (zmq_max_unread)")
             return
         self._kept[topic].append(frames)
         self._kept_sizes[topic] += size
         self._kept_numbers.setdefault(topic, set()).add(bytes(frames[-1]))
         self._kept_bytes += size
+        self._account.add(size)
 
     def _send_kept(self, topic: bytes) -> None:
         for frames in self._take(topic):
             self.publish(frames)
 
     def _take(self, topic: bytes) -> list[Frames]:
-        self._kept_bytes -= self._kept_sizes.pop(topic, 0)
+        size = self._kept_sizes.pop(topic, 0)
+        self._kept_bytes -= size
+        self._account.give(size)
         self._kept_numbers.pop(topic, None)
         return self._kept.pop(topic, [])
 
@@ -178,8 +196,14 @@ class Publisher:
     @property
     def unread(self) -> int:
         """Bytes of answers that were sent and have not left."""
-        self._clogged = {peer for peer in self._clogged if peer.unread}
-        return sum(peer.unread for peer in self._clogged)
+        self._recharge()
+        return sum(peer.charged for peer in self._clogged)
+
+    def _recharge(self) -> None:
+        """Charge what has not left now."""
+        for peer in self._clogged:
+            self._charge(peer)
+        self._clogged = {peer for peer in self._clogged if peer.charged}
 
     @property
     def waiting(self) -> bool:
@@ -197,6 +221,7 @@ class Publisher:
         left = iter(asked)
         while some := list(islice(left, _SWEPT_AT_ONCE)):
             yield self._sweep_some(some, now)
+        self._recharge()
         self._missed = {topic: since for topic, since in self._missed.items() if topic in asked}
 
     def _sweep_some(self, topics: Iterable[bytes], now: float) -> list[bytes]:

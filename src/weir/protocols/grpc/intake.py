@@ -151,8 +151,7 @@ class Unsent:
 
     def _look(self) -> None:
         loop = asyncio.get_running_loop()
-        over = self._account.held_bytes > self._account.max_bytes
-        late = loop.time() - (self._patience / _HASTE if over else self._patience)
+        late = loop.time() - (self._patience / _HASTE if self._account.over else self._patience)
         for call, _, since in self._answers.values():
             if since >= late:
                 break
