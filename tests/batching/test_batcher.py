@@ -1,5 +1,7 @@
 """batcher.py: requests in, batches out, with every reason and refusal."""
 
+from typing import Any
+
 import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, check_order, listed, many
@@ -70,6 +72,35 @@ def test_what_the_policy_observes() -> None:
     mill = Mill(policy, workers=3, places=2, now=5.0, max_batch_size=8)
     mill.submit(Asked(0, 4.5, 9.0), Asked(1, 4.75, 3.0), listed(3, 5.0))
     assert policy.seen == [Observation(5.0, 5, 4.5, 7.75, 5, 5.0, 6, 3, 8, 0.1, False)]
+
+
+def learned(seconds_of_4: float, seconds_of_8: float, **rest: Any) -> Mill:
+    """Return a mill that has learned how long batches take."""
+    mill = Mill(**rest)
+    for rows, seconds in ((4, seconds_of_4), (8, seconds_of_8)):
+        (cut,) = mill.submit(listed(rows, mill.now))
+        mill.now += seconds
+        mill.finish(cut)
+    return mill
+
+
+def test_idle_workers_share_what_waits() -> None:
+    mill = learned(0.4, 0.8, workers=3)
+    cuts = mill.submit(listed(16, mill.now))
+    assert [cut.rows for cut in cuts] == [6, 5, 5]
+    assert {cut.worker for cut in cuts} == {0, 1, 2}
+    for cut in cuts[:2]:
+        mill.finish(cut)
+    cuts = mill.submit(listed(17, mill.now))  # one is busy
+    assert [cut.rows for cut in cuts] == [9, 8]
+    assert {cut.reason for cut in cuts} == {Reason.IDLE}
+
+
+@pytest.mark.parametrize(("seconds", "rest"), [((1.0, 1.1), {"workers": 2}), ((0.4, 0.8), {"workers": 1, "places": 2})])
+def test_what_would_not_be_done_sooner_is_not_shared(seconds: tuple[float, float], rest: dict[str, Any]) -> None:
+    mill = learned(*seconds, **rest)
+    (cut,) = mill.submit(listed(16, mill.now))
+    assert cut.rows == 16
 
 
 def test_the_idle_worker_gets_the_next_batch() -> None:

@@ -300,8 +300,9 @@ def test_what_the_line_refuses() -> None:
         async with serving(policy="full", max_queue_delay=30.0, max_batch_size=64, max_queue_size=4) as encoder:
             first = [asyncio.ensure_future(of(encoder, [f"{number}"])) for number in range(4)]
             await waiting(encoder, 4)
-            with pytest.raises(Overloaded, match="4 rows wait, max_queue_size=4"):
-                await of(encoder, ["a"])
+            for count in (1, 16, 17, 200):  # whatever its size
+                with pytest.raises(Overloaded, match="4 rows wait, max_queue_size=4"):
+                    await of(encoder, [f"a {number}" for number in range(count)])
             for each in first:
                 each.cancel()
             await asyncio.wait(first)

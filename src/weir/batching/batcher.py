@@ -33,8 +33,9 @@ from weir.errors import DeadlineExceeded, Draining, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
 from weir.policy.decision import Observation, Policy
 
-ITEM, RETRY = Kind.ITEM, Reason.RETRY  # members of an enum are looked up slowly
+ITEM, IDLE, RETRY = Kind.ITEM, Reason.IDLE, Reason.RETRY  # members of an enum are looked up slowly
 GIVEN_UP = 0.5  # of its timeout: whoever leaves with less than that left may have a clock that is ahead of ours
+SOONER = 0.75  # of the time of a batch: its share has to be done within that for several idle workers to share it
 SIGHT_BATCHES, FIRST_SIGHTS = 16, (4, 8)  # the time in sight has 16 to spare: it is worked out again with these
 
 
@@ -269,6 +270,8 @@ class Batcher:
         try:
             decision = self.policy.decide(seen)
             rows, reason, _, limit = decision
+            if reason is IDLE and rows > 1 and self._places.free > 1:
+                rows = self._share(rows)
             bound = getattr(self.policy, "max_waiting", None)
             if bound is not self._bound.rows:
                 self._bound.move(bound)
@@ -278,6 +281,12 @@ class Batcher:
         except Exception as error:
             self.policy_error = error
             return greedily(seen)
+
+    def _share(self, rows: int) -> int:
+        """Return how many of `rows`, which are all that wait, the next worker gets: its share among the idle ones, if that is done a good deal
+        sooner than all of them would be."""
+        share = -(-rows // max(1, self._places.idle))
+        return share if self.service.expected(share) < SOONER * self.service.expected(rows) else rows
 
     def _lengthened(self, rows: int, now: float) -> bool:
         """The line is full: tell whether `rows` fit once the policy was asked."""

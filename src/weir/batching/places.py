@@ -67,6 +67,11 @@ class Places:
             self.staying -= 1
         return not worker.batches
 
+    @property
+    def idle(self) -> int:
+        """How many workers would begin a batch at once."""
+        return sum(worker.free > 0 and not worker.batches for worker in self._workers.values())
+
     def pick(self, *, empty: bool = False) -> Worker | None:
         """Return the worker for the next batch: fewest batches, then longest idle; with `empty` only one that has none."""
         best = None

@@ -27,7 +27,7 @@ from weir.telemetry.tracecontext import Trace
 if TYPE_CHECKING:
     from weir.manager.service import Service
 
-SMALL = 16  # texts of a request that are read at once; one that has no more is refused while the line is full
+SMALL = 16  # texts of a request that has the server's timeout, and may be answered by the fast lane
 MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other
 MANY = 2_000  # texts that take the event loop's time: what is to be done with all of them at once is done in a thread
 LONGEST_TIMEOUT = 1e8
@@ -204,7 +204,6 @@ class Encoder:
         if asking.caller is None:
             asking.caller = object()  # not itself: it would be garbage that only the collector finds
             asking.key = (asking.key[0], asking.caller)
-        asking.small = count <= SMALL
         if self._held and self._held + count > self._max_held:
             raise Overloaded(f"{count} texts: {self._held} wait, at most {self._max_held}", retry_after=RETRY_AFTER)
         self._held += count
@@ -229,7 +228,7 @@ class Encoder:
                 chunk, self._max_length, asking.truncate, partial(self._read_chunk, asking, start), asking.split,
                 asking.manner,
             ),
-            sum(map(_size, chunk)) if asking.small else inf,
+            sum(map(_size, chunk)) if len(asking.texts) <= CHUNK else inf,
         )  # fmt: skip
 
     def _read_chunk(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
@@ -241,7 +240,7 @@ class Encoder:
             return
         if not start and asking.read == len(asking.texts):
             asking.brief = self._is_brief(found)
-        is_full = asking.small and asking.ready_texts and not service.has_room(1)
+        is_full = not start and asking.ready_texts and not service.has_room(1)
         # Refused then, and counted so, unless the policy lets the queue grow.
         if is_full and not self._put(asking, self._shares.at_once(), service.now()):
             return

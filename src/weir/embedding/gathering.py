@@ -30,7 +30,7 @@ class Asking:
 
     __slots__ = (
         "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
-        "ready_texts", "reading", "small", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
+        "ready_texts", "reading", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
     def __init__(
@@ -49,7 +49,6 @@ class Asking:
         self.split = split
         self.manner = manner
         self.future = future
-        self.small = False
         self.brief = False  # one batch can hold all of it
         self.left = count
         self.counts = [0] * count
