@@ -4,7 +4,7 @@ from math import inf, log
 
 import pytest
 
-from weir.batching.estimate import STALE_MIN, ServiceTime
+from weir.batching.estimate import ENOUGH, STALE_MIN, ServiceTime
 
 
 def learned(*pairs: tuple[int, float]) -> ServiceTime:
@@ -13,6 +13,20 @@ def learned(*pairs: tuple[int, float]) -> ServiceTime:
     for number, (rows, seconds) in enumerate(pairs):
         service.learn(rows, seconds, float(number), 0.0)
     return service
+
+
+def test_a_part_is_done_sooner_unless_batches_cost_the_same() -> None:
+    service = ServiceTime()
+    for _ in range(ENOUGH):
+        assert not service.is_sooner(8, 16, 0.75)
+        service.learn(16, 1.6, 0.0, 16)
+    assert service.is_sooner(8, 16, 0.75)  # nobody knows: a try
+    service.learn(8, 0.8, 0.0, 8)
+    assert service.is_sooner(8, 16, 0.75) and not service.is_sooner(8, 16, 0.4)
+    flat = ServiceTime()
+    for rows in (16, 16, 16, 8):
+        flat.learn(rows, 1.0, 0.0, rows)
+    assert not flat.is_sooner(8, 16, 0.75)
 
 
 def test_before_anything_was_measured() -> None:

@@ -286,7 +286,7 @@ class Batcher:
         """Return how many of `rows`, which are all that wait, the next worker gets: its share among the idle ones, if that is done a good deal
         sooner than all of them would be."""
         share = -(-rows // max(1, self._places.idle))
-        return share if self.service.expected(share) < SOONER * self.service.expected(rows) else rows
+        return share if share < rows and self.service.is_sooner(share, rows, SOONER) else rows
 
     def _lengthened(self, rows: int, now: float) -> bool:
         """The line is full: tell whether `rows` fit once the policy was asked."""

@@ -13,13 +13,14 @@ STALE_MIN = 1.0  # ... and than this many seconds refuses nothing: one slow batc
 class ServiceTime:
     """The expected service time of a batch of n rows, in seconds. Before anything was measured it is 0."""
 
-    __slots__ = ("_at", "_count", "_fixed", "_n", "_nn", "_nt", "_per_row", "_spread", "_t", "_w")
+    __slots__ = ("_at", "_count", "_differed", "_fixed", "_n", "_nn", "_nt", "_per_row", "_spread", "_t", "_w")
 
     def __init__(self) -> None:
         self._count = 0
         self._at = float("-inf")
         self._w = self._n = self._t = self._nn = self._nt = 0.0
         self._fixed = self._per_row = self._spread = 0.0
+        self._differed = False
 
     def learn(self, rows: float, seconds: float, now: float, cost: float) -> None:
         """Learn that a batch of `rows` took `seconds`, at the instant `now`; its `cost` does not count here."""
@@ -34,7 +35,8 @@ class ServiceTime:
         self._nn = nn = FADE * self._nn + rows * rows
         self._nt = nt = FADE * self._nt + rows * seconds
         variance = nn * weight - n * n
-        slope = (nt * weight - n * t) / variance if variance > 1e-3 * n * n else 0.0
+        self._differed = variance > 1e-3 * n * n
+        slope = (nt * weight - n * t) / variance if self._differed else 0.0
         if slope < 0.0:
             slope = 0.0
         fixed = (t - slope * n) / weight
@@ -57,6 +59,14 @@ class ServiceTime:
     def alone(self, rows: float, length: float) -> float:
         """Return a time in which hardly any batch with `rows` is done, each of such a length; which does not count here."""
         return self.optimistic(rows)
+
+    def is_sooner(self, rows: float, among: float, share: float) -> bool:
+        """Tell whether a batch of `rows` is done within that share of the time of one of `among`. Where enough batches came back, all of one
+        size, that is worth a try: yes."""
+        expected = self.expected(among)
+        if not self._differed:
+            return self._count >= ENOUGH and expected > 0.0
+        return self.expected(rows) < share * expected
 
     def is_trusted(self, now: float) -> bool:
         """Tell whether work may be refused by this estimate: enough was measured, and not too long ago."""
