@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from weir import Model, Service
+from weir.workers.priority import lower
 
 SCRIPT = """
 import os, threading
@@ -61,7 +62,19 @@ def test_a_lower_priority_is_taken_back_by_every_thread() -> None:
 def test_the_lowest_is_taken_back_too() -> None:
     if not may_come_back():
         pytest.skip("this system lets nobody take a priority back")
-    assert said(19) == [f"{19 - max(0, os.getpriority(os.PRIO_PROCESS, 0))} 0", "0 0"]
+    lowered = 19 - max(0, os.getpriority(os.PRIO_PROCESS, 0))
+    assert said(19) == [f"{lowered} {os.SCHED_IDLE}", "0 0"]
+
+
+def test_a_process_is_low_before_it_can_do_so_itself() -> None:
+    if not may_come_back():
+        pytest.skip("this system lets nobody take a priority back")
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        lower(process.pid, 19)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == 19
+        assert os.sched_getscheduler(process.pid) == os.SCHED_IDLE
+        process.communicate(b"\n")
+    lower(process.pid, 19)  # it has ended, which is no error
 
 
 HURRIED = """
@@ -75,7 +88,7 @@ priority._for_each_thread, priority.PATIENCE = for_each, 0.0
 own = os.getpriority(os.PRIO_PROCESS, 0)
 back = priority.give_way(19 - own)
 hurried.wait()
-print(os.getpriority(os.PRIO_PROCESS, 0) - own)
+print(os.getpriority(os.PRIO_PROCESS, 0) - own, os.sched_getscheduler(0))
 back()
 print(os.getpriority(os.PRIO_PROCESS, 0) - own, threading.active_count())
 """
@@ -85,7 +98,7 @@ def test_a_load_that_takes_long_gets_more() -> None:
     if not may_come_back() or os.getpriority(os.PRIO_PROCESS, 0) >= 9:
         pytest.skip("this system lets nobody take a priority back, or the tests have a low one themselves")
     done = subprocess.run([sys.executable, "-c", HURRIED], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["10", "0", "1"]
+    assert done.stdout.split() == ["10", str(os.SCHED_OTHER), "0", "1"]
 
 
 def test_where_it_could_not_be_taken_back_it_is_a_batch_process() -> None:

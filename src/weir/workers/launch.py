@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import weir
+from weir.workers.priority import lower
 from weir.workers.process import set_affinity
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.template import Own, Process, Template
@@ -146,6 +147,8 @@ class Launch:
             pass_fds=[fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
             process_group=0,
         )
+        if niceness:
+            lower(popen.pid, niceness)
         return Own(popen)
 
     @property

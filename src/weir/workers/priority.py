@@ -1,5 +1,10 @@
 """A worker gives way to those that serve while it loads: it starts at a lower priority and takes its own back when it is ready.
 
+The server lowers it at the start, for an interpreter and Weir itself have to be loaded before the worker can do so.
+
+At the lowest priority it is idle, for the kernel: whoever wakes up runs in its place at once, and its CPU counts as free. Without
+that a low priority has the CPU until its slice ends, some milliseconds, and those who serve share the other CPUs.
+
 Lowering one's priority is always allowed, taking it back often is not (it needs CAP_SYS_NICE, or RLIMIT_NICE). Whether it is
 gets tried first, in a thread that ends: priorities are the threads'. Where it is not, the worker loads as a batch process,
 which the kernel lets preempt nobody. On a machine that never rests the lowest priorities get next to nothing, so none lower than
@@ -10,21 +15,31 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 
 LOWEST = 19
 ENOUGH = 10
 PATIENCE = 20.0  # seconds
 
 
-def give_way(niceness: int) -> Callable[[], None]:
-    """Run at a priority lower by `niceness`, this thread and those that it starts; return what takes the own one back."""
-    own = os.getpriority(os.PRIO_PROCESS, 0)
+def lower(pid: int, niceness: int) -> None:
+    """Have a process that was just started run at a priority lower than ours by `niceness`, if it can take it back."""
+    with suppress(OSError):  # it has ended
+        if _comes_back():
+            _set(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + niceness, LOWEST))
+
+
+def give_way(niceness: int, own: int | None = None) -> Callable[[], None]:
+    """Run at a priority lower than `own` (None: the present one) by `niceness`, this thread and those that it starts; return
+    what takes the own one back."""
+    if own is None:
+        own = os.getpriority(os.PRIO_PROCESS, 0)
     lower = min(own + niceness, LOWEST)
     if lower == own:
         return lambda: None
     if not _comes_back():
         return _as_batch()
-    os.setpriority(os.PRIO_PROCESS, 0, lower)
+    _set(0, lower)
     enough = own + ENOUGH
     if lower <= enough:
         return lambda: _for_each_thread(lower, own)
@@ -41,6 +56,15 @@ def give_way(niceness: int) -> Callable[[], None]:
     return take_back
 
 
+def _set(thread: int, priority: int) -> None:
+    """Give a thread (0: this one) a priority; it is idle while it has the lowest. Others than ordinary threads stay what they are."""
+    os.setpriority(os.PRIO_PROCESS, thread, priority)
+    was, becomes = (os.SCHED_OTHER, os.SCHED_IDLE) if priority == LOWEST else (os.SCHED_IDLE, os.SCHED_OTHER)
+    if os.sched_getscheduler(thread) == was:
+        os.sched_setscheduler(thread, becomes, os.sched_param(0))
+
+
+@lru_cache(maxsize=1)
 def _comes_back() -> bool:
     answers: list[bool] = []
 
@@ -59,12 +83,12 @@ def _comes_back() -> bool:
     return bool(answers)
 
 
-def _for_each_thread(lower: int, own: int) -> None:
-    """Give all threads that have the lower priority, of libraries too, the own one."""
+def _for_each_thread(given: int, priority: int) -> None:
+    """Give all threads that have the `given` priority, of libraries too, another one."""
     for thread in map(int, os.listdir("/proc/self/task")):
         with suppress(OSError):  # it has ended meanwhile
-            if os.getpriority(os.PRIO_PROCESS, thread) == lower:
-                os.setpriority(os.PRIO_PROCESS, thread, own)
+            if os.getpriority(os.PRIO_PROCESS, thread) == given:
+                _set(thread, priority)
 
 
 def _as_batch() -> Callable[[], None]:

@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     _, parent, cpus, niceness, *descriptors = arguments
     die_with(int(parent))
     ignore_terminal_signals()
-    take_back = give_way(int(niceness))
+    take_back = give_way(int(niceness), os.getpriority(os.PRIO_PROCESS, int(parent)))  # which has lowered ours
     refusal = set_affinity([int(cpu) for cpu in cpus.split(",")]) if cpus else None
     from weir.workers.program import run
 
