@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 import pytest
 from tests.served import MODELS, Served, serving, weir, weir_here
 
-from weir.client import AsyncHttpClient, HttpClient
+from weir.client import AsyncHttpClient, AsyncWebSocketClient, HttpClient, WebSocketClient
+from weir.client.failures import Unreachable
+from weir.client.retrying import NEVER
 from weir.commands import COMMANDS
 from weir.errors import SettingsError
 
@@ -149,6 +152,23 @@ def test_a_unix_socket(tmp_path: Path) -> None:
 async def _ask_async(url: str) -> object:
     async with AsyncHttpClient(url) as client:
         return await client.infer("square", 4)
+
+
+def test_a_websocket_over_a_unix_socket(tmp_path: Path) -> None:
+    path, ones = tmp_path / "weir.sock", {"x": np.ones((1, 2), np.float32)}
+
+    async def ask() -> object:
+        async with AsyncWebSocketClient(f"unix:{path}") as client:
+            return (await client.infer("scale", ones))["y"].tolist()
+
+    with WebSocketClient(f"unix:{path}", retry=NEVER) as client:
+        with pytest.raises(Unreachable, match=r"weir\.sock: no connection"):
+            client.infer("scale", ones)
+        with Served(f"{MODELS.parent}/client/models.py:Scale", "--uds", str(path)) as served:
+            served.until_ready()
+            assert client.infer("scale", ones)["y"].tolist() == [[2, 2]]
+            assert client.models() == ["scale"]
+            assert asyncio.run(ask()) == [[2, 2]]
 
 
 # Settings.

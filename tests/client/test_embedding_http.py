@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from tests.embedding.doors import Served, served
 from tests.embedding.hashing import HashingEncoder, vector_of
 
-from weir.client.embedding import EmbeddingClient
+from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
 from weir.client.failures import Unreachable
 from weir.client.retrying import NEVER
 from weir.errors import (
@@ -31,7 +32,8 @@ EXPECTED = np.stack([vector_of(text) for text in TEXTS])
 class Running:
     """A server in a thread. `encoder` is its model, `stuck` one that answers when `gate` is opened."""
 
-    def __init__(self) -> None:
+    def __init__(self, **http: Any) -> None:
+        self._http = http
         self.encoder = HashingEncoder()
         self.stuck = HashingEncoder("stuck")
         self.started = threading.Event()
@@ -42,7 +44,7 @@ class Running:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         self.stuck.gate = asyncio.Event()
         self.stuck.entered = asyncio.Event()
-        async with served(self.encoder, self.stuck) as self.server:
+        async with served(self.encoder, self.stuck, **self._http) as self.server:
             self.started.set()
             await self._end.wait()
 
@@ -190,3 +192,18 @@ def test_the_server_tells_its_state_and_ends_when_asked(running: Running, client
     assert client.server_status["statistic"]["num_sys_request"] > 0
     client.terminate()
     running.on_loop(running.server.ended.wait())
+
+
+def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "weir.sock"
+    with Running(uds=str(path)):
+        for url in (f"unix:{path}", f"unix://{path}"):
+            with EmbeddingClient(url) as client:
+                np.testing.assert_array_equal(client.encode(TEXTS), EXPECTED)
+                assert client.server_config["weir_version"]
+        with ConcurrentEmbeddingClient(f"unix:{path}", max_concurrency=2) as several:
+            np.testing.assert_array_equal(several.encode(TEXTS), EXPECTED)
+    with pytest.raises(Unreachable, match=r"unix:.*weir\.sock: no connection"):
+        EmbeddingClient(f"unix:{path}")
+    with pytest.raises(SettingsError, match="url='unix:': must be http://HOST:PORT, https://HOST:PORT or unix:PATH"):
+        EmbeddingClient("unix:")

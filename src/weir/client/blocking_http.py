@@ -5,6 +5,7 @@ httpx does more, and takes longer for it than the server does for one vector, th
 
 import base64
 import select
+import socket
 import ssl
 import time
 from contextlib import suppress
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from weir.client.failures import ConnectionLost, Unreachable
-from weir.client.http_calls import HttpReply, HttpRequest
+from weir.client.http_calls import HttpReply, HttpRequest, address_of
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 _PIECE = 1 << 20  # bytes of a body that are read at a time
@@ -40,17 +41,42 @@ class _Plain(HTTPConnection):
             super().send(piece)
 
 
+def connect_unix(path: str, timeout: float | None) -> socket.socket:
+    """Return a connection to the Unix socket `path`. Raises OSError, also after `timeout` seconds."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(timeout)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+class _Local(_Plain):
+    """The same to a server on a Unix socket."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        super().__init__("localhost", None, timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        """Make the connection."""
+        self.sock = connect_unix(self._path, self.timeout)
+
+
 class _Encrypted(_Plain, HTTPSConnection):
     """The same with TLS."""
 
 
 class Connections:
-    """Sends HttpRequests to `url`, http:// or https://, over at most `most` connections, which are kept. May be used by many threads at a
+    """Sends HttpRequests to `url`, http://, https:// or unix:PATH, over at most `most` connections, which are kept. May be used by many threads at a
     time. `token` goes with each request. Raises SettingsError for what is no such URL."""
 
     def __init__(self, url: str, token: str | None, most: int) -> None:
         self._url = url
-        parts = _parsed(url)
+        base, self._path = address_of(url)
+        parts = _parsed(base)
         self._where = (str(parts.hostname), parts.port)
         self._prefix = parts.path.rstrip("/")
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
@@ -87,11 +113,7 @@ class Connections:
                     return connection
                 self._all.discard(connection)
                 connection.close()
-        left = max(_SHORTEST, deadline - time.monotonic())
-        if self._tls is None:
-            connection = _Plain(*self._where, timeout=left)
-        else:
-            connection = _Encrypted(*self._where, timeout=left, context=self._tls)
+        connection = self._new(deadline)
         try:
             connection.connect()
         except OSError as error:
@@ -104,6 +126,14 @@ class Connections:
             self._leave(connection)
             raise self._cancelled()
         return connection
+
+    def _new(self, deadline: float) -> _Plain:
+        left = max(_SHORTEST, deadline - time.monotonic())
+        if self._path is not None:
+            return _Local(self._path, left)
+        if self._tls is None:
+            return _Plain(*self._where, timeout=left)
+        return _Encrypted(*self._where, timeout=left, context=self._tls)
 
     def _exchange(self, connection: _Plain, step: HttpRequest, deadline: float) -> tuple[HttpReply, bool]:
         """Return the answer, and whether the connection may be kept."""
@@ -190,7 +220,7 @@ def _parsed(url: str) -> SplitResult:
     except ValueError as error:
         raise SettingsError(f"url={url!r}: {error}") from None
     if not known or parts.query or parts.fragment:
-        raise SettingsError(f"url={url!r}: must be http://HOST:PORT or https://HOST:PORT")
+        raise SettingsError(f"url={url!r}: must be http://HOST:PORT, https://HOST:PORT or unix:PATH")
     return parts
 
 

@@ -34,7 +34,7 @@ class Fetched(NamedTuple):
 
 
 class EmbeddingClient:
-    """Asks a server for the vectors of texts: `http://localhost:8000`, or `tcp://localhost:5555` for ZeroMQ.
+    """Asks a server for the vectors of texts: `http://localhost:8000`, `unix:weir.sock`, or `tcp://localhost:5555` for ZeroMQ.
 
     `timeout` is in seconds, for each call that names none. `model` is the one asked for, "" the server's first. `token` is the control
     token, for `terminate`. `retry` says what is sent again that the server refused for now. `output` is "ndarray" or "list". Over ZeroMQ `identity` names this client (all clients of one

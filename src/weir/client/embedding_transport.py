@@ -87,20 +87,18 @@ class OpenTransport(Protocol):
 
 
 # The modules of the schemes: each loads a library that need not be installed.
-_SCHEMES = {
-    "http": "weir.client.embedding_http", "https": "weir.client.embedding_http", "tcp": "weir.client.embedding_zeromq",
-}  # fmt: skip
+_HTTP = "weir.client.embedding_http"
+_SCHEMES = {"http://": _HTTP, "https://": _HTTP, "unix:": _HTTP, "tcp://": "weir.client.embedding_zeromq"}
 
 
 def open_transport(
     url: str, *, identity: str, token: str | None, retry: Retry, port_out: int | None
 ) -> EmbeddingTransport:
     """Return the way to `url`, by its scheme. Raises SettingsError for a scheme that there is none for."""
-    scheme = url.partition("://")[0].lower()
-    if scheme not in _SCHEMES:
-        known = ", ".join(f"{name}://" for name in _SCHEMES)
-        raise SettingsError(f"url={url!r}: must begin with one of {known}")
-    opened: OpenTransport = import_module(_SCHEMES[scheme]).open_transport
+    module = next((_SCHEMES[scheme] for scheme in _SCHEMES if url.lower().startswith(scheme)), None)
+    if module is None:
+        raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
+    opened: OpenTransport = import_module(module).open_transport
     return opened(url, identity=identity, token=token, retry=retry, port_out=port_out)
 
 

@@ -10,10 +10,10 @@ import httpx
 
 from weir.client.asynchronous import AsyncClient
 from weir.client.failures import ConnectionLost, Unreachable
-from weir.client.http_calls import HttpCalls, HttpReply, HttpRequest, error_of
+from weir.client.http_calls import HttpCalls, HttpReply, HttpRequest, address_of, error_of
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
-from weir.errors import DeadlineExceeded, SettingsError
+from weir.errors import DeadlineExceeded
 
 CONNECTIONS = 64
 
@@ -124,16 +124,6 @@ def _failing(url: str) -> Generator[None, None, None]:
         raise error if isinstance(error, DeadlineExceeded) else DeadlineExceeded(f"{url}: no answer in time") from error
     except httpx.TransportError as error:
         raise ConnectionLost(f"{url}: the connection ended before the answer ({error})") from error
-
-
-def address_of(url: str) -> tuple[str, str | None]:
-    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. Raises SettingsError if it names none."""
-    if not url.startswith("unix:"):
-        return url, None
-    path = url.removeprefix("unix:").removeprefix("//")
-    if not path:
-        raise SettingsError(f"url={url!r}: must be http://HOST:PORT, https://HOST:PORT or unix:PATH")
-    return "http://localhost", path
 
 
 def _headers(token: str | None) -> Mapping[str, str]:

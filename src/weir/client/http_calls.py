@@ -10,7 +10,7 @@ import msgspec
 from weir.client import failures
 from weir.client.calls import Decoder, Metadata, Streaming
 from weir.client.programs import Program
-from weir.errors import ModelNotFound, WeirError
+from weir.errors import ModelNotFound, SettingsError, WeirError
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
 from weir.wire.sse import CONTENT_TYPE, EventParser
@@ -187,3 +187,13 @@ def _text_of(body: bytes) -> str:
 
 def _seconds(text: str) -> float | None:
     return float(text) if text.isdigit() else None
+
+
+def address_of(url: str) -> tuple[str, str | None]:
+    """Return the base of all URLs, and the path of the Unix socket if `url` is unix:PATH. Raises SettingsError if it names none."""
+    if not url.startswith("unix:"):
+        return url, None
+    path = url.removeprefix("unix:").removeprefix("//")
+    if not path:
+        raise SettingsError(f"url={url!r}: must be http://HOST:PORT, https://HOST:PORT or unix:PATH")
+    return "http://localhost", path

@@ -13,8 +13,10 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
 from weir.client.asynchronous import AsyncClient
+from weir.client.blocking_http import connect_unix
 from weir.client.failures import ConnectionLost, Unreachable
 from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
+from weir.client.http_calls import address_of
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.client.websocket_calls import Answer, Asked, WebSocketCalls, is_last
@@ -29,8 +31,8 @@ _NOT_MADE = (OSError, InvalidHandshake, TimeoutError)
 
 
 class WebSocketClient(Client):
-    """Asks a server over one WebSocket, such as `WebSocketClient("http://localhost:8000")`: requests of many threads are under
-    way on it at a time. The arguments are those of HttpClient."""
+    """Asks a server over one WebSocket, such as `WebSocketClient("http://localhost:8000")`, or "unix:weir.sock": requests of many threads are
+    under way on it at a time. The arguments are those of HttpClient."""
 
     def __init__(
         self, url: str, *, timeout: float = 60.0, token: str | None = None, retry: Retry | None = None,
@@ -57,6 +59,7 @@ class WebSocketTransport:
     def __init__(self, url: str, tls: Any, http: HttpTransport) -> None:
         self._url = url
         self._options = _options(url, tls)
+        self._path = address_of(url)[1]
         self._http = http
         self._lock = threading.Lock()
         self._opened: tuple[ClientConnection, Mail, threading.Thread] | None = None
@@ -103,7 +106,8 @@ class WebSocketTransport:
             if self._opened is None:
                 context = ExitStack()
                 try:
-                    connection = context.enter_context(connect(open_timeout=timeout, **self._options))
+                    local: dict[str, Any] = {} if self._path is None else {"sock": connect_unix(self._path, timeout)}
+                    connection = context.enter_context(connect(open_timeout=timeout, **self._options, **local))
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
                 mail = Mail(self._url)
@@ -135,6 +139,7 @@ class AsyncWebSocketTransport:
     def __init__(self, url: str, tls: Any, http: AsyncHttpTransport) -> None:
         self._url = url
         self._options = _options(url, tls)
+        self._path = address_of(url)[1]
         self._http = http
         self._lock = asyncio.Lock()
         self._opened: tuple[AsyncConnection, Mail, asyncio.Task[None]] | None = None
@@ -179,7 +184,8 @@ class AsyncWebSocketTransport:
         async with self._lock:
             if self._opened is None:
                 try:
-                    connection = await connect_async(open_timeout=timeout, **self._options)
+                    local: dict[str, Any] = {} if self._path is None else {"unix": True, "path": self._path}
+                    connection = await connect_async(open_timeout=timeout, **self._options, **local)
                 except _NOT_MADE as error:
                     raise Unreachable(f"{self._url}: no connection ({error})") from error
                 mail = Mail(self._url)
@@ -226,6 +232,6 @@ async def _send_async(connection: AsyncConnection, message: str | bytes) -> None
 
 
 def _options(url: str, tls: Any) -> dict[str, Any]:
-    address = url.rstrip("/").replace("http", "ws", 1) + PATH
+    address = address_of(url)[0].rstrip("/").replace("http", "ws", 1) + PATH
     options: dict[str, Any] = {"uri": address, "max_size": None, "compression": None, "proxy": None}
     return options if isinstance(tls, bool) or not address.startswith("wss") else {**options, "ssl": tls}
