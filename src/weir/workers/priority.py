@@ -1,32 +1,37 @@
 """A worker gives way to those that serve while it loads: it starts at a lower priority and takes its own back when it is ready.
 
-The server lowers it at the start, for an interpreter and Weir itself have to be loaded before the worker can do so.
+The server lowers it a little at the start, for an interpreter and Weir itself have to be loaded before the worker can do so.
 
 At the lowest priority it is idle, for the kernel: whoever wakes up runs in its place at once, and its CPU counts as free. Without
 that a low priority has the CPU until its slice ends, some milliseconds, and those who serve share the other CPUs.
 
 Lowering one's priority is always allowed, taking it back often is not (it needs CAP_SYS_NICE, or RLIMIT_NICE). Whether it is
 gets tried first, in a thread that ends: priorities are the threads'. Where it is not, the worker loads as a batch process,
-which the kernel lets preempt nobody. On a machine that never rests the lowest priorities get next to nothing, so none lower than
-ENOUGH is kept for longer than PATIENCE.
+which the kernel lets preempt nobody. On a machine that never rests the lowest priorities get next to nothing: none lower than
+ENOUGH is kept for longer than PATIENCE, nor by who has waited for a CPU for most of a second.
 """
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 
 LOWEST = 19
 ENOUGH = 10
 PATIENCE = 20.0  # seconds
+LOOK_EVERY = 1.0  # seconds
+STARVED = 0.7  # the part of that time that a loading thread has waited for a CPU
 
 
 def lower(pid: int, niceness: int) -> None:
-    """Have a process that was just started run at a priority lower than ours by `niceness`, if it can take it back."""
+    """Have a process that was just started run at a priority lower than ours by `niceness`, ENOUGH at most, if it can take it back."""
     with suppress(OSError):  # it has ended
         if _comes_back():
-            _set(pid, min(os.getpriority(os.PRIO_PROCESS, 0) + niceness, LOWEST))
+            own = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, pid, min(own + min(niceness, ENOUGH), LOWEST))
 
 
 def give_way(niceness: int, own: int | None = None) -> Callable[[], None]:
@@ -43,17 +48,37 @@ def give_way(niceness: int, own: int | None = None) -> Callable[[], None]:
     enough = own + ENOUGH
     if lower <= enough:
         return lambda: _for_each_thread(lower, own)
-    hurry = threading.Timer(PATIENCE, _for_each_thread, (lower, enough))
-    hurry.daemon = True
-    hurry.start()
+    loaded = threading.Event()
+    watching = threading.Thread(target=_watch, args=(loaded, own, lower, enough), daemon=True)
+    watching.start()
 
     def take_back() -> None:
-        hurry.cancel()
-        hurry.join()
+        loaded.set()
+        watching.join()
         for given in (lower, enough):
             _for_each_thread(given, own)
 
     return take_back
+
+
+def _watch(loaded: threading.Event, own: int, lower: int, enough: int) -> None:
+    """Give those that have the priority `lower` more of the CPUs, `enough`, when they starve or take long."""
+    _set(0, own)  # whoever is to see that others get no CPU needs one
+    until = time.monotonic() + PATIENCE
+    waited = _waited()
+    while not loaded.wait(LOOK_EVERY):
+        before, waited = waited, _waited()
+        if waited - before > STARVED * LOOK_EVERY or time.monotonic() >= until:
+            _for_each_thread(lower, enough)
+            return
+
+
+def _waited() -> float:
+    """Return the seconds that the main thread has been ready to run without a CPU; 0 where the system does not count them."""
+    try:
+        return float(Path("/proc/self/schedstat").read_text().split()[1]) * 1e-9
+    except (OSError, IndexError):
+        return 0.0
 
 
 def _set(thread: int, priority: int) -> None:
