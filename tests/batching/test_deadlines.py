@@ -9,6 +9,18 @@ from tests.batching.mill import Asked
 from weir.batching.deadlines import MAX_QUEUES, SLACK, Deadlines
 
 
+def test_nothing_is_kept_of_those_that_have_gone_once_nobody_waits() -> None:
+    deadlines = Deadlines()
+    gone = [Asked(number, 0.0, 1.0 + number) for number in range(12)]
+    for request in gone:
+        deadlines.add(request)
+        request.settled = True
+    deadlines.trim(1)
+    assert len(deadlines) == 12
+    deadlines.trim(0)
+    assert len(deadlines) == 0
+
+
 def test_nothing_has_no_deadline() -> None:
     assert Deadlines().earliest() == inf
     assert Deadlines().passed(1e9) == []

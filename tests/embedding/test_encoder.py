@@ -1,6 +1,7 @@
 """encoder.py over real services: vectors in order, large requests in pieces, errors that name the text."""
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, ve
 from weir import Service
 from weir.embedding import encoder as front
 from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder, release_free_memory
+from weir.embedding.gathering import Asking, TextRequest
 from weir.embedding.pieces import highest_places
 from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
@@ -443,6 +445,20 @@ def test_what_was_measured_at_the_start_refuses_before_anything_is_computed() ->
                     executor.answer_next(lambda batch: Summing().predict(batch))
             assert len((await asked).counts) == 1000
             encoder.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("threads", [0, 1, 2])
+def test_nothing_holds_a_request_that_has_its_end(threads: int) -> None:
+    async def main() -> None:
+        async with serving(options={"threads": threads}, padded=True) as encoder:
+            for client in ("", "one"):
+                texts = [f"{number}" for number in range(500)]
+                assert len((await of(encoder, texts, client=client, timeout=50.0 + bool(client))).counts) == 500
+            await asyncio.sleep(0)
+            gc.collect()
+            assert [each for each in gc.get_objects() if isinstance(each, (Asking, TextRequest))] == []
 
     asyncio.run(main())
 

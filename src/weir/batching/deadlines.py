@@ -88,7 +88,11 @@ class Deadlines:
         return [request for request in late if not request.settled and request.taken < request.rows]
 
     def trim(self, live: int) -> None:
-        """Sweep out what has gone if that is more than half, when `live` requests wait."""
+        """Sweep out what has gone if that is more than half, when `live` requests wait. With none nothing is kept: a request may hold much
+        memory, and nobody may come after it."""
+        if not live:
+            self._by_timeout.clear()
+            self._heap.clear()
         if len(self) <= 2 * live + SLACK:
             return
         for timeout, queue in list(self._by_timeout.items()):

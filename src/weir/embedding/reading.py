@@ -145,8 +145,12 @@ class Readers:
         queues = (self._urgent,) if only_urgent else (self._urgent, self._bulk)
         while wake.get():
             for queue in queues:
-                if readings := _taken(queue):
-                    self._read(readings)
+                self._read_from(queue)
+
+    def _read_from(self, queue: "deque[Reading]") -> None:
+        # Not in `_work`: what was read would stay until there is more.
+        if readings := _taken(queue):
+            self._read(readings)
 
     def _read(self, readings: list[Reading]) -> None:
         began = time.monotonic()
