@@ -80,3 +80,24 @@ except weir.client.Unreachable as error:
     print(type(error).__name__)
 """
     assert run(script) == "Unreachable\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "said"),
+    [
+        ("HttpClient", (), 'httpx, which is not installed: pip install "weir-serving[client]"'),
+        ("GrpcClient", (), 'grpc, which is not installed: pip install "weir-serving[grpc]"'),
+        ("WebSocketClient", HTTP, "websockets, which is not installed: pip install websockets"),
+    ],
+)
+def test_a_library_that_is_missing_is_named_with_what_installs_it(
+    kind: str, allowed: tuple[str, ...], said: str
+) -> None:
+    script = HIDING.partition("client = ")[0].format(allowed=(*COMMON, *allowed))
+    script += f"""
+try:
+    from weir.client import {kind}
+except ImportError as error:
+    print(error)
+"""
+    assert run(script) == f"weir.client.{kind} needs {said}\n"

@@ -40,11 +40,25 @@ _WHERE = {
     "Unreachable": "weir.client.failures", "ConnectionLost": "weir.client.failures",
 }  # fmt: skip
 
+# What has the libraries of the transports installed.
+_GRPC = '"weir-serving[grpc]"'
+_INSTALLED_BY = {"httpx": '"weir-serving[client]"', "grpc": _GRPC, "google": _GRPC, "websockets": "websockets"}
+
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'weir.client' has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(_WHERE[name]), name)
+    try:
+        module = import_module(_WHERE[name])
+    except ModuleNotFoundError as error:
+        library = (error.name or "").partition(".")[0]
+        if library not in _INSTALLED_BY:
+            raise
+        raise ModuleNotFoundError(
+            f"weir.client.{name} needs {library}, which is not installed: pip install {_INSTALLED_BY[library]}",
+            name=error.name,
+        ) from error
+    value = globals()[name] = getattr(module, name)
     return value
 
 
