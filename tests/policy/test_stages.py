@@ -10,8 +10,9 @@ from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
 from weir.policy.bank import Bank
 from weir.policy.objective import Objective
 from weir.policy.overload import admission
+from weir.policy.profile import Profile
 from weir.policy.stages import SILENCE, UNLIKELY, Stage, Stages, boundaries_of, filling_of
-from weir.policy.tables import full_batch_table, limit_table
+from weir.policy.tables import full_batch_table, greedy_table, limit_table, stacked
 
 
 def alone(rate: float) -> Bank:
@@ -122,8 +123,34 @@ def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
     assert strict is not None
     stages = Stages(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
     gates = [stage.gate for stage in every(stages.bank)]
-    assert gates[1].bounds == (50,) * (strict.largest + 1)
+    assert gates[1].bounds == (50,) * 9  # the tables' largest batch is of 8
     assert gates[2] == strict.gate
-    assert gates[3].bounds == (60,) * (strict.largest + 1)
+    assert gates[3].bounds == (60,) * 9
     assert gates[4].bounds == (strict.max_waiting,) * (strict.steady + 1)
     assert [stage.max_waiting for stage in every(stages.bank)][1:4] == [50, strict.max_waiting, 60]
+
+
+def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> None:
+    """Below the lowest rate too, and while the rate is unknown; a limit still has its guards."""
+    objective = Objective(0.04, refusal_price=1.0)
+    tables = stacked([greedy_table(8), limit_table(3, 8), limit_table(4, 8)])
+    stages = Stages(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
+    for stage in (stages[0], stages[1]):
+        assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
+        assert stage.first == stages[0].first
+    assert stages[2].latest is not None and stages[2].max_waiting is None
+    assert stages[2].gate.bounds == (None,) * 9
+    assert stages.unknown() is stages[0]
+    assert Stages(promised()).unknown() is not None and Stages(bank()).unknown() is None
+
+
+def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches() -> None:
+    """The batch and line that have everybody in time for certain would serve far fewer rows."""
+    varied = Profile(PROFILE.service_time_ms, PROFILE.energy_mj, np.full(8, 0.3))
+    tables = stacked([greedy_table(8)] * 3)
+    changes = {"profile": varied, "tables": tables, "second_tables": tables}
+    objective = Objective(0.04, slack=0.02, refusal_price=1.0)
+    last = Stages(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
+    assert (last.largest, last.max_waiting, last.gate.bounds) == (8, 20, (20,) * 9)
+    strict = Stages(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
+    assert strict.largest < 8

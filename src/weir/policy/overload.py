@@ -89,7 +89,8 @@ def admission(profile: Profile, objective: Objective, workers: int = 1) -> Admis
     """
     most, depth = profile.best_batch_size, profile.pipeline_depth
     times = profile.service_time_ms[:most] / 1000.0
-    spared = max(objective.margin, objective.slack)
+    # Where refusals count, the margin is for those who wait on purpose only.
+    spared = objective.slack if objective.counts_refusals else max(objective.margin, objective.slack)
     within = objective.deadline - spared - profile.latency_offset_ms / 1000.0 + ROUNDING
     behind = np.floor(within / times).astype(np.int64) - depth  # batches of that size that may wait, for each worker
     possible = behind >= 1

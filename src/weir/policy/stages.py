@@ -86,8 +86,11 @@ class Stages:
 
     def unknown(self) -> Stage | None:
         """Return the stage for a rate that is not known yet, where there is a promise to keep: it never waits, and keeps it
-        at any rate."""
-        return None if self._admission is None else self[len(self) - 1]
+        at any rate. Where refusals count, nobody is refused before the rate is known."""
+        objective = self.bank.objective
+        if objective is None:
+            return None
+        return self[0 if objective.counts_refusals else len(self) - 1]
 
     def next_to(self, stage: Stage, rate: float) -> Stage:
         """Return the stage for `rate`, coming from `stage`: the nearest, but a boundary counts only when it is well passed."""
@@ -102,8 +105,12 @@ class Stages:
         entry = min(max(number - 1, 0), len(self.bank.rates) - 1)
         first, second, share = self._tables(number)
         limits = limit_of(first), limit_of(second)
-        answers = answers_of(first, limits[0])
         largest, max_waiting, gate = self._line(number, entry)
+        guards = self._guards
+        if self._greedy(number, limits[0], max_waiting):
+            guards, largest = (None, None), self.bank.profile.max_batch_size
+            first = second = greedy_table(largest)
+        answers = answers_of(first, limits[0])
         return Stage(
             number=number,
             entry=entry,
@@ -114,12 +121,18 @@ class Stages:
             share=share,
             limits=limits,
             filling=max(filling_of(first), filling_of(second)),
-            allowance=self._guards[0],
-            latest=self._guards[1],
+            allowance=guards[0],
+            latest=guards[1],
             largest=largest,
             max_waiting=max_waiting,
             gate=gate,
         )
+
+    def _greedy(self, number: int, limit: int, max_waiting: int | None) -> bool:
+        """Whether a stage neither waits nor refuses because most are then in time: it is greedy, and trims no batch either."""
+        objective = self.bank.objective
+        counts = objective is not None and objective.counts_refusals
+        return counts and number < len(self) - 1 and limit == 1 and max_waiting is None
 
     def _line(self, number: int, entry: int) -> tuple[int, int | None, Gate]:
         """Return a stage's largest batch, its longest line under overload, and its gate."""
@@ -127,24 +140,33 @@ class Stages:
         made = self._admission
         if made is None:
             return largest, most, Gate((most,) * (largest + 1))
-        if number == len(self) - 1:
+        if number == len(self) - 1 and not self._bounded_above:
             return made.steady, made.max_waiting, made.overloaded(self.bank.profile)[1]
         if self.bank.objective is not None and self.bank.objective.counts_refusals and most != made.max_waiting:
-            return made.largest, most, Gate((most,) * (made.largest + 1))
+            largest = int(self.bank.tables[entry].max())
+            return largest, most, Gate((most,) * (largest + 1))
         return made.largest, made.max_waiting, made.gate
+
+    @property
+    def _bounded_above(self) -> bool:
+        """Whether rates above the highest are served as that is. So it is where refusals count and service times vary: batches
+        small enough to have all in time for certain serve too few rows."""
+        objective, varies = self.bank.objective, bool(self.bank.profile.cv.any())
+        return objective is not None and objective.counts_refusals and varies and int(self.bank.max_waiting[-1]) > 0
 
     def _tables(self, number: int) -> tuple[Table, Table, float]:
         """Return both tables of a stage, and the share of the second."""
         bank, share = self.bank, 0.0
         if number == 0:
             first = second = greedy_table(bank.profile.max_batch_size)
-        elif number == len(self) - 1:
+        elif number == len(self) - 1 and not self._bounded_above:
             made = self._admission
             first = second = full_batch_table(bank.profile) if made is None else made.overloaded(bank.profile)[0]
         else:
-            share = float(bank.shares[number - 1])
-            first = bank.tables[number - 1]
-            second = bank.second_tables[number - 1] if share else first
+            entry = min(number, len(bank.rates)) - 1
+            share = float(bank.shares[entry])
+            first = bank.tables[entry]
+            second = bank.second_tables[entry] if share else first
         return first, second, share
 
 

@@ -9,15 +9,18 @@ from dataclasses import replace
 
 import numpy as np
 
+from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.crew import crew_table, start_limit
-from weir.policy.objective import Objective
+from weir.policy.objective import ROUNDING, Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, stacked
 from weir.simulation.checks import check_count
 from weir.simulation.promises import Keeper
 from weir.simulation.rounds import Figures, Rule
+from weir.simulation.simulator import run
+from weir.simulation.statistics import STRETCHES
 from weir.simulation.trials import Trials, lowest
 
 Progress = Callable[[int, int], None]  # rates done, of how many
@@ -28,6 +31,8 @@ CREW_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7,
 PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
 # Where more arrives than can be served, and the estimate of a rate that is less than that may be.
 BEYOND = (1.0, 1.1)
+FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which nobody is refused, tried in this order
+CHECKED_LOADS, CHECKED_REQUESTS = (0.7, 0.8, 0.85), 40_000
 CREW_REQUESTS = 20_000
 PROMISE_REQUESTS = 40_000
 
@@ -90,26 +95,70 @@ def _crew(profile: Profile, prices: Prices, workers: int, seed: int, told: Progr
 def _promised(profile: Profile, prices: Prices, workers: int, objective: Objective, seed: int, told: Progress) -> Bank:
     """Each table must keep the objective at the highest rate for which it is used: half-way to the next by ratio."""
     keeper = Keeper(profile, objective, workers=workers, seed=seed)
-    trials, allowed = keeper.trials(PROMISE_REQUESTS), keeper.admission
+    trials, bursts = keeper.trials(PROMISE_REQUESTS), keeper.trials(PROMISE_REQUESTS, 1, bursts=True)
+    allowed = keeper.admission
     loads = (*PROMISE_LOADS, *BEYOND) if objective.counts_refusals else PROMISE_LOADS
     rates = workers * profile.max_rate * np.array(loads)
     highest = np.append(np.sqrt(rates[:-1] * rates[1:]), rates[-1])
     lowest = np.append(rates[0], highest[:-1])
     found, seen = [], []
     for done, (low, rate, worst) in enumerate(zip(lowest.tolist(), rates.tolist(), highest.tolist(), strict=True), 1):
-        kept = keeper.most_in_time(low, worst, trials) if objective.counts_refusals else keeper.at(worst, trials)
+        counts = objective.counts_refusals
+        kept = keeper.most_in_time(low, worst, trials, bursts) if counts else keeper.at(worst, trials)
         found.append(kept)
         seen.append(trials(rate, keeper.rule(kept.limit, kept.share, kept.max_waiting)))
         told(done, len(rates))
-    bank = _bank(profile, prices, workers, rates, [allowed.table(profile, kept.limit) for kept in found], seen)
-    seconds = [allowed.table(profile, min(kept.limit + (kept.share > 0.0), allowed.largest)) for kept in found]
-    return replace(
+    bank = _bank(profile, prices, workers, rates, [keeper.table(kept.limit, kept.max_waiting) for kept in found], seen)
+    seconds = [keeper.table(min(kept.limit + (kept.share > 0.0), allowed.largest), kept.max_waiting) for kept in found]
+    made = replace(
         bank,
         objective=keeper.objective,
         second_tables=stacked(seconds),
         shares=np.array([kept.share for kept in found]),
-        max_waiting=np.array([kept.max_waiting or allowed.max_waiting for kept in found]),
+        max_waiting=np.array([allowed.max_waiting if kept.max_waiting is None else kept.max_waiting for kept in found]),
     )
+    return _checked_in_time(made, keeper, seed) if objective.counts_refusals else made
+
+
+def _checked_in_time(bank: Bank, keeper: Keeper, seed: int) -> Bank:
+    """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than greedy does.
+
+    A stage's bound was found at a rate that is known. The policy estimates it, and the estimate is high when many have just come:
+    then the line is long, and whom greedy would still answer in time may be refused. So the policy itself is simulated.
+    """
+    lines = []
+    for number, load in enumerate(CHECKED_LOADS):
+        rng = np.random.default_rng([seed, 3, number])
+        lines.append(np.cumsum(rng.exponential(1.0 / (load * bank.capacity), CHECKED_REQUESTS)))
+
+    def lost(policy: str | SolvedPolicy, times: Floats) -> Floats:
+        """Return what is lost in each stretch of the arrivals."""
+        made = run(bank.profile, policy, times, workers=bank.workers, services_seed=seed)
+        taken = made.end - made.arrival + bank.profile.latency_offset_ms / 1000.0
+        late = taken > keeper.objective.deadline + 2.0 * ROUNDING
+        each = np.where(made.refused, keeper.objective.refusal_price, late)
+        return np.array([part.sum() for part in np.array_split(each, STRETCHES)])
+
+    greedy = [lost("greedy", times) for times in lines]
+    for floor in FLOORS:
+        tried = _greedy_below(bank, keeper, floor)
+        policy = SolvedPolicy(tried)
+        if all(_no_more(lost(policy, times) - most) for times, most in zip(lines, greedy, strict=True)):
+            break
+    return tried
+
+
+def _no_more(beyond: Floats) -> bool:
+    """Tell whether these differences are surely not above 0 on the mean."""
+    return float(beyond.mean() + np.std(beyond, ddof=1) / len(beyond) ** 0.5) <= 0.0
+
+
+def _greedy_below(bank: Bank, keeper: Keeper, floor: float) -> Bank:
+    """Return `bank`, without refusals, and without waits where there were refusals, below that load."""
+    tables, bounds = list(bank.tables), bank.max_waiting.copy()
+    for index in np.flatnonzero((bank.rates < floor * bank.capacity) & (bounds > 0)).tolist():
+        tables[index], bounds[index] = keeper.table(1, 0), 0
+    return replace(bank, tables=stacked(tables), second_tables=stacked(tables), max_waiting=bounds)
 
 
 def _bank(

@@ -7,7 +7,7 @@ trimmed where it would make its oldest row late. Arrivals are refused where the 
 responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,8 @@ from weir.errors import SettingsError
 from weir.policy.objective import Objective
 from weir.policy.overload import Gate, admission
 from weir.policy.profile import Profile
-from weir.policy.tables import greedy_table
+from weir.policy.tables import Table, full_batch_table, greedy_table
+from weir.simulation.processes import MarkovModulated
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.trials import Trials
 
@@ -41,7 +42,9 @@ LINES = (
     4.0,
     6.0,
 )  # bounds tried, in batches under overload
-FREELY = 1e-4  # of all arrivals, that may be lost more where that saves energy
+CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early where a late row is lost
+CLEARLY = 0.9  # of what greedy loses: a bound on the line must lose less
+BURST, BURST_BATCHES = 5.0, 20.0  # times the rate between bursts, and every so many of the longest batches
 HIGHER = 1.25  # times its estimate, that a rate may be
 LOADS = (0.8, 0.97)  # at which those who are let in must be in time, if none waits on purpose
 OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
@@ -50,7 +53,7 @@ OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
 @dataclass(frozen=True)
 class Kept:
     """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1. `figures` at that rate.
-    `max_waiting` rows may wait; None where it is what the objective's admission says."""
+    `max_waiting` rows may wait; None where it is what the objective's admission says, 0 for no bound."""
 
     limit: int
     share: float
@@ -73,25 +76,43 @@ class Keeper:
         self._spread = float(np.max(profile.cv * profile.service_time_ms)) / 1000.0
         self._take(objective.checked_for(profile))
         self._find_slack()
-        if profile.cv.any():
+        self._patient = True  # whether anybody may wait on purpose
+        if self.objective.counts_refusals:
+            self._take_margin()
+        elif profile.cv.any():
             self._find_margin()
 
-    def trials(self, requests: int) -> Trials:
-        """Return trials that count what is later than the deadline."""
+    def trials(self, requests: int, other: int = 0, *, bursts: bool = False) -> Trials:
+        """Return trials that count what is later than the deadline; on `other` arrivals, if it is not 0; in bursts that last
+        some of the longest batches."""
+        period = BURST_BATCHES * float(self.profile.service_time_ms.max()) / 1000.0
         return Trials(
-            self.profile, workers=self._workers, requests=requests, seed=self._seed, deadline=self.objective.deadline
-        )
+            self.profile, workers=self._workers, requests=requests, seed=self._seed + other, deadline=self.objective.deadline,
+            process=(lambda rate: MarkovModulated(rate, burst=BURST, period=period)) if bursts else None,
+        )  # fmt: skip
 
     def rule(self, limit: int, share: float = 0.0, max_waiting: int | None = None) -> Rule:
         """Return the guarded rule; `limit` is at most that of the largest batch. With `max_waiting`, arrivals are refused while
-        so many rows wait, and not by what the admission says."""
+        so many rows wait, and not by what the admission says; 0: none is refused, and with a `limit` of 1 it is greedy."""
         allowed, profile, objective = self.admission, self.profile, self.objective
-        second = allowed.table(profile, min(limit + 1, allowed.largest)).tolist() if share else None
-        gate = allowed.gate if max_waiting is None else Gate((max_waiting,) * (allowed.largest + 1))
+        if max_waiting == 0 and limit == 1:
+            return Rule(greedy_table(profile.max_batch_size).tolist())
+        table = self.table(limit, max_waiting)
+        second = self.table(min(limit + 1, allowed.largest)).tolist() if share else None
+        gate = allowed.gate if max_waiting is None else Gate((max_waiting or None,) * (int(table.max()) + 1))
         return Rule(
-            allowed.table(profile, limit).tolist(), objective.allowance(profile).tolist(),
+            table.tolist(), objective.allowance(profile).tolist(),
             objective.trimmed_by(profile).tolist(), second=second, share=share, gate=gate,
         )  # fmt: skip
+
+    def table(self, limit: int, max_waiting: int | None = None) -> Table:
+        """Return the table of a rule. Batches are no larger than the objective's admission says, so that whoever is let in is in
+        time; but where service times vary that is not certain anyway, and smaller batches serve fewer rows."""
+        if max_waiting is None or not self.profile.cv.any():
+            return self.admission.table(self.profile, limit)
+        table = full_batch_table(self.profile)
+        table[:limit] = 0
+        return table
 
     def overloaded(self) -> Rule:
         """Return the rule for more rows than can be served."""
@@ -134,37 +155,41 @@ class Keeper:
                 return Kept(most, tried, figures)
         return kept
 
-    def most_in_time(self, lowest: float, highest: float, trials: Trials) -> Kept:
-        """Return what loses least from the `lowest` rate to the `highest`: late answers, and refusals at their price. Of
-        bounds on the line, only those count that lose no more than greedy does, if there are any. The largest limit is
-        taken that loses as little, nearly: it takes the least energy. The rate may be other than it seems by HIGHER;
-        where that may be more than can be served, nobody waits on purpose."""
-        rates = lowest / HIGHER, lowest, highest
-        greedy = Rule(greedy_table(self.profile.max_batch_size).tolist())
-        most = [self._lost(trials(rate, greedy)) for rate in rates]
+    def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> Kept:
+        """Return what loses least from the `lowest` rate to the `highest`: late answers, and refusals at their price.
 
-        def lost(max_waiting: int | None) -> tuple[float, float]:
-            """Return what is lost at these rates: beyond what greedy loses, and in all."""
-            rule = self.rule(1, max_waiting=max_waiting)
-            found = [self._lost(trials(rate, rule)) for rate in rates]
-            return max(0.0, *(each - bound for each, bound in zip(found, most, strict=True))), sum(found)
+        Nobody is refused but where a bound on the line loses clearly less than greedy. Then the largest limit is taken with which
+        no more is lost at any of the rates, in `bursts` either: it takes the least energy. While rows come slowly more of them
+        wait until the guard, so the lowest rate counts as well. The rate may be other than it seems by HIGHER; where that
+        may be more than can be served, nobody waits on purpose."""
+        bound, limit = self._bound((lowest, highest), trials), 1
+        if self._patient and HIGHER * highest < self._capacity:
+            rates = lowest / HIGHER, lowest, highest, HIGHER * highest
+            every = [(trials, rate) for rate in rates] + [(bursts, rates[0]), (bursts, highest)]
+            least = [self.lost(on(rate, self.rule(1, max_waiting=bound))) for on, rate in every]
 
-        unit = self._workers * self.admission.steady
-        bound = None
-        if lost(None) > (0.0, 0.0):
-            bound = min([None, *sorted({max(1, round(part * unit)) for part in LINES})], key=lost)
-        surely = HIGHER * highest
+            def as_good(limit: int) -> bool:
+                rule = self.rule(limit, max_waiting=bound)
+                return all(self.lost(on(rate, rule)) <= most for (on, rate), most in zip(every, least, strict=True))
 
-        def of_limit(limit: int) -> float:
-            return self._lost(trials(surely, self.rule(limit, max_waiting=bound)))
-
-        limit = 1
-        if surely < self._capacity:
-            least = of_limit(1)
-            limit = _largest(lambda limit: of_limit(limit) <= least + FREELY, self.admission.largest) or 1
+            limit = _largest(as_good, self.admission.largest) or 1
         return Kept(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
 
-    def _lost(self, figures: Figures) -> float:
+    def _bound(self, rates: Sequence[float], trials: Trials) -> int | None:
+        """Return what bounds the line at these rates, as in `Kept`."""
+
+        def lost(max_waiting: int | None) -> float:
+            rule = self.rule(1, max_waiting=max_waiting)
+            return sum(self.lost(trials(rate, rule)) for rate in rates)
+
+        greedy = lost(0)
+        if not greedy:
+            return 0
+        unit = self._workers * self.admission.steady
+        bound = min([None, *sorted({max(1, round(part * unit)) for part in LINES})], key=lost)
+        return bound if lost(bound) <= CLEARLY * greedy else 0
+
+    def lost(self, figures: Figures) -> float:
         """Return what share of all arrivals is lost: late answers, and refusals at their price."""
         refused = figures.refused_share
         return figures.late_share * (1.0 - refused) + self.objective.refusal_price * refused
@@ -200,6 +225,14 @@ class Keeper:
             middle = (low + high) / 2.0
             low, high = (low, middle) if good(middle) else (middle, high)
         self._take(given._replace(slack=max(given.margin, high * unit)))
+
+    def _take_margin(self) -> None:
+        """Let waits end so early that a service time, however it varies, hardly makes a row late that would not be without."""
+        margin = max(self.objective.margin, CAREFUL * self._spread)
+        latest = self.objective.deadline - self.profile.latency_offset_ms / 1000.0
+        self._patient = margin < latest - float(self.profile.service_time_ms[0]) / 1000.0
+        if self._patient:
+            self.objective = self.objective._replace(margin=margin)
 
     def _find_margin(self) -> None:
         """Take the smallest margin with which the guard keeps the objective while load is moderate."""
