@@ -16,7 +16,7 @@ from uvicorn.server import ServerState
 
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.protocols.fastlane.head import END_OF_HEAD
-from weir.protocols.fastlane.upgraded import Upgraded
+from weir.protocols.fastlane.upgraded import Charged, Upgraded
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 
@@ -115,7 +115,7 @@ class _Flow(FlowControl):
                 self.resume_reading()
 
 
-class HandedOver(HttpToolsProtocol):
+class HandedOver(Charged, HttpToolsProtocol):
     """uvicorn's protocol, which reads one request at a time and notes since when it has been waiting for the rest of a head or a body.
 
     uvicorn alone would make requests of all that comes, whether or not those before have their answers. Here what comes behind a
@@ -131,12 +131,10 @@ class HandedOver(HttpToolsProtocol):
         self._held = bytearray()  # has come, and was not parsed
         self._head_since: float | None = None
         self._body_since = lane.tick
-        self._unread_since: float | None = None  # since when the client has not read what was written
         self._in_body = False
         self._left: int | None = 0  # of a body whose length is known: bytes that have not come
         self._framing = 0  # bytes of this request that are not its content
         self._chunks = 0
-        self._unread = 0  # bytes written that the client has not read
         self._refusal: WeirError | None = None
         self._upgraded = False
         self.parser = _Reader(self)
@@ -147,32 +145,6 @@ class HandedOver(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = _Flow(transport)
         self._lane.connections.add(self)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        super().connection_lost(exc)
-        self._held.clear()
-        self._claim.close()
-        self._forget_unread()
-        self._lane.connections.discard(self)
-        self._lane.ended.set()
-
-    def pause_writing(self) -> None:
-        """asyncio: much is written and not read."""
-        self._unread_since = self._lane.tick
-        self._unread = self.transport.get_write_buffer_size()
-        self._lane.account.add(self._unread)
-        super().pause_writing()
-
-    def resume_writing(self) -> None:
-        """asyncio: most of it has been read."""
-        self._unread_since = None
-        self._forget_unread()
-        super().resume_writing()
-
-    def _forget_unread(self) -> None:
-        self._lane.account.give(self._unread)
-        self._unread = 0
 
     # What arrives.
 

@@ -34,12 +34,48 @@ _ROOM_PATIENCE = 5.0  # seconds that a message may wait for others to make room 
 _INVALID_TEXT, _POLICY, _TRY_AGAIN_LATER = 1007, 1008, 1013  # of RFC 6455, 7.4.1, and of the IANA's list
 
 
-class Upgraded(WebSocketsSansIOProtocol):
+class Charged(asyncio.Protocol):
+    """What the protocols that go on under uvicorn's have in common: what a client has not read, and what has come and was not parsed,
+    is charged to the server's account until the connection is gone. To be named before uvicorn's class."""
+
+    transport: asyncio.Transport
+    _lane: "Lane"
+    _claim: "Claim"
+    _held: bytearray  # has come, and was not parsed
+    _unread = 0  # bytes written that the client has not read
+    _unread_since: float | None = None  # since when it has not
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection is gone."""
+        super().connection_lost(exc)
+        self._held.clear()
+        self._claim.close()
+        self._forget_unread()
+        self._lane.connections.discard(self)
+        self._lane.ended.set()
+
+    def pause_writing(self) -> None:
+        """asyncio: much is written and not read."""
+        self._unread_since = self._lane.tick
+        self._unread = self.transport.get_write_buffer_size()
+        self._lane.account.add(self._unread)
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """asyncio: most of it has been read."""
+        self._unread_since = None
+        self._forget_unread()
+        super().resume_writing()
+
+    def _forget_unread(self) -> None:
+        self._lane.account.give(self._unread)
+        self._unread = 0
+
+
+class Upgraded(Charged, WebSocketsSansIOProtocol):
     """One WebSocket; see Swept in lane.py for what the lane wants of it."""
 
     busy = False  # the sessions drain themselves
-    _lane: "Lane"
-    _claim: "Claim"
 
     def __init__(self, *arguments: Any, **said: Any) -> None:
         super().__init__(*arguments, **said)
@@ -49,8 +85,6 @@ class Upgraded(WebSocketsSansIOProtocol):
         self._pieces = 0  # of that message
         self._no_room_since: float | None = None  # the account is full: nothing more is read
         self._queued = 0  # bytes of messages that the application has not taken
-        self._unread = 0  # bytes written that the client has not read
-        self._unread_since: float | None = None
         self._heard = 0.0  # when something came, or reading began again
         self._reads_on = False  # in the next turn of the loop
         self._sending = asyncio.Lock()
@@ -65,33 +99,15 @@ class Upgraded(WebSocketsSansIOProtocol):
         if not self.handshake_initiated:  # what reads WebSockets cannot read the request: it waits, and would for ever
             self._refuse_to_open()
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
-        super().connection_lost(exc)
-        self._held.clear()
-        self._claim.close()
-        self._forget_unread()
-        self._lane.connections.discard(self)
-        self._lane.ended.set()
-
     def pause_writing(self) -> None:
         """asyncio: much is written and not read; so nothing is read either, be it requests or pings."""
         super().pause_writing()
-        self._unread_since = self._lane.tick
-        self._unread = self.transport.get_write_buffer_size()
-        self._lane.account.add(self._unread)
         self._regulate()
 
     def resume_writing(self) -> None:
         """asyncio: most of it has been read."""
         super().resume_writing()
-        self._unread_since = None
-        self._forget_unread()
         self._read_on()
-
-    def _forget_unread(self) -> None:
-        self._lane.account.give(self._unread)
-        self._unread = 0
 
     # What arrives.
 
