@@ -47,6 +47,15 @@ from weir.protocols.websocket import WebSockets
 BEAT = 0.001  # seconds
 
 
+class Sizes(Length):
+    """Says how long an item is that has a length."""
+
+    name = "length"
+
+    def predict(self, batch: list[Any]) -> list[int]:
+        return [len(item) if hasattr(item, "__len__") else 0 for item in batch]
+
+
 class Lengths:
     """Encodes every text as its length and a zero: what is measured is what comes before."""
 
@@ -100,8 +109,8 @@ def nobody() -> Control:
 
 async def serve(waiting_bytes: str = "0", *files: str) -> None:
     """Serve until the standard input ends; over TLS too if there are `files` with a certificate and its key."""
-    services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
-    http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None)
+    services = [weir.Service(model, workers=1) for model in (Sizes, Grid, Words)]
+    http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     registry, encoder, control = Registry(services), Lengths(), nobody()
     site = KserveSite(registry, http, control)
     texts = Site(Models({encoder.name: encoder}), http, 100_000, Counts())

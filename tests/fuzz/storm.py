@@ -9,6 +9,7 @@ An input is made of its seed and its number alone: `--replay NAME NUMBER` sends 
 """
 
 import argparse
+import signal
 import threading
 import time
 from collections import Counter, defaultdict, deque
@@ -208,6 +209,11 @@ class Storm:
         self.server = psutil.Process(ports["pid"])
 
     @property
+    def lives(self) -> bool:
+        """Whether the server runs."""
+        return self.server.is_running() and self.server.status() != psutil.STATUS_ZOMBIE
+
+    @property
     def tried(self) -> int:
         """How many inputs were sent."""
         return self._tried
@@ -226,7 +232,7 @@ class Storm:
         wrong = outcome in (SILENT, "INTERNAL", "UNKNOWN") or (
             outcome[-3:-2] == "5" and outcome[-3:] not in ("501", "503", "505")
         )
-        if wrong and self.server.is_running():
+        if wrong and self.lives:
             self.findings.add(f"{name}: {outcome}", f"--replay {name!r} {number}")
 
     def memory(self) -> int:
@@ -294,10 +300,8 @@ def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> li
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("attack", total=60.0 * minutes)
-        while time.monotonic() < began + 60.0 * minutes and storm.server.is_running():
+        while time.monotonic() < began + 60.0 * minutes and storm.lives and not storm.over:
             time.sleep(1.0)
-            if storm.server.status() == psutil.STATUS_ZOMBIE:
-                break
             progress.update(
                 task,
                 completed=time.monotonic() - began,
@@ -308,7 +312,7 @@ def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> li
                 storm.rest(clients)
                 rested = time.monotonic()
                 storm.goes.set()
-    if not storm.server.is_running() or storm.server.status() == psutil.STATUS_ZOMBIE:
+    if not storm.lives:
         storm.findings.add("the server ended", "; ".join(", ".join(thread.last) for thread in hostile))
     else:
         storm.rest(clients)
@@ -332,6 +336,7 @@ def main() -> int:
             console.print(attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest"))
             return 0
         storm = Storm(ports, probe, asked.seed, asked.only, console)
+        signal.signal(signal.SIGINT, lambda *_: setattr(storm, "over", True))  # ends it early, with a report
         clients = attacked(storm, asked.minutes, asked.threads, console)
     console.print(report(storm, clients))
     console.print(
