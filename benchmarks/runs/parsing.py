@@ -23,7 +23,8 @@ import numpy as np
 import uvloop
 
 import weir
-from benchmarks.models import Grid, Length, Words
+from benchmarks import models
+from benchmarks.models import Grid, Words
 from weir.embedding.calling import Models, Site
 from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode
@@ -47,10 +48,8 @@ from weir.protocols.websocket import WebSockets
 BEAT = 0.001  # seconds
 
 
-class Sizes(Length):
+class Length(models.Length):
     """Says how long an item is that has a length."""
-
-    name = "length"
 
     def predict(self, batch: list[Any]) -> list[int]:
         return [len(item) if hasattr(item, "__len__") else 0 for item in batch]
@@ -109,7 +108,7 @@ def nobody() -> Control:
 
 async def serve(waiting_bytes: str = "0", *files: str) -> None:
     """Serve until the standard input ends; over TLS too if there are `files` with a certificate and its key."""
-    services = [weir.Service(model, workers=1) for model in (Sizes, Grid, Words)]
+    services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     registry, encoder, control = Registry(services), Lengths(), nobody()
     site = KserveSite(registry, http, control)
