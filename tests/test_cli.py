@@ -315,6 +315,22 @@ def test_why_a_start_failed_is_json_too(name: str, code: int, said: str) -> None
     assert any(line["level"] == "critical" and said in line["event"] for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("words", "env", "said"),
+    [
+        (("--log-format", "json", "--max-batch-size", "x"), {}, "--max-batch-size"),
+        (("--log-format=json", "--no-such-option"), {}, "--no-such-option"),
+        (("--max-batch-size", "0"), {"WEIR_LOG_FORMAT": "json"}, "--max-batch-size"),
+    ],
+)
+def test_what_is_wrong_with_a_setting_is_json_too(words: tuple[str, ...], env: dict[str, str], said: str) -> None:
+    run = weir_here("serve", target("Square"), *words, env=env)
+    assert (run.returncode, run.stdout) == (2, "")
+    (line,) = [json.loads(line) for line in run.stderr.splitlines()]
+    assert (line["level"], line["logger"]) == ("critical", "weir")
+    assert said in line["event"]
+
+
 def test_the_environment_of_workers(client: httpx.Client) -> None:
     assert client.post("/infer/environment/batch", json=["A", "B"]).json() == [{"output": "1"}, {"output": "x,y=z"}]
 

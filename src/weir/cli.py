@@ -4,6 +4,7 @@ Exit codes: 0 after a drain; 1 when a start or a check failed; 2 when a setting 
 What only a running server needs is imported in the command that runs it, so that `weir --help` is quick.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -41,8 +42,23 @@ def main() -> None:
 
 
 def _complain(text: str, code: int) -> int:
-    typer.echo(f"weir: {text}", err=True)
+    if _wants_json():
+        from weir.telemetry.logs import get_logger, logging_to
+        from weir.telemetry.settings import TelemetrySettings
+
+        with logging_to(TelemetrySettings(log_format="json")):
+            get_logger("weir").critical(text)
+    else:
+        typer.echo(f"weir: {text}", err=True)
     return code
+
+
+def _wants_json() -> bool:
+    """Tell whether log lines are to be JSON, as far as that can be told where the settings cannot be read."""
+    words, flag = sys.argv[1:], "--log-format"
+    said = [after for word, after in zip(words, [*words[1:], ""], strict=True) if word == flag]
+    said += [word.partition("=")[2] for word in words if word.startswith(f"{flag}=")]
+    return (said or [os.environ.get("WEIR_LOG_FORMAT", "")])[-1] == "json"
 
 
 @cli.callback(invoke_without_command=True)

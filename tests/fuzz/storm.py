@@ -307,7 +307,8 @@ def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> li
                 completed=time.monotonic() - began,
                 description=f"{storm.tried} inputs, {storm.findings.counts.total()} findings",
             )
-            storm.look(hostile)
+            with suppress(OSError, ValueError):  # it may have ended
+                storm.look(hostile)
             if time.monotonic() > rested + ROUND:
                 storm.rest(clients)
                 rested = time.monotonic()

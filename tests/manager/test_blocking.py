@@ -485,6 +485,33 @@ def test_after_a_fork_it_is_not_ready_until_it_is_started_there() -> None:
     assert refusals == [f"model 'square' is not ready: {reason}"] * 3
 
 
+def test_a_call_under_way_at_a_fork_fails_in_the_child_and_is_answered_in_the_parent() -> None:
+    ended = run_script("""
+        import concurrent.futures, os, sys, threading, weir
+        go = threading.Event()
+        class Slow(weir.Model):
+            def predict(self, batch):
+                go.wait()
+                return [x * x for x in batch]
+        service = weir.BlockingService(Slow, executor="thread")
+        service.start()
+        calls = [service.submit(number) for number in range(3)]
+        if os.fork() == 0:
+            concurrent.futures.wait(calls)
+            print([type(call.exception()).__name__ for call in calls], calls[0].exception(), flush=True)
+            os._exit(0)
+        assert os.wait()[1] == 0
+        go.set()
+        print([call.result() for call in calls])
+        service.stop()
+    """)
+    assert (ended.stderr, ended.returncode) == ("", 0)
+    child, parent = ended.stdout.splitlines()
+    assert child.startswith("['ModelNotReady', 'ModelNotReady', 'ModelNotReady']")
+    assert "forked" in child
+    assert parent == "[0, 1, 4]"
+
+
 def test_a_service_of_ones_own_is_refused_after_a_fork() -> None:
     ended = run_script(
         FORKED.replace("BlockingService(Square)", "BlockingService(weir.Service(Square))").replace(

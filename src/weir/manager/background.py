@@ -14,6 +14,7 @@ from inspect import CORO_CREATED, getcoroutinestate
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from weir.errors import ModelNotReady
+from weir.manager.call import fail_all
 
 T = TypeVar("T")
 Step = Callable[[], Coroutine[Any, Any, Any]]
@@ -262,6 +263,8 @@ _INHERITED: list[_Change] = []
 def _forget_all() -> None:
     for lifecycle in list(_LIFECYCLES):
         lifecycle.forget()
+    if any(lifecycle.forked_from == os.getppid() for lifecycle in list(_LIFECYCLES)):
+        fail_all(ModelNotReady(f"the call is under way in process {os.getppid()}, from which this one was forked"))
 
 
 os.register_at_fork(after_in_child=_forget_all)

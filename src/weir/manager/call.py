@@ -2,6 +2,8 @@
 
 import asyncio
 import concurrent.futures
+import gc
+import threading
 from collections.abc import Callable, Generator, Hashable
 from contextlib import suppress
 from typing import Any
@@ -160,6 +162,18 @@ class ThreadCall(InProcess, concurrent.futures.Future[Any]):
             self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not hear of it
             self._withdraw(self)
         return True
+
+
+def fail_all(error: WeirError) -> None:
+    """Fail every ThreadCall that has no end yet, in a process that was forked from the one in which they are under way.
+
+    They are looked for among all objects: nobody keeps a list of them, for that would cost each call, and a fork is rare.
+    """
+    for each in gc.get_objects():
+        if isinstance(each, ThreadCall) and not each.done():
+            each._condition = threading.Condition()  # a thread that is not here may have held the old one
+            each.settled = True
+            each.fail(error)
 
 
 def for_callers(answers: list[Any]) -> list[Any]:
