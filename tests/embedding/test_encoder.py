@@ -356,6 +356,22 @@ def test_each_text_may_have_an_end_of_its_own() -> None:
     asyncio.run(main())
 
 
+def test_vectors_of_tokens_are_charged_when_it_is_known_how_many_there_are() -> None:
+    async def main() -> None:
+        account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000))
+        async with serving(PerToken, options={"of_tokens": True}) as encoder:
+            with account.claim() as claim:
+                token = CLAIM.set(claim)
+                assert (await encoder.encode(["a b c d", "a", "a"], door="test")).vectors.shape[:2] == (3, 4)
+                assert claim.held_bytes == DIMENSIONS * 4 * 3 * 4
+                with pytest.raises(TooLarge, match="max_waiting_bytes"):
+                    await encoder.encode(["a b c d"] * 400, door="test")
+                CLAIM.reset(token)
+            assert account.held_bytes == 0
+
+    asyncio.run(main())
+
+
 def test_vectors_are_charged_before_they_are_computed() -> None:
     async def main() -> None:
         account = Account(HttpSettings(max_waiting_bytes=DIMENSIONS * 4 * 1000))

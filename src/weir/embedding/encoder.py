@@ -21,7 +21,7 @@ from weir.embedding.shares import Shares
 from weir.embedding.texts import Encoded, Manner, Text, Tokens
 from weir.embedding.tracing import CallTrace
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError, brief
-from weir.protocols.account import charge
+from weir.protocols.account import CLAIM, charge
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ class Encoder:
     `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
     too long are read in pieces for them, see pieces.py, also for `highest`; with `normalize` vectors of which only
     the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does all).
-    `tokens_per_second` is what one worker computes at most, 0 if nobody knows. `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
+    `tokens_per_second` is what one worker computes at most, 0 if nobody knows; `of_tokens` says that each token has a vector. `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
 
     def __init__(
         self, service: "Service", tokenizer: Tokenizes, *, dimensions: int, max_length: int, name: str | None = None,
         truncate: bool = True, split: bool = False, normalize: bool = False, fixed_length: int | None = None, threads: int = 2,
         max_held: int = MAX_HELD, heard: Callable[[float, float, int], None] | None = None, prompts: Mapping[str, str] | None = None,
-        highest: Sequence[bool] | None = None, tokens_per_second: float = 0.0,
+        highest: Sequence[bool] | None = None, tokens_per_second: float = 0.0, of_tokens: bool = False,
     ) -> None:  # fmt: skip
         self._service = service
         self._tokenizer = tokenizer
@@ -71,6 +71,7 @@ class Encoder:
         self._normalize = normalize
         self._highest = highest
         self._tokens_per_second = tokens_per_second
+        self._of_tokens = of_tokens
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
         self._many = MANY if threads else inf
@@ -148,6 +149,7 @@ class Encoder:
             deadline=deadline, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, manner=manner,
         )  # fmt: skip
+        asking.claim = CLAIM.get() if self._of_tokens else None
         if want_tokens:
             asking.ids = [b""] * len(unlike)
         if each:
@@ -236,7 +238,7 @@ class Encoder:
         if asking.ended:
             return
         asking.ready_texts.extend(found)
-        if not self._is_in_time(asking, found):
+        if not (self._has_memory(asking, start, len(results)) and self._is_in_time(asking, found)):
             return
         if not start and asking.read == len(asking.texts):
             asking.brief = self._is_brief(found)
@@ -247,6 +249,21 @@ class Encoder:
         self._shares.wake(asking.key, asking)
         self._read_more(asking)
         self._pump()
+
+    def _has_memory(self, asking: Asking, start: int, count: int) -> bool:
+        """Charge the vectors of tokens now that it is known how many there are: each text has as many as the longest. Tell whether there is room,
+        or refuse the request."""
+        longest = max(asking.counts[start : start + count], default=0)
+        if asking.claim is None or longest <= asking.charged_tokens:
+            return True
+        texts = len(asking.texts if asking.places is None else asking.places)
+        try:
+            asking.claim.take(_NUMBER_BYTES * self._dimensions * texts * (longest - asking.charged_tokens))
+        except WeirError as error:
+            self._fail(asking, error)
+            return False
+        asking.charged_tokens = longest
+        return True
 
     def _is_in_time(self, asking: Asking, found: Sequence[Ready]) -> bool:
         """Refuse what cannot be done in time, as far as is known by now; tell whether it may go on. The texts not read yet are taken to be as

@@ -154,5 +154,5 @@ class Front:
             service, self._tokenizer, dimensions=self.dimensions, max_length=self.max_length, name=self.name,
             truncate=self._said.text.truncate, split=self._said.text.split, normalize=self.recipe.normalize,
             fixed_length=self.max_length if self._said.text.fixed_length else None, prompts=self._checkpoint.prompts, highest=highest,
-            tokens_per_second=0.0 if budget is None else budget.tokens_per_second,
+            tokens_per_second=0.0 if budget is None else budget.tokens_per_second, of_tokens=self.recipe.pooling is Pooling.NONE,
         )  # fmt: skip

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
     from weir.embedding.tracing import CallTrace
     from weir.manager.service import Service
+    from weir.protocols.account import Claim
 
 
 Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that
@@ -29,7 +30,7 @@ class Asking:
     """
 
     __slots__ = (
-        "brief", "caller", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
+        "brief", "caller", "charged_tokens", "claim", "counts", "deadline", "dispatch", "door", "ended", "errors", "foreign", "future", "ids", "key", "left", "limit", "manner", "pieces", "places", "read",
         "ready_texts", "reading", "split", "texts", "trace", "truncate", "truncated", "under_way", "vectors",
     )  # fmt: skip
 
@@ -67,6 +68,8 @@ class Asking:
         self.foreign = 0  # texts that came as token ids of another tokenizer
         self.ended = False
         self.trace: CallTrace | None = None
+        self.claim: Claim | None = None  # to which the vectors of tokens are charged
+        self.charged_tokens = 1  # of each text
 
     @property
     def ready(self) -> bool:

@@ -26,7 +26,7 @@ from weir.errors import (
     Unauthorized,
     WeirError,
 )
-from weir.protocols.account import Account
+from weir.protocols.account import CLAIM, Account
 from weir.protocols.control import Control
 from weir.protocols.offloading import off_loop
 from weir.protocols.status import http_code
@@ -118,6 +118,11 @@ class Answering:
         self._changed()
 
     async def _answer(self, ask: Ask, wishes: Wishes) -> None:
+        with self._means.account.claim() as claim:
+            CLAIM.set(claim)  # of this task: its vectors are charged
+            await self._answer_counted(ask, wishes)
+
+    async def _answer_counted(self, ask: Ask, wishes: Wishes) -> None:
         received, publisher, room = len(ask.payload), self._means.publisher, 0
         try:
             size = self._checked(ask, wishes)

@@ -27,8 +27,8 @@ class Publisher:
     """Publishes. Who listens may leave `max_unread` bytes unread: no more is made for it (`room`) until it has read, and of several who listen to
     the same, those that read more slowly are left out. What nobody listens to may be as large; more is dropped.
 
-    What nobody listens to is given up after `grace` seconds. All of it is charged to `account`, and so are answers while they are made; while
-    that is over its limit, each client has one answer at a time.
+    What nobody listens to is given up after `grace` seconds. All of it is charged to `account`; while that is over its limit, each client has one
+    answer at a time.
     """
 
     def __init__(self, max_unread: int, grace: float, drops: Drops, account: Account) -> None:
@@ -113,8 +113,7 @@ class Publisher:
         self._admit(topic)
 
     def _make(self, topic: bytes, size: int) -> None:
-        self._making[topic] += size
-        self._account.add(size)
+        self._making[topic] += size  # charged by who makes it
 
     def has_read(self, peer: Peer) -> None:
         """`peer` has caught up."""
