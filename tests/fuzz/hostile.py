@@ -553,6 +553,7 @@ def tls(room: Room) -> str:
         context = ssl.create_default_context()
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         with suppress(OSError), context.wrap_socket(client) as wrapped:
+            wrapped.settimeout(PATIENCE)
             _send(wrapped, b"GET /health/live HTTP/1.1\r\nHost: t\r\n\r\n", chance)
             return _status(wrapped)
         return "closed"

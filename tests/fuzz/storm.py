@@ -34,7 +34,7 @@ from weir.errors import CapacityError, DeadlineExceeded, Overloaded
 WAITING_BYTES = 256 << 20  # an eighth of 2 GB
 MEMORY = 2 << 30  # bytes that all processes of the server may have together
 ROUND = 300.0  # seconds between two rests
-REST = 12.0  # seconds until all must be quiet
+REST = 25.0  # seconds until all must be quiet: more than the server gives clients that do not read
 MOST_OPEN = 40  # connections that one thread leaves open
 LONGEST_TURN_MS = 1000.0  # of CPU time, of the event loop
 PAUSE = 0.5  # seconds between two calls of an honest client

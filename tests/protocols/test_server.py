@@ -225,6 +225,24 @@ def test_tls(run: Run, size: int) -> None:
     run(test)
 
 
+def test_handshakes_are_connections(run: Run) -> None:
+    async def test() -> None:
+        async with serving(FakeExecutor(squared), max_connections=3, **FILES) as server:
+            silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(3)]
+            await until(lambda: server.account.connections == 3)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            assert await reader.read() == b""  # one too many
+            writer.close()
+            for each in silent:
+                each.close()
+            await until(lambda: server.account.connections == 0)
+            client = await Client.connect(server, ssl=ssl.create_default_context(cafile=TLS / "certificate.pem"))
+            assert await client.ask(post(b"3")) == (200, b"9")
+            client.close()
+
+    run(test)
+
+
 def test_a_client_that_does_not_speak_tls(run: Run) -> None:
     async def test() -> None:
         async with serving(**FILES) as server:

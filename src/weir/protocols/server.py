@@ -9,8 +9,9 @@ import ssl
 import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import methodcaller
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from weir.errors import Overloaded, SettingsError
 from weir.messages import Observer
@@ -65,6 +66,8 @@ class HttpServer:
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
+        self._handshakes: set[asyncio.Task[Any]] = set()
+        site.account.counters.append(lambda: len(self._handshakes))
         self._sweeping: asyncio.TimerHandle | None = None
 
     async def start(self) -> None:
@@ -77,14 +80,12 @@ class HttpServer:
     async def _listen(self, tls: ssl.SSLContext | None) -> asyncio.Server:
         loop = asyncio.get_running_loop()
         settings = self._settings
-        options: dict[str, Any] = {"backlog": _BACKLOG, "ssl": tls}
-        if tls is not None:
-            options.update(ssl_handshake_timeout=settings.header_timeout, ssl_shutdown_timeout=_CLOSE_TIMEOUT)
+        connect = self._connect if tls is None else partial(_Accepted, self._shake_hands)
         try:
             if settings.uds is not None:
                 listener = unix_socket(settings.uds, int(settings.uds_mode, 8))
-                return await loop.create_unix_server(self._connect, sock=listener, **options)
-            return await loop.create_server(self._connect, settings.host, settings.port, **options)
+                return await loop.create_unix_server(connect, sock=listener, backlog=_BACKLOG)
+            return await loop.create_server(connect, settings.host, settings.port, backlog=_BACKLOG)
         except socket.gaierror as error:  # its numbers are not those of the system's errors
             raise SettingsError(f"{self._wanted()}: cannot listen there: {error.strerror}") from error
         except OSError as error:
@@ -98,6 +99,26 @@ class HttpServer:
 
     def _connect(self) -> asyncio.BufferedProtocol:
         return _Full(self._lane) if self._lane.account.full else Connection(self._lane)
+
+    def _shake_hands(self, connection: socket.socket) -> None:
+        """Begin TLS on a connection, which counts from now on; one too many is closed: to say why would take a handshake."""
+        if self._lane.account.full:
+            connection.close()
+            return
+        task = asyncio.ensure_future(self._accept(connection))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _accept(self, connection: socket.socket) -> None:
+        tls: dict[str, Any] = {}
+        if self._tls is not None:
+            tls = {
+                "ssl": self._tls,
+                "ssl_handshake_timeout": self._settings.header_timeout,
+                "ssl_shutdown_timeout": _CLOSE_TIMEOUT,
+            }
+        with contextlib.suppress(OSError):  # what came is no TLS, came too late, or its client has left
+            await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, **tls)
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
         self._lane.tell_observers()  # so that /metrics shows everything up to now
@@ -177,14 +198,7 @@ class HttpServer:
             return []
         accepted = [connection for each in self._server.sockets for connection in waiting_at(each.fileno())]
         self._server.close()
-        tls: dict[str, Any] = (
-            {"ssl": self._tls, "ssl_handshake_timeout": self._settings.header_timeout} if self._tls else {}
-        )
-        loop = asyncio.get_running_loop()
-        return [
-            asyncio.ensure_future(loop.connect_accepted_socket(self._connect, connection, **tls))
-            for connection in accepted
-        ]
+        return [*self._handshakes, *[asyncio.ensure_future(self._accept(connection)) for connection in accepted]]
 
     async def stop(self) -> None:
         """Close everything. What has been written gets a moment to leave. Idempotent."""
@@ -193,6 +207,8 @@ class HttpServer:
         self._server.close()
         self._server = None
         self._lane.draining = True
+        for task in list(self._handshakes):
+            task.cancel()
         await self._all_closed()
         if self._sweeping is not None:
             self._sweeping.cancel()
@@ -208,6 +224,20 @@ class HttpServer:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT):
                     await self._lane.emptied()
+
+
+class _Accepted(asyncio.Protocol):
+    """A connection on which TLS is to begin: its socket goes to `begin`."""
+
+    def __init__(self, begin: Callable[[socket.socket], None]) -> None:
+        self._begin = begin
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Hand the socket on before anything is read from it."""
+        connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        connection.setblocking(False)
+        cast(asyncio.Transport, transport).abort()  # closes its own descriptor; the connection stays
+        self._begin(connection)
 
 
 class _Full(Connection):
