@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 from weir import InvalidRequest, Model, Service, Tensor
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.manager.registry import Registry
+from weir.messages import Batch
 from weir.protocols.account import CLAIM, Account, Counted
 from weir.protocols.bodies import Body, unpacked
 from weir.protocols.kserve.site import Site
@@ -60,46 +60,57 @@ class Here:
         await self.service.stop(0.0)
         assert self.account.held_bytes == 0
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(20):
-            while not condition():  # noqa: ASYNC110  (there is no event to wait for: the test looks at it from outside)
-                await asyncio.sleep(0.001)
 
-    async def pending(self) -> None:
-        await self.until(lambda: bool(self.executor.pending))
+class Telling(FakeExecutor):
+    """An executor that can be waited for."""
+
+    def __init__(self, workers: int) -> None:
+        super().__init__(workers=workers)
+        self._begun = asyncio.Semaphore(0)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        super().run(worker, batch)
+        self._begun.release()
+
+    async def next_begun(self) -> None:
+        """Return when one batch more is with a worker."""
+        async with asyncio.timeout(20):
+            await self._begun.acquire()
 
 
 def test_a_body_is_charged_as_what_it_is_decompressed_until_its_answer() -> None:
     async def main() -> None:
-        async with Here(Echo, FakeExecutor(), max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
+        executor = Telling(workers=2)
+        Alone = type("Alone", (Echo,), {"max_batch_size": 1})
+        async with Here(Alone, executor, max_waiting_bytes=3_000_000, max_body_size=1_000_000) as here:
             packed = gzip.compress(json.dumps("x" * 900_000).encode())
             headers = {"content-encoding": "gzip"}
             first, second = [
                 asyncio.ensure_future(here.client.post("/infer/m", content=packed, headers=headers)) for _ in range(2)
             ]
-            await here.pending()
-            await here.until(lambda: 1_800_000 < here.account.held_bytes < 1_900_000)
+            for _ in range(2):
+                await executor.next_begun()
+            assert 1_800_000 < here.account.held_bytes < 1_900_000
             here.account.take(500_000)
             refused = await here.client.post("/infer/m", content=packed, headers=headers)
             assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
             assert "max_waiting_bytes" in refused.json()["error"]["message"]
             here.account.give(500_000)
-            while not (first.done() and second.done()):
-                await here.until(lambda: bool(here.executor.pending) or (first.done() and second.done()))
-                if here.executor.pending:
-                    here.executor.answer_next(lambda batch: [b"done"] * len(batch))
-            assert [first.result().status_code, second.result().status_code] == [200, 200]
+            for _ in range(2):
+                executor.answer_next(lambda batch: [b"done"] * len(batch))
+            assert [each.status_code for each in await asyncio.gather(first, second)] == [200, 200]
 
     asyncio.run(main())
 
 
 def test_tensors_are_charged_as_the_arrays_that_they_become() -> None:
     async def main() -> None:
-        async with Here(Double, FakeExecutor(), max_waiting_bytes=100_000) as here:
+        executor = Telling(workers=1)
+        async with Here(Double, executor, max_waiting_bytes=100_000) as here:
             tensor = {"name": "x", "datatype": "FP64", "shape": [10, 500], "data": [0] * 5000}
             document = {"inputs": [tensor]}
             asking = asyncio.ensure_future(here.client.post("/v2/models/m/infer", json=document))
-            await here.pending()
+            await executor.next_begun()
             assert here.account.held_bytes > 40_000 + 10_000
             refused = await here.client.post("/v2/models/m/infer", json=document)
             assert (refused.status_code, "max_waiting_bytes" in refused.json()["error"]) == (429, True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from weir.batching.admission import check_size
 from weir.batching.bound import Bound
-from weir.batching.choice import Choice, at_once, bounded, greedily
+from weir.batching.choice import at_once, bounded, greedily
 from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import Load, compose
 from weir.batching.estimate import ServiceTime
@@ -266,7 +266,7 @@ class Batcher:
         line.turns.led(group)
         return self._start(load, reason, seen.waiting, now - oldest_arrival, limit, wakeup, now, earliest_deadline)
 
-    def _decision(self, seen: Observation) -> Choice:
+    def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None]:
         try:
             decision = self.policy.decide(seen)
             rows, reason, _, limit = decision
@@ -276,7 +276,7 @@ class Batcher:
             if bound is not self._bound.rows:
                 self._bound.move(bound)
             if 0 < rows <= seen.max_batch_size:
-                return Choice(rows, reason, seen.now, limit)
+                return rows, reason, seen.now, limit
             return bounded(decision, seen, self.service)
         except Exception as error:
             self.policy_error = error

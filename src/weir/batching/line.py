@@ -88,7 +88,10 @@ class Line:
     def depart(self, rows: int) -> None:
         """So many rows have left a group."""
         self.departed += rows
-        self._raise_ceiling()
+        if self.capacity < inf:
+            self._raise_ceiling()
+        elif self.max_rows > 0:
+            self.ceiling += rows
 
     def settle_up(self, group: Group, load: Load) -> None:
         """Bring the books up to date with what was taken from `group`.
