@@ -140,6 +140,27 @@ def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None
     asyncio.run(main())
 
 
+def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
+    async def main() -> None:
+        gate, heard = Gate(), Heard()
+        chosen = WorkerSettings(executor="thread", workers=2, predict_timeout=0.02)
+        executor = ThreadExecutor(Square, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=0.02)
+        await executor.start(heard)
+        for worker in range(2):
+            await heard.next("ready")
+            executor.run(worker, Batch(worker, [0], OBJECT, OBJECT))
+        for _ in range(2):
+            await heard.next("lost")
+        assert "hangs" in await heard.next("unavailable")  # once: the first one is no reason
+        gate.opened.set()
+        for _ in range(2):
+            await heard.next("ready")
+        assert [state.state for state in executor.states()] == ["ready", "ready"]
+        await executor.stop()
+
+    asyncio.run(main())
+
+
 def test_a_stop_does_not_wait_for_ever() -> None:
     async def main() -> None:
         gate = Gate()

@@ -13,6 +13,7 @@ from weir.workers.settings import WorkerSettings
 from weir.workers.workerthread import WorkerThread
 
 STOP_GRACE = 5.0
+HANG_GRACE = 30.0
 
 
 class ThreadExecutor:
@@ -22,13 +23,14 @@ class ThreadExecutor:
     reported lost, what it had is run again elsewhere, and the worker is back, with the same instance of the model, as soon
     as the thread returns from `predict`; what it brings then is dropped. One that never returns is lost for good. An
     exception of any kind, SystemExit too, is the entries' error. With `pipeline_depth` 2 the next batch is at hand when
-    the thread has finished one. `stop_grace`: seconds to wait for a thread that is still computing, before it is
+    the thread has finished one. Where all have not returned `hang_grace` seconds after that, they hang: the model is not ready, and
+    does not count as alive, until one returns. `stop_grace`: seconds to wait for a thread that is still computing, before it is
     left to itself; it does not keep the process alive.
     """
 
     def __init__(
         self, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int,
-        stop_grace: float = STOP_GRACE,
+        stop_grace: float = STOP_GRACE, hang_grace: float = HANG_GRACE,
     ) -> None:  # fmt: skip
         self._model = model
         self._params = params
@@ -36,6 +38,7 @@ class ThreadExecutor:
         self._name = name
         self._max_batch_size = max_batch_size
         self._stop_grace = stop_grace
+        self._hang_grace = hang_grace
         self._workers: list[WorkerThread] = []
         self._listener: Listener
 
@@ -65,8 +68,12 @@ class ThreadExecutor:
     def _make_worker(self, index: int) -> WorkerThread:
         return WorkerThread(
             index, self._model, self._params, self._settings, name=self._name, max_batch_size=self._max_batch_size,
-            listener=self._listener,
+            listener=self._listener, hang_grace=self._hang_grace, hung=self._hung,
         )  # fmt: skip
+
+    def _hung(self) -> None:
+        if all(worker.hangs for worker in self._workers):
+            self._listener.unavailable(f"each worker of {self._name!r} hangs: {self._workers[0].state.reason}")
 
     async def _load(self, workers: Sequence[WorkerThread]) -> None:
         loads = [worker.start() for worker in workers]

@@ -27,8 +27,12 @@ class WorkerThread:
 
     def __init__(
         self, index: int, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str,
-        max_batch_size: int, listener: Listener,
+        max_batch_size: int, listener: Listener, hang_grace: float, hung: Callable[[], None],
     ) -> None:  # fmt: skip
+        self.hangs = False  # it has not returned from `predict` for much too long
+        self._hang_grace = hang_grace
+        self._hung = hung
+        self._hanging: asyncio.TimerHandle | None = None
         self.state = LocalState(index)
         self._name = name
         self._places = settings.pipeline_depth
@@ -54,6 +58,7 @@ class WorkerThread:
 
     def announce(self) -> None:
         """Take batches from now on."""
+        self._stop_waiting()
         self.state.state, self.state.reason = "ready", ""
         self._listener.worker_ready(self.state.index, self._places)
 
@@ -73,6 +78,7 @@ class WorkerThread:
         """Finish what is here, unload and end; the future tells when."""
         if self.state.state != "stopped":
             self.state.state = "stopped"
+            self._stop_waiting()
             self._limit.close()
             self._batches.put(None)
         return self._ended
@@ -92,6 +98,17 @@ class WorkerThread:
             "worker is back when it returns"
         )
         self._listener.worker_lost(self.state.index, self.state.reason)
+        self._hanging = self._loop.call_later(self._hang_grace, self._hang)
+
+    def _hang(self) -> None:
+        self.hangs = True
+        self._hung()
+
+    def _stop_waiting(self) -> None:
+        self.hangs = False
+        if self._hanging is not None:
+            self._hanging.cancel()
+            self._hanging = None
 
     def _finished(self, events: Events) -> None:
         if events.batch_id in self._given_up:
