@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -23,17 +24,20 @@ def _load() -> Any:
 
     Its newer core has a thread that waits for all sockets, others that read from them, and hands what they have read to the thread
     that waits for calls: two wake-ups for each call, a quarter of the time of a lone one. It is asked to have the last one do
-    it all, as older ones do. Whoever has set the variable knows better; so do a newer grpcio, and a core that is in use already.
+    it all, as older ones do. Whoever has set the variable knows better; a newer grpcio may know nothing of it, and a core that is
+    loaded already asks no more.
     """
-    loaded = import_module("grpc._cython.cygrpc")
-    version = tuple(map(int, import_module("grpc").__version__.split(".")[:2]))
-    if _EXPERIMENTS not in os.environ and version <= _LAST_KNOWN:
-        os.environ[_EXPERIMENTS] = "-event_engine_listener"
-        try:
-            loaded.CompletionQueue().shutdown()  # begins to use the core, which reads it now
-        finally:
-            del os.environ[_EXPERIMENTS]
-    return loaded
+    try:
+        known = tuple(map(int, version("grpcio").split(".")[:2])) <= _LAST_KNOWN
+    except PackageNotFoundError:
+        known = False  # it is not installed, or not by that name
+    if not known or _EXPERIMENTS in os.environ:
+        return import_module("grpc._cython.cygrpc")
+    os.environ[_EXPERIMENTS] = "-event_engine_listener"
+    try:
+        return import_module("grpc._cython.cygrpc")  # the core reads it when it is loaded
+    finally:
+        del os.environ[_EXPERIMENTS]
 
 
 cygrpc: Any = _load()
