@@ -96,6 +96,17 @@ def test_other_executors_are_measured_as_they_are(executor: str) -> None:
     assert profile.energy_mj == pytest.approx(30.0 * profile.service_time_ms)
 
 
+@pytest.mark.parametrize("executor", ["process", "thread", "inline"])
+def test_no_more_time_is_measured_than_passed(executor: str) -> None:
+    """Batches of one size are measured one after the other, so their mean is at most the time through their number, however
+    busy the machine is."""
+    began = time.perf_counter()
+    profile = weir.profile(Sleeper, executor=executor, max_batch_size=1, seconds=0.5, confidence=0.05)
+    passed_ms = 1000.0 * (time.perf_counter() - began)
+    assert profile.about["batches"] >= 5
+    assert AT_LEAST * 1000.0 * (ALPHA + TAU0) < profile.service_time_ms[0] <= passed_ms / profile.about["batches"]
+
+
 def test_the_policy_that_will_serve_does_not_matter() -> None:
     class Solved(Sleeper):
         """Its policy will be made of the profile that is measured here."""
