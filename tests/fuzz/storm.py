@@ -194,7 +194,7 @@ class Storm:
         self.ports, self.seed = ports, seed
         self.findings = Findings(console)
         self.goes, self.quiet = threading.Event(), threading.Event()
-        self.over = False
+        self.over = self.ends_early = False
         self.outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.slowest: dict[str, float] = {}
         self.rests: list[tuple[int, int, int]] = []  # bytes of memory, bytes held, connections
@@ -300,7 +300,7 @@ def attacked(storm: Storm, minutes: float, threads: int, console: Console) -> li
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("attack", total=60.0 * minutes)
-        while time.monotonic() < began + 60.0 * minutes and storm.lives and not storm.over:
+        while time.monotonic() < began + 60.0 * minutes and storm.lives and not storm.ends_early:
             time.sleep(1.0)
             progress.update(
                 task,
@@ -337,7 +337,7 @@ def main() -> int:
             console.print(attack(asked.replay[0], asked.seed, int(asked.replay[1]), ports, []), probe.ask(b"longest"))
             return 0
         storm = Storm(ports, probe, asked.seed, asked.only, console)
-        signal.signal(signal.SIGINT, lambda *_: setattr(storm, "over", True))  # ends it early, with a report
+        signal.signal(signal.SIGINT, lambda *_: setattr(storm, "ends_early", True))  # ends it early, with a report
         clients = attacked(storm, asked.minutes, asked.threads, console)
     console.print(report(storm, clients))
     console.print(
