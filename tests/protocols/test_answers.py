@@ -118,6 +118,27 @@ def test_a_list_that_failed_as_a_whole_has_its_code() -> None:
     assert answer_of(ask_for(Echo, "/infer/echo/batch"), [late]).status == 408
 
 
+def test_what_the_errors_of_a_list_say_together_is_bounded() -> None:
+    long = errors.ValidationFailed("no " * 600, details=["x" * 2000])
+    short = errors.InvalidRequest("must be a number", details=[1])
+    for accept, decode in ((JSON, json.loads), (MSGPACK, msgspec.msgpack.decode)):
+        body = batch_body([short, *[long] * 1022, short], accept, "square")
+        assert len(body) < 64 * 1024 + 1024 * 512
+        items = decode(body)
+        assert [item["code"] for item in items] == [400, *[422] * 1022, 400]
+        assert items[1]["error"]["details"] == ["x" * 2000]
+        assert (items[1000]["error"]["type"], items[1000]["error"]["details"]) == ("ValidationFailed", None)
+        assert (items[0]["error"]["details"], items[-1]["error"]["details"]) == ([1], None)
+        assert items[-1]["error"]["message"] == "must be a number"
+
+
+def test_an_item_of_a_list_with_endless_details_leaves_room_for_those_after_it() -> None:
+    endless = errors.ModelError("it raised", details={"seen": "x" * 1_000_000}, original_type="x.Y")
+    first, second = json.loads(batch_body([endless, errors.InvalidRequest("no", details=[1])], JSON, "square"))
+    assert (first["error"]["message"], first["error"]["details"]) == ("it raised", None)
+    assert second["error"]["details"] == [1]
+
+
 def test_an_explanation_has_a_limit_only_if_the_policy_had() -> None:
     request = FakeRequest(None, arrival=10.0)
     dispatch = Dispatch(7, 0, [request], None, 3, 3.0, Reason.DELAY, 5, 0.25, None, Wakeup.TIMER, 10.5)

@@ -1,17 +1,26 @@
 """What inference answers, through every door."""
 
+import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import httpx
 import msgspec
+import numpy
 import pytest
 from tests.protocols.doors import Serve
 from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upload, Upper, Words
+from tests.protocols.sockets import Run, until
 
+from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model
+from weir.protocols.rest import make_app
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeExecutor
 
 
 def inline(model: Any, **settings: Any) -> Service:
@@ -340,3 +349,26 @@ class TestHeaders:
         assert f"X-{name}" in error["message"]
         assert value[:20] in error["message"]
         assert rule in error["message"]
+
+
+def test_an_item_of_a_list_lets_go_of_its_tensors_when_it_has_its_answer(run: Run) -> None:
+    async def scenario() -> None:
+        executor = FakeExecutor()
+        service = Service(Add, executor=executor, max_batch_size=1)
+        async with service:
+            transport = httpx.ASGITransport(make_app(Registry([service]), HttpSettings()))
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                item = {"a": [[1.0, 2.0]], "b": [[3.0, 4.0]]}
+                asked = asyncio.ensure_future(client.post("/infer/add/batch", json=[item, item]))
+                await until(lambda: bool(executor.pending))
+                held = weakref.ref(executor.pending[0][1].payloads[0]["a"])
+                executor.answer_next(lambda payloads: [{"sum": numpy.zeros((1, 2), numpy.float32)}])
+                executor.batches.clear()
+                await until(lambda: bool(executor.pending))
+                gc.collect()
+                assert held() is None
+                executor.answer_next(lambda payloads: [{"sum": numpy.zeros((1, 2), numpy.float32)}])
+                answer = await asked
+                assert answer.json() == [{"output": {"sum": [[0.0, 0.0]]}}] * 2
+
+    run(scenario)

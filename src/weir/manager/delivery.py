@@ -112,7 +112,7 @@ class Delivery:
         """Tell the observers that the caller of `request` left."""
         _discard_gathered(request)
         self._had_their_end([request], error, now)
-        _drop_payload(request)
+        drop_payload(request)
 
     def give_error(self, request: Request, error: WeirError, now: float) -> None:
         """Give `request`, already marked as settled, an error."""
@@ -124,7 +124,7 @@ class Delivery:
         except Exception:
             door_failed(request)
         self._had_their_end([request], error, now)
-        _drop_payload(request)
+        drop_payload(request)
 
     def _had_their_end(self, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         if not requests:
@@ -158,7 +158,7 @@ def _hearers(observers: Sequence[Observer], event: str) -> list[Any]:
     ]  # one that was made before there was such an event does not have it
 
 
-def _drop_payload(request: Request) -> None:
+def drop_payload(request: Request) -> None:
     """Let go of a payload that nobody reads any more: the batch that the request is in may run for long, and its worker has its own copy."""
     if request.kind is Kind.ITEM:
         request.payload = None

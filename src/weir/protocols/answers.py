@@ -19,6 +19,11 @@ from weir.wire.values import UNWRITABLE, encode
 
 Headers = list[tuple[bytes, bytes]]
 
+# What the errors of one list may say: each, and all together. What says more has no details, and a short message.
+ERROR_BYTES = 16 << 10
+ERRORS_BYTES = 64 << 10
+_SHORT_MESSAGE = 256  # characters
+
 _JSON_HEADER = (b"content-type", JSON.encode())
 
 
@@ -212,10 +217,12 @@ def batch_body(
     """Return the answer to a list: for each of `outputs`, in order, `{"output": ...}` or `{"error": ..., "code": ...}`.
 
     An output is bytes already written as `accept` (JSON or msgpack), or a WeirError; `beside` is what else is said of one, by its place.
+    An error that says more than ERROR_BYTES, and those that come after ERRORS_BYTES, have a short message and no details.
     """
     encode = _ENCODERS[accept]
+    errors = _ErrorsOfList(model, development)
     items: list[Any] = [
-        {"error": error_value(output, model, development=development), "code": http_code(output)}
+        {"error": errors.value(output), "code": http_code(output)}
         if isinstance(output, WeirError)
         else {"output": msgspec.Raw(output), **beside.get(place, {})}
         for place, output in enumerate(outputs)
@@ -224,6 +231,25 @@ def batch_body(
         return encode(items)
     except UNWRITABLE:
         return encode([item if "output" in item else json_able(item) for item in items])
+
+
+class _ErrorsOfList:
+    """Writes what the errors of one list say, within a bound for the details of each and one for all together."""
+
+    def __init__(self, model: str, development: bool) -> None:
+        self._model = model
+        self._development = development
+        self._left = ERRORS_BYTES
+
+    def value(self, error: WeirError) -> dict[str, Any]:
+        """Return the inner part of the error's document."""
+        value = error_value(error, self._model, development=self._development)
+        if self._left > 0:
+            size = len(encode_safely(value))
+            if size <= ERROR_BYTES:
+                self._left -= size
+                return value
+        return {**value, "message": bounded(error.message, _SHORT_MESSAGE), "details": None}
 
 
 _ENCODERS = {JSON: msgspec.json.Encoder(enc_hook=repr).encode, MSGPACK: msgspec.msgpack.Encoder(enc_hook=repr).encode}

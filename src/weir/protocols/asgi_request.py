@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.errors import WeirError
-from weir.manager.delivery import discard
+from weir.manager.delivery import discard, drop_payload
 from weir.messages import Dispatch, RequestBase
 from weir.protocols.native import DOOR, Ask
 from weir.protocols.payloads import NOTHING, Work
@@ -43,7 +43,8 @@ class AsgiRequest(RequestBase):
         self.dispatch: Dispatch | None = None
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Keep the output."""
+        """Keep the output; nobody reads the payload any more, while the other items of a list may take long."""
+        drop_payload(self)
         self.end = output
         self.dispatch = dispatch
         self._countdown.one_ended()

@@ -143,7 +143,7 @@ class Inference:
             return body
         return await unpacked(body, ask.coding, self._settings.max_body_size, ask.timeout)
 
-    async def _run(self, ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Answer | None:
+    async def _run(self, ask: Ask, works: list[Work | WeirError], receive: Receive) -> Answer | None:
         try:
             requests = await _ended(ask, works, receive)
             if requests is None:
@@ -179,9 +179,13 @@ class Inference:
         )
 
 
-async def _ended(ask: Ask, works: Sequence[Work | WeirError], receive: Receive) -> Sequence[AsgiRequest] | None:
-    """Run `works` and return their requests when all have ended; None, and nothing goes on, if the client leaves."""
+async def _ended(ask: Ask, works: list[Work | WeirError], receive: Receive) -> Sequence[AsgiRequest] | None:
+    """Run `works` and return their requests when all have ended; None, and nothing goes on, if the client leaves.
+
+    `works` is empty afterwards: each request has its payload, and lets go of it at its own end.
+    """
     requests, countdown = submit(ask, works)
+    works.clear()
     if not requests:
         return requests
     leaving = asyncio.ensure_future(disconnected(receive))
