@@ -5,9 +5,11 @@ import json
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import grpc
+import httpx
 import numpy as np
 import pytest
 from tests.protocols.doors import DOORS, running
@@ -19,15 +21,22 @@ from tests.protocols.websocket_kit import Sum
 from tests.protocols.websocket_kit import serving as serving_sockets
 
 from weir.errors import InvalidRequest, Overloaded
+from weir.manager.making import Maker
+from weir.manager.manager import Manager
 from weir.manager.registry import Registry
+from weir.manager.repository.document import read_config
 from weir.manager.service import Service
+from weir.manager.spec import Known, ModelToServe
 from weir.model import Model, Tensor
 from weir.protocols import offloading, payloads
 from weir.protocols.offloading import LONG_BODY, off_loop, read_later
+from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.settings import read_model_table
 from weir.wire import elements, kserve_grpc, kserve_typed, tensors
 from weir.wire.inference import InferenceResponse
 from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read
+from weir.wire.values import decode_json
 from weir.wire.websocket import Failure, read_answer
 
 
@@ -101,6 +110,43 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
     return {"name": name, "datatype": "FP32", "shape": shape, "data": data}
+
+
+@pytest.mark.parametrize("padding", [0, LONG_BODY])
+def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_in: list[str] = []
+
+    def noted(body: bytes) -> Any:
+        read_in.append(thread())
+        return decode_json(body)
+
+    monkeypatch.setattr("weir.protocols.endpoint.decode_json", noted)
+    monkeypatch.setattr("weir.protocols.repository.decode_json", noted)
+    model = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
+
+    async def main() -> None:
+        make = Maker([])
+        async with serving(
+            make(model),
+            manager=lambda registry: Manager(
+                registry, Known([model], partial(read_config, read_settings=read_model_table)), make
+            ),
+        ) as rig:
+            config = '{"max_queue_size": 9' + " " * padding + "}"
+            await rig.call("ModelLoad", name="double", parameters={"config": {"string_param": config}})
+            assert rig.site.registry.get("double").batching.max_queue_size == 9
+            transport = httpx.ASGITransport(make_app(rig.site.registry, rig.site.http, site=rig.site))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                said = {"parameters": {"config": config.replace("9", "7")}}
+                answer = await client.post("/v2/repository/models/double/load", json=said)
+                assert answer.status_code == 200, answer.text
+                assert rig.site.registry.get("double").batching.max_queue_size == 7
+                answer = await client.post("/v2/repository/index", content='{"ready": true' + " " * padding + "}")
+                assert [each["name"] for each in answer.json()] == ["double"]
+
+    asyncio.run(main())
+    assert len(read_in) == 4
+    assert {name.startswith("weir-read") for name in read_in} == {padding > 0}
 
 
 COUNT = 20_000

@@ -12,6 +12,7 @@ from weir.protocols.answers import Answer, Headers
 from weir.protocols.bodies import Body, has_large_body, unpacked
 from weir.protocols.codings import coding_of
 from weir.protocols.native import MAX_REQUEST_ID_LENGTH, check_length, head_size
+from weir.protocols.offloading import off_loop
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -33,8 +34,11 @@ class Call(NamedTuple):
     send: Send
     version: str = "1.1"  # of HTTP
 
-    def document(self) -> dict[str, Any]:
-        """Return the JSON object that the body is; {} if it is empty or null. Raises InvalidRequest."""
+    async def document(self) -> dict[str, Any]:
+        """Return the JSON object that the body is; {} if it is empty or null. A long one is read in a thread. Raises InvalidRequest."""
+        return await off_loop(len(self.body), self._document)
+
+    def _document(self) -> dict[str, Any]:
         said = parse(decode_json, self.body, "an object") if self.body.strip() else {}
         if said is None:
             return {}

@@ -1,5 +1,7 @@
 """What changes the server: models of the repository, workers, shared memory. Each call is checked by `Control` first."""
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from weir.errors import InvalidRequest, brief
@@ -7,7 +9,8 @@ from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import headers_of
 from weir.protocols.grpc.showing import filled
 from weir.protocols.kserve.site import Site
-from weir.protocols.repository import is_of_repository, load_arguments
+from weir.protocols.offloading import off_loop
+from weir.protocols.repository import LoadArguments, is_of_repository, load_arguments
 from weir.wire.inference import Parameter
 from weir.wire.kserve_grpc import read_parameters
 
@@ -29,7 +32,7 @@ class Controlling:
         """Load a model of the repository, or load it anew."""
         self._check(call)
         name = named(asked)
-        said = load_arguments(repository_parameters(asked), self._site.control, {})
+        said = await self._load_arguments(asked, repository_parameters(asked), {})
         await self._site.manager.load_model(name, **said._asdict())
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
@@ -51,7 +54,7 @@ class Controlling:
         parameters = read_parameters(asked.parameters)
         own = {name: value for name, value in parameters.items() if not is_of_repository(name)}
         repository = {name: value for name, value in parameters.items() if is_of_repository(name)}
-        said = load_arguments(repository, self._site.control, own)
+        said = await self._load_arguments(asked, repository, own)
         await self._site.manager.load_model(asked.name, **said._asdict())
         return filled("ModelLoadResponse", {})
 
@@ -92,6 +95,10 @@ class Controlling:
         self._check(call)
         self._site.regions.unregister(asked.name)
         return filled("SystemSharedMemoryUnregisterResponse", {})
+
+    async def _load_arguments(self, asked: Any, parameters: Mapping[str, Any], own: Mapping[str, Any]) -> LoadArguments:
+        """Read them in a thread if the message is long: a configuration is a JSON document."""
+        return await off_loop(asked.ByteSize(), partial(load_arguments, parameters, self._site.control, own))
 
     def _check(self, call: Call) -> None:
         self._site.control.require_http(call.peer, headers_of(call))

@@ -1,5 +1,6 @@
 """What changes the server: models of the repository, workers, shared memory. Each call is checked by `Control` first."""
 
+from functools import partial
 from typing import Any
 
 from weir.errors import InvalidRequest, brief
@@ -7,6 +8,7 @@ from weir.protocols.answers import Answer
 from weir.protocols.endpoint import Call
 from weir.protocols.kserve.documents import count_of, document, flag_of, text_of
 from weir.protocols.kserve.site import Site
+from weir.protocols.offloading import off_loop
 from weir.protocols.repository import load_arguments
 
 
@@ -20,16 +22,16 @@ class Changes:
 
     async def index(self, call: Call) -> Answer:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
-        states = self._site.manager.index(ready_only=flag_of(call.document(), "ready"))
+        states = self._site.manager.index(ready_only=flag_of(await call.document(), "ready"))
         return document([state._asdict() for state in states])
 
     async def load(self, call: Call) -> Answer:
         """Load a model of the repository, or load it anew."""
         self._check(call)
-        own = {
-            name: value for name, value in call.document().items() if name != "parameters"
-        }  # AMD's client has them there
-        said = load_arguments(parameters_of(call), self._site.control, own)
+        whole = await call.document()
+        own = {name: value for name, value in whole.items() if name != "parameters"}  # AMD's client has them there
+        read = partial(load_arguments, parameters_of(whole), self._site.control, own)
+        said = await off_loop(len(call.body), read)  # a configuration is a document in a text of this one
         version = call.path.get("version", "")
         await self._site.manager.load_model(call.path["model"], version=version, **said._asdict())
         return document({})
@@ -37,7 +39,7 @@ class Changes:
     async def unload(self, call: Call) -> Answer:
         """Serve a model no longer."""
         self._check(call)
-        dependents = flag_of(parameters_of(call), "unload_dependents")
+        dependents = flag_of(parameters_of(await call.document()), "unload_dependents")
         version = call.path.get("version", "")
         await self._site.manager.unload_model(call.path["model"], version=version, unload_dependents=dependents)
         return document({})
@@ -47,7 +49,7 @@ class Changes:
     async def load_worker(self, call: Call) -> Answer:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         self._check(call)
-        endpoint = await self._site.manager.load_worker(call.path["worker"], call.document())
+        endpoint = await self._site.manager.load_worker(call.path["worker"], await call.document())
         return Answer(200, [(b"content-type", b"text/plain; charset=utf-8")], endpoint.encode())
 
     async def unload_worker(self, call: Call) -> Answer:
@@ -66,7 +68,7 @@ class Changes:
     async def register_memory(self, call: Call) -> Answer:
         """Open a region."""
         self._check(call)
-        said = call.document()
+        said = await call.document()
         key, offset, size = text_of(said, "key"), count_of(said, "offset", 0), count_of(said, "byte_size")
         self._site.regions.register(call.path["region"], key, offset, size)
         return document({})
@@ -81,9 +83,9 @@ class Changes:
         self._site.control.require_http(call.peer, call.headers)
 
 
-def parameters_of(call: Call) -> dict[str, Any]:
-    """Return the object `parameters` of the body's document; {} if there is none, or null. Raises InvalidRequest."""
-    parameters = call.document().get("parameters")
+def parameters_of(said: dict[str, Any]) -> dict[str, Any]:
+    """Return the object `parameters` of a document; {} if there is none, or null. Raises InvalidRequest."""
+    parameters = said.get("parameters")
     if parameters is None:
         return {}
     if not isinstance(parameters, dict):

@@ -79,7 +79,7 @@ class Pages:
 
     async def has_hardware(self, call: Call) -> Answer:
         """Say whether there are as many devices of a kind or name as asked for, or one: 200, or 404."""
-        said = call.document()
+        said = await call.document()
         name, count = text_of(said, "name"), count_of(said, "num", 1)
         found = device_count(find_hardware(), name)
         if found < max(1, count):
