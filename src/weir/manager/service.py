@@ -30,7 +30,7 @@ from weir.messages import Express, Kind, Observer, Request
 from weir.model import Measure, Model, check_model, is_tensor_model, overrides
 from weir.policy.loading import load_policy
 from weir.telemetry.statistics import Statistics
-from weir.workers.executor import Block, Executor
+from weir.workers.executor import Block, Executor, suspension
 
 C = TypeVar("C", bound=Call)
 
@@ -331,14 +331,15 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are taken, and a worker is there to run them."""
         return not self.not_ready_reason
 
     @property
     def not_ready_reason(self) -> str:
-        """Why no requests are taken; "" if they are."""
+        """Why no requests are taken, or run; "" if they are. Those that come while all workers are suspended wait."""
         driver = latest(self._driver)
-        return driver.not_ready_reason or ("draining" if driver.draining else "")
+        refused = driver.not_ready_reason or ("draining" if driver.draining else "")
+        return refused or suspension(driver.executor.states())
 
     @property
     def failed(self) -> str:

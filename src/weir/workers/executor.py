@@ -29,6 +29,9 @@ class Listener(Protocol):
         still tried; `worker_ready` says when one is there again."""
 
 
+READY, SUSPENDED = "ready", "suspended"  # the states that more than one place asks for
+
+
 class WorkerState(Protocol):
     """One line about one worker, for people and `GET /models/{m}`."""
 
@@ -38,7 +41,7 @@ class WorkerState(Protocol):
 
     @property
     def state(self) -> str:
-        """starting, ready, lost, stopped or failed."""
+        """starting, ready, suspended (its process does not run), lost, stopped or failed."""
 
     @property
     def pid(self) -> int | None:
@@ -54,7 +57,15 @@ class WorkerState(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why it is lost or failed, else ""."""
+        """Why it is suspended, lost or failed, else ""."""
+
+
+def suspension(states: Sequence[WorkerState]) -> str:
+    """Return why no batch would be run now although there are workers: those that are not lost are suspended. "" where one is ready, or
+    none is suspended."""
+    if any(each.state == READY for each in states):
+        return ""
+    return next((f"worker {each.index}: {each.reason}" for each in states if each.state == SUSPENDED), "")
 
 
 class Block(Protocol):

@@ -19,6 +19,7 @@ from weir.workers.supervision import Worker
 from weir.workers.template import Template
 
 STOP_GRACE = 5.0
+LOOK_EVERY = 2.0  # seconds between two looks at whether the workers' processes run at all
 
 
 class ProcessPool:
@@ -43,6 +44,7 @@ class ProcessPool:
         self._workers: list[Worker] = []
         self._listener: Listener
         self._source = b""
+        self._looking: asyncio.TimerHandle | None = None
         self._awaited: dict[Worker, asyncio.Future[None]] = {}  # that have not become ready for the first time
 
     async def start(self, listener: Listener) -> None:
@@ -64,6 +66,12 @@ class ProcessPool:
             raise
         for worker in self._workers:
             worker.announce()
+        self._look()
+
+    def _look(self) -> None:
+        for worker in self._workers:
+            worker.look()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_EVERY, self._look)
 
     async def add_worker(self) -> None:
         """Start one more process; return when it has loaded and warmed up. Raises as `start` does; the others go on."""
@@ -205,6 +213,9 @@ class ProcessPool:
 
     async def _end(self) -> None:
         self._awaited.clear()
+        if self._looking is not None:
+            self._looking.cancel()
+            self._looking = None
         try:
             await _ended(self._workers)  # while there is what reaps them
         finally:

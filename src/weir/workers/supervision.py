@@ -4,10 +4,15 @@
        │                  └──────────────── stop ───────────────> stopped
        └──does not load──> lost, after several times failed ──back-off──> starting
 
+A ready one whose process does not run at all, for it was stopped or hangs in the kernel, is suspended until it runs again.
+
 Everything happens on the loop's thread.
 """
 
 import asyncio
+import logging
+import re
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from weir.errors import ModelError, WeirError
@@ -16,10 +21,52 @@ from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop,
 from weir.workers.arena import Arena
 from weir.workers.backoff import Backoff
 from weir.workers.child import Child
-from weir.workers.executor import Listener
+from weir.workers.executor import READY, SUSPENDED, Listener
 from weir.workers.launch import Launch
 from weir.workers.places import BatchPlaces, as_values
 from weir.workers.timelimit import TimeLimit
+
+logger = logging.getLogger("weir")
+
+STANDSTILL = 5.0  # seconds without running after which a process counts as suspended
+
+# How a process can be that does not run whatever comes (proc(5), status: State).
+_STILL = {
+    "T": "its process is stopped by a signal",
+    "t": "its process is stopped by a debugger",
+    "D": "its process is in uninterruptible sleep",
+}
+_STATE = re.compile(r"^State:\t(\S)", re.MULTILINE)
+_SWITCHES = re.compile(r"ctxt_switches:\t(\d+)")
+
+
+class Standstill:
+    """Finds out whether a process runs at all, from looks at it now and then. One that has run between two of them, if only for a moment,
+    has been scheduled, which Linux counts."""
+
+    def __init__(self) -> None:
+        self._switches: list[str] | None = None  # while it stands still
+        self._since = 0.0
+
+    def reason(self, pid: int, now: float) -> str:
+        """Return why the process does not run, if it has not for STANDSTILL seconds, else ""."""
+        state, switches = _scheduling(pid)
+        if state not in _STILL:
+            self._switches = None
+        elif switches != self._switches:
+            self._switches, self._since = switches, now
+        elif now - self._since >= STANDSTILL:
+            return f"{_STILL[state]}, and has not run for {now - self._since:.0f} s"
+        return ""
+
+
+def _scheduling(pid: int) -> tuple[str, list[str]]:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has just ended
+        return "", []
+    state = _STATE.search(status)
+    return state[1] if state else "", _SWITCHES.findall(status)
 
 
 class Chief(Protocol):
@@ -59,6 +106,7 @@ class Worker:
         self._loop = loop
         self._backoff = Backoff()
         self._child: Child | None = None
+        self._standstill = Standstill()
         self._batches: dict[int, Flight] = {}
         self._error: WeirError | None = None  # what StartFailed said
         self._started = False
@@ -93,6 +141,7 @@ class Worker:
         # One that replaces another is missed: it gives way to nobody.
         niceness = 0 if self._started else self._launch.settings.load_niceness or 0
         self._child = Child(self._launch, self, self._loop, niceness)
+        self._standstill = Standstill()
         self._start_limit.begin()
         self._child.start()
 
@@ -151,6 +200,15 @@ class Worker:
         else:
             self._child.kill()
 
+    def look(self) -> None:
+        """Note whether its process runs at all, if it should."""
+        if self.pid is None or self.state not in (READY, SUSPENDED):
+            return
+        reason = self._standstill.reason(self.pid, self._loop.time())
+        if reason and self.state == READY:
+            logger.warning("%s is suspended: %s (process %d)", self._name, reason, self.pid)
+        self.state, self.reason = (SUSPENDED if reason else READY), reason
+
     def received(self, frame: Frame) -> None:
         """Act on a frame from the process."""
         if isinstance(frame, Events):
@@ -192,7 +250,7 @@ class Worker:
     def _loaded(self) -> None:
         if self.state != "starting":
             return
-        self.state, self.reason = "ready", ""
+        self.state, self.reason = READY, ""
         self._start_limit.end()
         self._backoff.loaded()
         if self._started:
