@@ -340,7 +340,7 @@ def test_nothing_more_is_read_while_the_account_is_full() -> None:
                 client.encode(["!wait", "x" * (MIB // 4)], blocking=False)
             opened.until(lambda: opened.door._in.paused)
             assert len(opened.encoder.asked) < 8
-            assert MIB < account.held_bytes < 2 * MIB
+            assert MIB // 2 < account.held_bytes < 2 * MIB  # what comes next would be too much
             opened.call(opened.encoder.released.set)
             assert len(client.fetch_all()) == 8
         opened.until(lambda: account.held_bytes == 0)
