@@ -254,10 +254,14 @@ def test_the_access_log_is_written_when_it_is_wanted(tmp_path: Path) -> None:
                 "/v2/models/square/infer",
                 json={"inputs": [{"name": "input", "datatype": "INT64", "shape": [2], "data": [3, 4]}]},
             )
+            client.get("/no/such/page")
             served.signal(signal.SIGTERM)
             assert served.wait() == 0
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         assert [line["code"] for line in lines if line["event"] == "request"] == expected
+        paths = ["/infer/square", "/infer/square", "/infer/square/batch", "/v2/models/square/infer", "/no/such/page"]
+        shown = [line["path"] for line in lines if line["event"] == "http"]
+        assert [path for path in shown if not path.startswith("/health")] == (paths if flags else [])
 
 
 def rest_of(served: Served) -> tuple[str, str]:

@@ -37,6 +37,7 @@ from weir.protocols.account import allow_descriptors
 from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
+from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import Held, code_of, make_exposition
 from weir.protocols.product import Product
@@ -79,7 +80,10 @@ class App:
         tracing = open_tracing(settings.telemetry, settings.kserve.server_name)
         self._listeners: list[Any] = [*recorded, *tracing]
         heard = [*counting, LogObserver(self._logger), *recorded, *tracing, *observers]
-        heard += [AccessLog(get_logger("weir.access"), code_of)] if settings.telemetry.access_log else []
+        log = None
+        if settings.telemetry.access_log:
+            heard.append(AccessLog(get_logger("weir.access"), code_of))
+            log = HttpLog(get_logger("weir.access"))
         heard += () if product is None else product.observers()
         token = settings.control.control_token_file
         make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
@@ -111,11 +115,11 @@ class App:
         self._added = _added(product, context, metrics, exposition)
         asgi = make_app(
             self.registry, settings.http, metrics=None if exposition is None else exposition.render, site=site,
-            websockets=websockets, added=self._added,
+            websockets=websockets, added=self._added, log=log,
         )  # fmt: skip
         manners = () if product is None else product.manners(context)
         self.server = HttpServer(
-            self.registry, asgi, settings.http, heard, site=site, websockets=websockets, manners=manners
+            self.registry, asgi, settings.http, heard, site=site, websockets=websockets, manners=manners, log=log
         )
         self.registry.changed.append(self.server.routes_changed)
         self._account = site.account

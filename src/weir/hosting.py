@@ -21,13 +21,14 @@ from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.control import Control, ControlSettings
+from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.kserve.site import Site
-from weir.protocols.metrics import make_exposition
+from weir.protocols.metrics import code_of, make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.telemetry.exposition import NAMESPACE, Exposition
-from weir.telemetry.logs import LogObserver, get_logger
+from weir.telemetry.logs import AccessLog, LogObserver, get_logger
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.settings import TelemetrySettings
 
@@ -50,6 +51,7 @@ def asgi(
     routes: Mapping[str, str | Sequence[str]] | None = None,
     metrics: bool = True,
     metrics_namespace: str = NAMESPACE,
+    access_log: bool = False,
     observers: Sequence[Observer] = (),
     **settings: Any,
 ) -> ASGIApp:
@@ -62,7 +64,8 @@ def asgi(
     Inference Protocol, and those of Service, which hold for every model that is not a Service already. `routes` maps a model's name to paths of its
     own. Nobody may change anything while it runs, but with `allow_control=True` or the token of `control_token_file`: where
     a caller is, only the hosting server knows. `metrics` are collected and served at /metrics, under names that begin with `metrics_namespace`; a Service already made counts
-    only if its observers do. With the variable PROMETHEUS_MULTIPROC_DIR they are those of all processes that have it.
+    only if its observers do. With the variable PROMETHEUS_MULTIPROC_DIR they are those of all processes that have it. `access_log`: log each HTTP request,
+    and each request for a model, to the logger `weir.access`.
 
     Raises SettingsError for an unusable model, setting or route; nothing has been started then.
     """
@@ -75,6 +78,10 @@ def asgi(
     heard: list[Observer] = [LogObserver(get_logger("weir")), *observers]
     if recorded is not None:
         heard.insert(0, recorded)
+    log = None
+    if access_log:
+        heard.append(AccessLog(get_logger("weir.access"), code_of))
+        log = HttpLog(get_logger("weir.access"))
     registry = Registry([_service(model, heard, settings) for model in models], routes)
     naming = TelemetrySettings(metrics_namespace=metrics_namespace)
     exposition = (
@@ -90,7 +97,7 @@ def asgi(
 
     site = Site(registry, http, control, settings=kserve, access=access)
     shown = make_dashboard(registry, recorded)
-    return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown)
+    return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown, log=log)
 
 
 @asynccontextmanager

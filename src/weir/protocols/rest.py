@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from weir.protocols.account import Counted
 from weir.protocols.failures import exception_handlers
 from weir.protocols.gate import Gate, Refuse
+from weir.protocols.httplog import HttpLog, Logged
 from weir.protocols.inference import Inference
 from weir.protocols.kserve.replies import error_answer as kserve_error
 from weir.protocols.kserve.routes import PREFIX, Kserve
@@ -70,12 +71,14 @@ def make_app(
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
     added: Added = _NOTHING,
+    log: HttpLog | None = None,
 ) -> Starlette:
     """Return the application that serves the models of `registry`.
 
     Starting and stopping them is the caller's: before and after, or in `lifespan`. Without `metrics` there is no
     /metrics; `site` is what the Open Inference Protocol knows, and says who may call and who may change anything: without it anybody, and those
-    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product.
+    on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` hears of every
+    request.
     """
     site = site or Site(registry, settings)
     middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
@@ -91,6 +94,8 @@ def make_app(
             expose_headers=_SHOWN_TO_PAGES,
         )  # fmt: skip
         middleware.insert(0, cors)
+    if log is not None:
+        middleware.insert(0, Middleware(Logged, log))
     app = Starlette(
         routes=[
             *Pages(site, settings, metrics, added.paths).routes(),

@@ -19,11 +19,14 @@ from weir.protocols.account import Account
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.lane import Lane
+from weir.protocols.fastlane.logged import LoggedConnection
 from weir.protocols.fastlane.native import Native
 from weir.protocols.fastlane.plan import Manner
+from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.hot import HotKserve
 from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
+from weir.protocols.status import http_code
 from weir.protocols.websocket import WebSockets
 
 if TYPE_CHECKING:
@@ -40,13 +43,14 @@ class HttpServer:
 
     `site` is what the Open Inference Protocol knows beside the models, and who may call. `observers` hear of what is refused before it
     reaches a service; the services' own observers hear the rest. `clock` returns seconds; idle and slow connections are
-    measured by it. `websockets` are those of `asgi_app`, to be drained; `manners` are of requests that a product has the fast lane answer.
+    measured by it. `websockets` are those of `asgi_app`, to be drained; `manners` are of requests that a product has the fast lane answer;
+    `log` hears of what `asgi_app` does not.
     """
 
     def __init__(
         self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
         site: Site | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
-        manners: Sequence[Manner] = (),
+        manners: Sequence[Manner] = (), log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._websockets = websockets
@@ -62,6 +66,7 @@ class HttpServer:
             clock=clock,
             access=site.access,
             account=site.account,
+            log=log,
         )
         self._clock = clock
         self._server: asyncio.Server | None = None
@@ -98,7 +103,10 @@ class HttpServer:
         return f"uds={settings.uds!r}" if settings.uds is not None else f"host={settings.host!r}, port={settings.port}"
 
     def _connect(self) -> asyncio.BufferedProtocol:
-        return _Full(self._lane) if self._lane.account.full else Connection(self._lane)
+        lane = self._lane
+        if lane.account.full:
+            return _Full(lane)
+        return Connection(lane) if lane.log is None else LoggedConnection(lane, lane.log)
 
     def _shake_hands(self, connection: socket.socket) -> None:
         """Begin TLS on a connection, which counts from now on; one too many is closed: to say why would take a handshake."""
@@ -246,7 +254,9 @@ class _Full(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Refuse it."""
         super().connection_made(transport)
-        limit = self.lane.settings.max_connections
+        log, limit = self.lane.log, self.lane.settings.max_connections
+        if log is not None:
+            log.answered(transport.get_extra_info("peername"), "-", b"-", http_code(Overloaded()), 0, log.clock(), "-")
         self._refuse_and_close(Overloaded(f"{limit} connections are open; that is the limit (max_connections)"))
 
 

@@ -26,7 +26,7 @@ class TelemetrySettings:
         "info", "least severe log lines shown", rule=one_of("debug", "info", "warning", "error", "critical")
     )
     access_log: bool = setting(
-        False, "log each request for a model when it has its end: protocol, code, rows, milliseconds"
+        False, "log each HTTP request of any path, and each request for a model of any protocol, when it has its end"
     )
     log_file: str | None = setting(None, "file that gets every log line too, as JSON", metavar="PATH")
     record: str | None = setting(

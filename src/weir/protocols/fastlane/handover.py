@@ -17,6 +17,7 @@ from uvicorn.server import ServerState
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
 from weir.protocols.fastlane.head import END_OF_HEAD
 from weir.protocols.fastlane.upgraded import Charged, Upgraded
+from weir.protocols.httplog import REFUSED
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 
@@ -297,7 +298,20 @@ class HandedOver(Charged, HttpToolsProtocol):
             answer = self._lane.manner_of(self.url).error_answer(error, None)
             head = self._lane.heads.head(status or answer.status, answer.headers, len(answer.body), close=True)
             self.transport.write(head + answer.body)
+            self._log(status or answer.status, len(answer.body))
         self.transport.close()
+
+    def _log(self, status: int, size_bytes: int) -> None:
+        """Tell the log, if there is one, of an answer that is not the application's. Of a request that it has begun, it tells the log itself."""
+        log = self._lane.log
+        if log is None:
+            return
+        if self.busy:
+            cast(dict[str, Any], self.cycle.scope)[REFUSED] = status
+            return
+        method = (self.parser.get_method() or b"-").decode("latin-1")
+        protocol = f"HTTP/{self.parser.get_http_version()}"
+        log.answered(self.client, method, self.url or b"-", status, size_bytes, log.clock(), protocol)
 
     def handle_websocket_upgrade(self) -> None:
         """uvicorn: the connection goes on under a protocol of its own, which is in uvicorn's state from now on."""

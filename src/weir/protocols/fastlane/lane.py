@@ -15,6 +15,7 @@ from weir.protocols.fastlane.memo import HeadMemo
 from weir.protocols.fastlane.plan import Manner, Plan, make_plan
 from weir.protocols.fastlane.responses import Heads
 from weir.protocols.fastlane.tally import Tally
+from weir.protocols.httplog import HttpLog
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
@@ -73,6 +74,7 @@ class Lane:
     def __init__(
         self, manners: Sequence[Manner], settings: HttpSettings, observers: Sequence[Observer],
         hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
+        log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self.manners = tuple(manners)  # the first one answers what belongs to none
         self.settings = settings
@@ -85,6 +87,7 @@ class Lane:
         self.heads = Heads()
         self.connections: set[Swept] = set()
         self.account = account or Account(settings)
+        self.log = log
         self.account.counters.append(self.connections.__len__)
         self.patience = settings.body_timeout  # seconds that a body, or the reading of an answer, may take
         self.draining = False

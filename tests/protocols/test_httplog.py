@@ -1,0 +1,177 @@
+"""The access log of HTTP: a line for each request, whoever answers it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import httpx
+import pytest
+from tests.protocols.fastlane.kit import Square, squared
+from tests.protocols.sockets import Client, Run, until
+from websockets.asyncio.client import connect
+
+import weir
+from weir.manager.registry import Registry
+from weir.manager.service import Service
+from weir.protocols.httplog import LEFT, HttpLog
+from weir.protocols.rest import make_app
+from weir.protocols.server import HttpServer
+from weir.protocols.settings import HttpSettings
+from weir.testing import FakeClock, FakeExecutor
+
+POST = b"POST /infer/square HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n\r\n3"
+
+
+class Lines(list[dict[str, Any]]):
+    """A logger that keeps what it is given."""
+
+    def info(self, event: str, **facts: Any) -> None:
+        """Keep it."""
+        self.append({"event": event, **facts})
+
+    @property
+    def short(self) -> list[tuple[Any, ...]]:
+        """Method, path and status of each."""
+        return [(line["method"], line["path"], line["status"]) for line in self]
+
+
+@asynccontextmanager
+async def serving(executor: FakeExecutor | None = None, **settings: Any) -> AsyncIterator[tuple[HttpServer, Lines]]:
+    """Serve numbers squared on a free port, with a log."""
+    service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
+    registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
+    server = HttpServer(registry, make_app(registry, http, log=log), http, log=log)
+    await service.start()
+    await server.start()
+    try:
+        yield server, lines
+    finally:
+        await service.stop(0.0)
+        await server.stop()
+
+
+def test_every_request_of_every_path_has_a_line(run: Run) -> None:
+    async def scenario() -> None:
+        async with serving(max_body_size=100) as (server, lines):
+            async with httpx.AsyncClient(base_url=server.address) as client:
+                answers = [
+                    await client.post("/infer/square?key=secret", content=b"3"),  # the fast lane
+                    await client.post("/infer/square", content=b"12"),
+                    await client.post("/infer/nobody", content=b"3"),
+                    await client.post("/infer/square", content=b"3" * 101),
+                    await client.post("/infer/square/batch", content=b"[1, 2]"),  # the application, from here on
+                    await client.get("/health/ready"),
+                    await client.get("/no/such/page?key=secret"),
+                    await client.delete("/v2/models/square/infer"),
+                ]
+            assert lines.short == [
+                ("POST", "/infer/square", 200), ("POST", "/infer/square", 200), ("POST", "/infer/nobody", 404),
+                ("POST", "/infer/square", 413), ("POST", "/infer/square/batch", 200), ("GET", "/health/ready", 200),
+                ("GET", "/no/such/page", 404), ("DELETE", "/v2/models/square/infer", 405),
+            ]  # fmt: skip
+            assert [line["bytes"] for line in lines] == [len(answer.content) for answer in answers]
+            assert {(line["event"], line["client"], line["protocol"]) for line in lines} == {
+                ("http", "127.0.0.1", "HTTP/1.1")
+            }
+            assert all(0 <= line["milliseconds"] < 60_000 for line in lines)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (b"GET\x1b[2J / HTTP/1.1\r\n\r\n", ("GET%1B[2J", "/", 400)),
+        (b"POST /infer/square HTTP/1.1\r\nContent-Length: x\r\n\r\n", ("POST", "/infer/square", 400)),
+        (POST.replace(b"Content-Length: 1", b"Transfer-Encoding: chunked") + b"xyz\r\n", ("POST", "/infer/square", 400)),
+        (b"GET /" + b"a" * 40_000 + b" HTTP/1.1\r\n\r\n", None),
+    ],
+)  # fmt: skip
+def test_what_is_no_request_has_a_line(run: Run, said: bytes, line: tuple[Any, ...] | None) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(said)
+            await client.rest()
+            if line is None:
+                ((method, path, status),) = lines.short
+                assert (method, path[:3], status) == ("GET", "/aa", 400)
+                assert len(path) < 1100
+            else:
+                assert lines.short == [line]
+            client.close()
+
+    run(scenario)
+
+
+def test_pipelined_requests_have_a_line_each(run: Run) -> None:
+    async def scenario() -> None:
+        async with serving() as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(3 * POST)
+            assert [await client.answer() for _ in range(3)] == [(200, b"9")] * 3
+            assert lines.short == [("POST", "/infer/square", 200)] * 3
+            assert [line["bytes"] for line in lines] == [1, 1, 1]
+            client.close()
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_has_a_line(run: Run) -> None:
+    async def scenario() -> None:
+        executor = FakeExecutor()
+        async with serving(executor) as (server, lines):
+            listed = POST.replace(b"/square", b"/square/batch").replace(b": 1\r\n\r\n3", b": 3\r\n\r\n[3]")
+            for body in (POST, listed):
+                client = await Client.connect(server)
+                client.writer.write(body)
+                await until(lambda: bool(executor.pending))
+                client.reset()
+                before = len(lines)
+                await until(lambda before=before: len(lines) > before)  # type: ignore[misc]
+                executor.answer_next(lambda payloads: [b"9"])
+            assert [status for _, _, status in lines.short] == [LEFT, LEFT]
+
+    run(scenario)
+
+
+def test_connections_over_the_limit_and_web_sockets_have_a_line(run: Run) -> None:
+    async def scenario() -> None:
+        async with serving(max_connections=1) as (server, lines):
+            url = server.address.replace("http:", "ws:")
+            async with connect(f"{url}/v2/ws"):
+                client = await Client.connect(server)
+                assert b"429" in await client.rest()
+                assert lines.short == [("-", "-", 429)]
+                client.close()
+            await until(lambda: len(lines) == 2)
+            assert lines.short[-1] == ("GET", "/v2/ws", 101)
+
+    run(scenario)
+
+
+def test_a_path_cannot_write_a_line_of_its_own() -> None:
+    lines, clock = Lines(), FakeClock()
+    log = HttpLog(cast(Any, lines), clock)
+    clock.advance(0.25)
+    log.answered(None, "GET", b"/a\r\n\x1b[1mb\xff?secret", 200, 0, 0.0, "HTTP/1.1")
+    assert (lines[0]["client"], lines[0]["path"]) == ("-", "/a%0D%0A%1B[1mb%FF")
+    assert lines[0]["milliseconds"] == pytest.approx((clock() - 0.0) * 1000)
+
+
+@pytest.mark.parametrize("access_log", [False, True])
+def test_a_hosted_application_has_the_log_too(access_log: bool, caplog: pytest.LogCaptureFixture) -> None:
+    app = weir.asgi(Service(Square, executor=FakeExecutor(squared)), access_log=access_log)
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            assert (await client.get("/no/such%0Apage")).status_code == 404
+
+    with caplog.at_level(logging.INFO, "weir.access"):
+        asyncio.run(main())
+    lines: list[Any] = [record.msg for record in caplog.records if record.name == "weir.access"]
+    assert [(line["event"], line["path"], line["status"]) for line in lines] == [
+        ("http", "/no/such%0Apage", 404)
+    ] * access_log
