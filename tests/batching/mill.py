@@ -9,6 +9,7 @@ import pytest
 
 from weir.batching.batcher import Batcher
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
+from weir.batching.group import size_class
 from weir.batching.lengths import length_of
 from weir.batching.pieces import rows_left
 from weir.batching.settings import BatchingSettings
@@ -255,7 +256,7 @@ def lane(request: RequestBase) -> tuple[Any, ...]:
 
 
 def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: bool = False) -> None:
-    """Hold first dispatches against arrival: within a lane nobody goes before one that arrived earlier and was there. Where
+    """Hold first dispatches against arrival: within a lane nobody goes before one of about its size that arrived earlier and was there. Where
     batches are `padded`, this is so among those of equal length, unless the deadline is earlier."""
     first: dict[int, tuple[int, int]] = {}
     for number, dispatch in enumerate(cuts):
@@ -265,7 +266,7 @@ def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: 
     lanes: dict[tuple[Any, ...], list[Asked]] = {}
     for request in accepted:
         if id(request) in first:
-            length = length_of(request) if padded else None
+            length = length_of(request) if padded else size_class(request.rows) if request.large else None
             lanes.setdefault((lane(request), length), []).append(request)
     for members in lanes.values():
         members.sort(key=lambda each: each.arrival)

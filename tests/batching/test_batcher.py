@@ -1,15 +1,21 @@
 """batcher.py: requests in, batches out, with every reason and refusal."""
 
+from heapq import heappop, heappush
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import numpy
 import pytest
 from tests.batching.mill import Asked, Mill, check_order, listed, many
 
+from weir.batching.batcher import Batcher
+from weir.batching.collate import entries_of
+from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelError
-from weir.messages import EventKind, Events, Express, Kind, Reason, Wakeup
+from weir.messages import Dispatch, EventKind, Events, Express, Kind, Reason, Wakeup
 from weir.policy.decision import Decision, Observation
-from weir.policy.rules import ControlLimit, FullBatches, SizeOrDelay
+from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
 
 class Raises:
@@ -313,6 +319,64 @@ def test_who_waited_outside_keeps_the_place_of_its_arrival() -> None:
     assert mill.batcher.oldest_age(6.0) == 3.0
     (cut,) = mill.ready(0)
     assert [request.payload for request in cut.requests] == ["outside", "inside"]
+
+
+def median_waits(clients: dict[int, int], seconds: float = 15.0) -> dict[int, float]:
+    """Return the median time to the answer by size, where so many clients of each size always have one request under way. Two workers
+    take 0.163 s for a batch of 64."""
+    batcher, now, ends = (
+        Batcher(BatchingSettings(max_queue_size=100_000), Greedy()),
+        0.0,
+        list[tuple[float, int, Dispatch]](),
+    )
+    left: dict[int, int] = {}
+    waits: dict[int, list[float]] = {size: [] for size in clients}
+
+    def send(size: int) -> None:
+        request = listed(size, now, 1e6)
+        left[id(request)] = size
+        batcher.submit(request, now)
+
+    def poll(wakeup: Wakeup) -> None:
+        for dispatch in batcher.poll(now, wakeup):
+            heappush(ends, (now + 0.003 + 0.0025 * dispatch.rows, dispatch.batch_id, dispatch))
+
+    for worker in range(2):
+        batcher.worker_ready(worker, 1, now)
+    for size in (size for size, count in clients.items() for _ in range(count)):
+        send(size)
+    poll(Wakeup.ARRIVAL)
+    while now < seconds:
+        now, _, dispatch = heappop(ends)
+        batcher.finished(dispatch.batch_id, now)
+        for request, start, stop in entries_of(dispatch):
+            left[id(request)] -= stop - start
+            if not left[id(request)]:
+                request.settled = True
+                waits[request.rows].append(now - request.arrival)
+                send(request.rows)
+        poll(Wakeup.WORKER)
+    return {size: median(found) for size, found in waits.items()}
+
+
+def test_17_rows_wait_as_long_as_16() -> None:
+    waits = median_waits({16: 16, 17: 16})
+    assert waits[17] <= 1.2 * waits[16]
+
+
+def test_beside_large_requests_16_rows_wait_for_their_share_and_17_as_long() -> None:
+    waits = median_waits({16: 8, 17: 8, 256: 16})
+    assert waits[17] <= 1.2 * waits[16]
+    assert waits[256] >= 8.0 * waits[16]  # which waits as long in the order of arrival
+    assert waits[256] <= 32 * 256 / 64 * 0.163  # as if each had its share of the two workers, and half of it were lost
+
+
+def test_no_size_is_a_step() -> None:
+    sizes = (1, 2, 4, 8, 12, 15, 16, 17, 18, 20, 24, 32, 48, 64, 96, 128, 192, 256)
+    waits = median_waits(dict.fromkeys(sizes, 4), 40.0)
+    batch = 0.163
+    for smaller, larger in pairwise(sizes):
+        assert waits[larger] <= 1.2 * larger / smaller * waits[smaller] + batch, (smaller, larger)
 
 
 # The end.

@@ -1,14 +1,14 @@
 """compose.py: what goes into a batch, and in which order."""
 
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import numpy
 import pytest
 from tests.batching.mill import Asked, listed, many
 
 from weir.batching.compose import Load, compose
-from weir.batching.group import Group
+from weir.batching.group import Group, SharedLane
 from weir.messages import Kind
 
 
@@ -214,3 +214,42 @@ def test_a_large_one_that_only_fills_up_has_not_led() -> None:
 def test_the_large_lane_is_used_alone_when_no_small_one_waits() -> None:
     group = filled(large("a", 0.0), large("b", 0.0))
     assert payloads(take(group, 8)) == ["a", "b"]
+
+
+def test_one_single_item_goes_at_once_before_a_crowd_of_large_ones() -> None:
+    group = filled(*(listed(256, large=True) for _ in range(1000)))
+    for _ in range(9):
+        take(group, 64, overtakes=1000)
+    single = Asked("single", 1.0)
+    group.add(single)
+    assert take(group, 64, overtakes=1000).requests[0] is single
+
+
+def test_a_crowd_of_large_ones_does_not_starve_single_items() -> None:
+    group = filled(*(listed(64, large=True) for _ in range(200)), *many(2, 1.0))
+    taken = [request.payload for _ in range(10) for request in take(group, 64, overtakes=1000).requests]
+    assert 0 in taken and 1 in taken
+
+
+def test_a_crowd_that_was_cancelled_leaves_nothing_behind() -> None:
+    head = large("head", 0.0)
+    group = filled(head)
+    for _ in range(1000):
+        request = large("gone", 1.0)
+        group.add(request)
+        request.settled = True
+        group.remove(request)
+    assert sum(len(share.waiting) for share in cast(SharedLane, group.levels[0].large).shares.values()) < 200
+    assert take(group, 4).requests == [head]
+
+
+def test_a_large_one_that_waited_outside_keeps_its_place() -> None:
+    group = filled(large("second", 2.0), large("first", 1.0), large("third", 3.0))
+    assert payloads(take(group, 12)) == ["first", "second", "third"]
+
+
+def test_the_oldest_large_one_takes_turns_with_other_sizes() -> None:
+    big = listed(400, 0.0, large=True)
+    group = filled(big, *(large(number, 1.0) for number in range(40)))
+    led = [take(group, 4, overtakes=3).requests[0] is big for _ in range(12)]
+    assert led == [False, False, False, True] * 3

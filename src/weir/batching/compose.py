@@ -1,12 +1,17 @@
 """Take the next batch from the line of a group.
 
-Higher priority goes first. Within a priority small requests go before large ones, until `max_overtakes` batches have
-gone before the large request at the head; then that one goes first, and the count starts anew. Within a lane the order
-is that of arrival. Requests that can be divided are, so that the batch is filled exactly; where the head of a lane
-does not fit into what is left, the next lane is tried, but nobody within a lane is passed over.
+Higher priority goes first. Within a priority, requests of about the same size go in the order of arrival, and the sizes share: each
+request has as many rows of the batches as any other that waits, so that a request waits in proportion to its rows, with no step at
+any size, and a single item goes at once before a crowd of large ones. This is self-clocked fair queueing (Golestani, 1994) among size
+classes, each with a weight of as many requests as wait. But `max_overtakes` batches at most go before the oldest of the larger ones;
+then that one goes first, and the count starts anew. Requests that can be divided are, so that the batch is filled exactly; where one
+of the larger does not fit into what is left, small ones are tried, and the other way round.
 """
 
-from weir.batching.group import Group, Lane, Level
+from operator import itemgetter
+from typing import cast
+
+from weir.batching.group import Group, Lane, Level, Share, SharedLane
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Kind, Request
 
@@ -116,58 +121,63 @@ def _take_plain(load: Load, lane: Lane, count: int) -> None:
 
 
 def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
-    small, large = level.small, level.large
-    overtaken, has_led = None, False
-    lanes = [small, large]
+    small, large = level.small, cast(SharedLane, level.large)
+    oldest, begun = large.head, load.rows
+    was_overtaken, has_led = False, False
+    lanes: list[Lane] = [small, large]
+    level.come_back()
     while lanes and load.rows < load.max_rows:
-        lane = next_lane(lanes, small, large, max_overtakes)
-        request = lane.head
+        lane, request = _next(level, lanes, max_overtakes, load.max_rows)
         if request is None:
-            lanes.remove(lane)
-        elif request.deadline <= load.start_cutoff:
+            break
+        if request.deadline <= load.start_cutoff:
             _leave_out(load, lane, request)
-        else:
-            rival = large.head
-            if lane is small and rival is not None and rival.arrival <= request.arrival:
-                overtaken = rival
-            has_led = has_led or (lane is large and small in lanes and small.head is not None)
-            if not _take_head(load, lane, request):
-                lanes.remove(lane)
-    count_overtaking(large.head, overtaken, has_led)
+            continue
+        is_oldest, rows = request is oldest, load.rows
+        leads = is_oldest and (rows == begun or (small in lanes and small.head is not None))
+        share: Level | Share = level if lane is small else large.share_of(request)
+        count = share.count
+        if not _take_head(load, lane, request):
+            lanes.remove(lane)
+        if oldest is not None and load.rows > rows:
+            share.had += (load.rows - rows) / count
+            if not is_oldest or oldest.overtaken < max_overtakes:
+                large.clock = max(large.clock, share.had)
+            has_led = has_led or leads
+            was_overtaken = was_overtaken or (not is_oldest and oldest.arrival <= request.arrival)
+    level.is_away = small.head is None
+    if oldest is not None and (has_led or was_overtaken):
+        oldest.overtaken = 0 if has_led else oldest.overtaken + 1
+
+
+def _next(level: Level, lanes: list[Lane], max_overtakes: int, max_rows: int) -> tuple[Lane, Request | None]:
+    """Return whose turn it is in the `lanes` that are left, and its lane."""
+    small, large = level.small, cast(SharedLane, level.large)
+    first = small.head if small in lanes else None
+    oldest = large.head if large in lanes else None
+    if oldest is None:
+        return small, first
+    if oldest.overtaken >= max_overtakes and (first is None or oldest.arrival <= first.arrival):
+        return large, oldest
+    tag, share = min(((each.tag(max_rows), each) for each in large.shares.values()), key=itemgetter(0))
+    if first is not None and level.had <= tag:
+        return small, first
+    return large, share.head
 
 
 def _take_head(load: Load, lane: Lane, request: Request) -> bool:
-    """Take what fits of the head; tell whether the next one in the lane may be tried."""
+    """Take what fits of `request`; tell whether another in the lane may be tried."""
     taken = request.taken
     if load.take(request):
-        lane.advance()
+        lane.advance(request)
         return True
     if request.taken > taken:
         load.divided.append(request)
     return False
 
 
-def next_lane(lanes: list[Lane], small: Lane, large: Lane, max_overtakes: int) -> Lane:
-    """Return the lane whose head goes first; `lanes` are those that are left."""
-    if len(lanes) == 1:
-        return lanes[0]
-    first, rival = small.head, large.head
-    if first is None or rival is None:
-        return small if rival is None else large
-    is_due = rival.overtaken >= max_overtakes and rival.arrival <= first.arrival
-    return large if is_due else small
-
-
-def count_overtaking(head: Request | None, overtaken: Request | None, large_has_led: bool) -> None:
-    """A batch was taken: keep the count of `head`, the large request that is next, if small ones have gone before it."""
-    if head is not None and large_has_led:
-        head.overtaken = 0
-    elif head is not None and overtaken is head:
-        head.overtaken += 1
-
-
 def _leave_out(load: Load, lane: Lane, request: Request) -> None:
     load.departed += rows_left(request)
     load.late.append(request)
-    lane.advance()
     request.settled = True
+    lane.advance(request)

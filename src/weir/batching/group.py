@@ -9,19 +9,25 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
-from math import inf, nan, nextafter
+from math import inf, log2, nan, nextafter
 
 from weir.batching.deadlines import Deadlines
 from weir.batching.pieces import rows_left
 from weir.messages import Express, Kind, Request
 
 MIXED = nan  # equal to no timeout, not even to itself
+CLASSES_PER_OCTAVE = 4  # of size: requests of one class differ by a fifth at most
 SLACK = 64  # settled requests in the middle of a lane that are tolerated before they are swept out
 
 
 def is_plain(request: Request) -> bool:
     """Tell whether `request` is one item of one row and unit cost, so that requests need only be counted."""
     return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
+
+
+def is_gone(request: Request) -> bool:
+    """Tell whether nothing of `request` waits any more."""
+    return request.settled or request.taken >= request.rows
 
 
 class Lane:
@@ -52,11 +58,15 @@ class Lane:
         else:
             waiting.append(request)
 
-    def advance(self) -> None:
-        """The head has gone."""
+    def advance(self, request: Request) -> None:
+        """`request`, which is the head, has gone."""
         if not is_plain(self.waiting.popleft()):
             self.odd -= 1
         self._drop_dead_heads()
+
+    def ahead(self, request: Request) -> int:
+        """Return how many that wait would go before `request`, if it came now."""
+        return len(self)
 
     def pop(self, count: int) -> list[Request]:
         """Take out and return the first `count` of a lane without odd ones."""
@@ -85,14 +95,14 @@ class Lane:
         self._drop_dead_heads()
         waiting = self.waiting
         if self.dead > SLACK and 2 * self.dead > len(waiting):
-            alive = [request for request in waiting if not request.settled]
+            alive = [request for request in waiting if not is_gone(request)]
             waiting.clear()
             waiting.extend(alive)
             self.dead = 0
 
     def _drop_dead_heads(self) -> None:
         waiting = self.waiting
-        while self.dead and waiting[0].settled:
+        while self.dead and is_gone(waiting[0]):
             waiting.popleft()
             self.dead -= 1
 
@@ -101,15 +111,114 @@ def _arrival(request: Request) -> float:
     return request.arrival
 
 
-class Level:
-    """The two lanes of one priority. Small requests may overtake large ones."""
+def size_class(rows: int) -> int:
+    """Return what requests of about `rows` rows have in common."""
+    return round(CLASSES_PER_OCTAVE * log2(rows))
 
-    __slots__ = ("large", "priority", "small")
+
+class Share:
+    """The requests of one size class, in order of arrival. `had` is the rows that each of them has had, had it always been there."""
+
+    __slots__ = ("count", "had", "waiting")
+
+    def __init__(self, had: float) -> None:
+        self.had = had
+        self.count = 0
+        self.waiting: deque[Request] = deque()  # some of them may be gone
+
+    @property
+    def head(self) -> Request:
+        """The request whose turn it is. There must be one."""
+        waiting = self.waiting
+        while is_gone(waiting[0]):
+            waiting.popleft()
+        return waiting[0]
+
+    def tag(self, max_rows: int) -> float:
+        """Return what each will have had once the next of them has up to `max_rows` rows more: the lowest goes first."""
+        return self.had + min(rows_left(self.head), max_rows) / self.count
+
+    def add(self, request: Request) -> None:
+        """Add a request."""
+        self.count += 1
+        waiting = self.waiting
+        if waiting and request.arrival < waiting[-1].arrival:
+            waiting.insert(bisect_right(waiting, request.arrival, key=_arrival), request)
+        else:
+            waiting.append(request)
+
+    def leave(self) -> None:
+        """One of them has gone."""
+        self.count -= 1
+        if len(self.waiting) > 2 * self.count + SLACK:
+            self.waiting = deque(request for request in self.waiting if not is_gone(request))
+
+
+class SharedLane(Lane):
+    """Large requests, with a share for each size class that waits. `waiting` is in order of arrival, whatever the size.
+
+    `clock` is the most that a request of any size has had; a size class that comes anew begins there.
+    """
+
+    __slots__ = ("clock", "shares")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = 0.0
+        self.shares: dict[int, Share] = {}
+
+    def share_of(self, request: Request) -> Share:
+        """Return the share of a request that waits."""
+        return self.shares[size_class(request.rows)]
+
+    def add(self, request: Request) -> None:
+        """Add a request."""
+        super().add(request)
+        size = size_class(request.rows)
+        share = self.shares.get(size)
+        if share is None:
+            share = self.shares[size] = Share(self.clock)
+        share.add(request)
+
+    def ahead(self, request: Request) -> int:
+        """Return how many that wait would go before `request` for certain, if it came now."""
+        share = self.shares.get(size_class(request.rows))
+        return 0 if share is None else share.count
+
+    def advance(self, request: Request) -> None:
+        """`request`, which need not be the head, has gone."""
+        self.leave(request)
+
+    def leave(self, request: Request) -> None:
+        """A request somewhere in the lane was settled, or wholly taken."""
+        super().leave(request)
+        share = self.share_of(request)
+        share.leave()
+        if not share.count:
+            del self.shares[size_class(request.rows)]
+
+
+class Level:
+    """The two lanes of one priority. `had` is the rows that each small request has had, as in a Share."""
+
+    __slots__ = ("had", "is_away", "large", "priority", "small")
 
     def __init__(self, priority: int, lane: type[Lane] = Lane) -> None:
         self.priority = priority
+        self.had = 0.0
         self.small = lane()
-        self.large = lane()
+        self.large = SharedLane() if lane is Lane else lane()
+        self.is_away = True  # no small request was left when the last batch was taken
+
+    @property
+    def count(self) -> int:
+        """How many small requests wait."""
+        return len(self.small)
+
+    def come_back(self) -> None:
+        """A batch is to be taken: small requests that come anew save up nothing."""
+        if self.is_away and isinstance(self.large, SharedLane):
+            self.had = max(self.had, self.large.clock)
 
     def __bool__(self) -> bool:
         return bool(self.small.waiting or self.large.waiting)

@@ -8,18 +8,13 @@ settled there, is dropped when it comes to a front, or with all of its kind once
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
-from weir.batching.group import SLACK, Lane
+from weir.batching.group import SLACK, Lane, is_gone
 from weir.messages import Request
 
 
 def length_of(request: Request) -> float:
     """Return the length of `request`: what one row of it costs."""
     return request.cost / request.rows
-
-
-def is_gone(request: Request) -> bool:
-    """Tell whether nothing of `request` waits any more."""
-    return request.settled or request.taken >= request.rows
 
 
 def turn_of(request: Request) -> tuple[float, float]:

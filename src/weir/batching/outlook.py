@@ -3,8 +3,8 @@
 from math import inf
 
 from weir.batching.estimate import ServiceTime
-from weir.batching.group import Group, Lane
-from weir.batching.lengths import is_gone, length_of
+from weir.batching.group import Group, Lane, is_gone
+from weir.batching.lengths import length_of
 from weir.batching.line import Line
 from weir.batching.places import Places
 from weir.batching.settings import BatchingSettings
@@ -69,7 +69,7 @@ class Outlook:
         lane = Lane() if group is None else group.lane_of(request)
         rate = self.rate(self._line.waiting)
         done = now + self._service.alone(min(request.rows, self._largest), length_of(request))
-        if done + len(lane) / rate < request.deadline:
+        if done + lane.ahead(request) / rate < request.deadline:
             return False
         return not self._padded or done + _before(lane, request) / rate >= request.deadline
 

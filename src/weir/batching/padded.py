@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
-from weir.batching.compose import Load, next_lane
-from weir.batching.group import Group, Level
-from weir.batching.lengths import LengthLane, is_gone, length_of
+from weir.batching.compose import Load
+from weir.batching.group import Group, Lane, Level, is_gone
+from weir.batching.lengths import LengthLane, length_of
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Request
 
@@ -103,7 +103,7 @@ class ByLength:
 def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> None:
     small, large = level.small, level.large
     heads, is_first = _heads(level), not load.requests
-    first = next_lane([small, large], small, large, max_overtakes)
+    first = _first_lane(small, large, max_overtakes)
     hurried = _hurried(load, level, max_overtakes, tight) if is_first else None
     leader = hurried or (_leader(cast(LengthLane, first), max_overtakes) if is_first else first.head)
     if leader is None:
@@ -115,6 +115,14 @@ def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Seque
         if load.rows < load.max_rows:
             _fill(load, cast(LengthLane, lane), beside if lane is large else inf)
     _count_overtaking(heads, leader, is_first)
+
+
+def _first_lane(small: Lane, large: Lane, max_overtakes: int) -> Lane:
+    """Return the lane whose head goes first."""
+    first, rival = small.head, large.head
+    if first is None or rival is None:
+        return small if rival is None else large
+    return large if rival.overtaken >= max_overtakes and rival.arrival <= first.arrival else small
 
 
 def _heads(level: Level) -> list[Request]:

@@ -39,9 +39,14 @@ class BatchingSettings:
         rule=SHARE,
     )
     small_request_size: int = setting(
-        16, "requests of at most this many rows go before larger ones; 0 keeps arrival order", rule=AT_LEAST_ZERO
+        16,
+        "0 keeps arrival order; else requests wait in proportion to their rows, or, where padded, those of at most this many rows "
+        "go before larger ones",
+        rule=AT_LEAST_ZERO,
     )
-    max_overtakes: int = setting(4, "batches of small requests that may go before a large one", rule=AT_LEAST_ZERO)
+    max_overtakes: int = setting(
+        4, "batches that may go before the oldest of the requests larger than a row", rule=AT_LEAST_ZERO
+    )
 
     def __post_init__(self) -> None:
         check(self)
