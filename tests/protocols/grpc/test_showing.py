@@ -145,6 +145,18 @@ def test_who_watches_hears_of_changes() -> None:
     asyncio.run(main())
 
 
+def test_who_watches_hears_of_the_end_also_while_an_answer_is_on_its_way() -> None:
+    async def main() -> None:
+        async with Service(Double, executor=FakeExecutor()) as service:
+            health = Health(Registry([service]), [])
+            watched = health.watch(message("grpc.health.v1.HealthCheckRequest")())
+            assert (await anext(watched)).status == Status.SERVING
+            health.refuse()
+            assert [answer.status async for answer in watched] == [Status.NOT_SERVING]
+
+    asyncio.run(main())
+
+
 def test_a_model_that_there_is_not_may_be_watched_until_it_comes() -> None:
     async def test(rig: Rig) -> None:
         stub: Any = health_pb2_grpc.HealthStub(rig.channel)

@@ -49,11 +49,11 @@ class Health:
         """Yield how it is, and how it is whenever that changes."""
         said = _UNKNOWN
         while True:
-            status = self._status(asked.service)
+            is_last, status = self._refusing.is_set(), self._status(asked.service)
             if status != said:
                 said = status
                 yield _Response(status=status)
-            if self._refusing.is_set():
+            if is_last:  # not what may have happened while the answer was on its way
                 return
             try:
                 async with asyncio.timeout(self._look_every):
