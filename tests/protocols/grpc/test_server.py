@@ -12,7 +12,7 @@ from typing import Any
 import grpc
 import numpy
 import pytest
-from tests.protocols.grpc.kit import INFER, INFERENCE, Double, Rig, asking, refused, run, serving
+from tests.protocols.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
 from tests.protocols.sockets import until
 from tests.served import MODELS, Served
 
@@ -259,39 +259,3 @@ def test_a_call_that_is_told_of_the_end_when_all_is_over_does_no_harm() -> None:
 
     for _ in range(20):
         run(test)
-
-
-@pytest.mark.parametrize("chosen", [None, "event_engine_listener"])
-def test_the_core_is_asked_for_one_thread_unless_somebody_chose(chosen: str | None) -> None:
-    """A core that does not know what it is asked for says so on stderr: `_LAST_KNOWN` in call.py names the newest that does."""
-    said = "import os, weir.protocols.grpc.call; print(os.environ.get('GRPC_EXPERIMENTS'))"
-    environment = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
-    if chosen is not None:
-        environment["GRPC_EXPERIMENTS"] = chosen
-    done = subprocess.run(
-        [sys.executable, "-c", said], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert (done.stdout.strip(), done.stderr) == (str(chosen), "")
-
-
-def test_one_thread_waits_for_calls_and_reads_them() -> None:
-    """What fails here is no fault but slow: the core of a newer grpcio is not asked, or does not know, see `_load` in call.py."""
-    (method,) = [method for method in methods(INFERENCE) if method.name == "ServerLive"]
-    with Served(f"{MODELS}:Square", "--grpc-port", "0") as served:
-        served.until_grpc().until_ready()
-        with grpc.insecure_channel(served.grpc) as channel:
-            call = channel.unary_unary(method.path, None, None)
-            before = reading(served.process.pid)
-            for _ in range(200):
-                assert call(method.request().SerializeToString(), timeout=20)
-            assert reading(served.process.pid) - before < 200
-
-
-def reading(pid: int) -> int:
-    """Return how often the core's threads that may read from sockets have waited."""
-    waits = 0
-    for status in Path(f"/proc/{pid}/task").glob("*/status"):
-        text = status.read_text()
-        if "event_engine" in text:
-            waits += int(text.rpartition("\nvoluntary_ctxt_switches:")[2].split()[0])
-    return waits

@@ -1,46 +1,17 @@
 """One call of gRPC: what the client said, and what is said to it."""
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from weir.protocols.account import Account
     from weir.protocols.grpc.intake import Unsent
 
-_EXPERIMENTS = (
-    "GRPC_EXPERIMENTS"  # a variable of the environment, of which gRPC's core reads once what it shall do otherwise
-)
-_LAST_KNOWN = (1, 85)  # the newest grpcio that was seen to know what is asked of it
-
-
-def _load() -> Any:
-    """Return what both servers of grpcio are made on; see core.py.
-
-    Its newer core has a thread that waits for all sockets, others that read from them, and hands what they have read to the thread
-    that waits for calls: two wake-ups for each call, a quarter of the time of a lone one. It is asked to have the last one do
-    it all, as older ones do. Whoever has set the variable knows better; a newer grpcio may know nothing of it, and a core that is
-    loaded already asks no more.
-    """
-    try:
-        known = tuple(map(int, version("grpcio").split(".")[:2])) <= _LAST_KNOWN
-    except PackageNotFoundError:
-        known = False  # it is not installed, or not by that name
-    if not known or _EXPERIMENTS in os.environ:
-        return import_module("grpc._cython.cygrpc")
-    os.environ[_EXPERIMENTS] = "-event_engine_listener"
-    try:
-        return import_module("grpc._cython.cygrpc")  # the core reads it when it is loaded
-    finally:
-        del os.environ[_EXPERIMENTS]
-
-
-cygrpc: Any = _load()
+cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py
 # All that is used of it. It is not public: a grpcio of tomorrow may lack some.
 NEEDED = (
     "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",
