@@ -190,6 +190,6 @@ if __name__ == "__main__":
         print(json.dumps(described), flush=True)  # noqa: T201 - to the server, which has started this
         shapes = [table["shape"] for key in ("inputs", "outputs") for table in described[key]]
         if sys.argv[2:] == [TRY] and all(shape[:1] == [-1] for shape in shapes):
-            print(json.dumps({**described, JOINS: joins_rows(opened, described["inputs"])}))  # noqa: T201
+            print(json.dumps({**described, JOINS: joins_rows(opened, described["inputs"])}))  # noqa: T201 - as above
     except Exception as error:
         sys.exit(f"{type(error).__name__}: {error}")
