@@ -1,8 +1,10 @@
 """`python -m benchmarks.loading`: does loading a second model slow the first one down?
 
 A server has a repository of two models. The first is asked at a constant rate all the time, whether answers come or not; the
-second is loaded and unloaded again. Each round has a quiet window and one that lasts as long as a load; what is compared are the
-latencies of all requests that were sent in the ones and the others, over all rounds.
+second is loaded and unloaded again. Each round has three windows of the same length: a quiet one, one that a load takes, and one
+beside a process that has nothing to do with the server and only computes, at the same lowest priority as a worker that loads. What is
+compared are the latencies of all requests that were sent in each kind of window, over all rounds. The third kind shows what the
+system's scheduler alone makes of a busy CPU: no server can load a model and do better than that.
 """
 
 import argparse
@@ -14,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -51,6 +53,15 @@ class Second(weir.Model):
         for weights in self.weights:
             value = np.tanh(value @ weights)
         return [float(each) for each in value[:, 0]]
+"""
+COMPUTING = """
+import os
+
+if hasattr(os, "SCHED_IDLE"):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+os.nice(19)
+while True:
+    pass
 """
 CONNECTIONS = 32
 REST = 0.5  # seconds after a change before the next window
@@ -105,7 +116,7 @@ class Load:
 
 async def measure(url: str, rounds: int, rate: float) -> None:
     """Print what came of so many rounds."""
-    quiet, loading = list[tuple[float, float]](), list[tuple[float, float]]()
+    quiet, loading, beside = (list[tuple[float, float]]() for _ in range(3))
     load = Load(int(url.rpartition(":")[2]), rate)
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as client, load.running():
         await asyncio.sleep(2.0)
@@ -115,17 +126,38 @@ async def measure(url: str, rounds: int, rate: float) -> None:
             loading.append((begun, time.perf_counter()))
             (await client.post("/v2/repository/models/second/unload")).raise_for_status()
             await asyncio.sleep(REST)
-            begun = time.perf_counter()
-            await asyncio.sleep(loading[-1][1] - loading[-1][0])
-            quiet.append((begun, time.perf_counter()))
-        await asyncio.sleep(REST)
+            quiet.append(await _window(loading[-1]))
+            with _computing():
+                await asyncio.sleep(REST)
+                beside.append(await _window(loading[-1]))
+            await asyncio.sleep(REST)
     took = statistics.median(end - begun for begun, end in loading)
     print(f"{rounds} loads of {took:.2f} s (median), {rate:g} requests/s, {load.failed} not answered with 200")
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        one, other = (_quantile(load.within(windows), share) for windows in (quiet, loading))
-        print(
-            f"{name}: {1000 * one:6.2f} ms quiet, {1000 * other:6.2f} ms while loading: {100 * (other / one - 1):+.0f} %"
+        base, *others = (_quantile(load.within(windows), share) for windows in (quiet, loading, beside))
+        compared = ", ".join(
+            f"{1000 * other:.2f} ms {when} ({100 * (other / base - 1):+.0f} %)"
+            for when, other in zip(("while loading", "beside a process that computes"), others, strict=True)
         )
+        print(f"{name}: {1000 * base:.2f} ms quiet, {compared}")
+
+
+async def _window(like: tuple[float, float]) -> tuple[float, float]:
+    """Wait for as long as the window `like` lasted and return what was waited."""
+    begun = time.perf_counter()
+    await asyncio.sleep(like[1] - like[0])
+    return begun, time.perf_counter()
+
+
+@contextmanager
+def _computing() -> Iterator[None]:
+    """Within the block another process computes, at the lowest priority there is."""
+    process = subprocess.Popen([sys.executable, "-c", COMPUTING])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 def _quantile(latencies: list[float], share: float) -> float:

@@ -77,8 +77,8 @@ def _notes(seen: dict[str, Any]) -> list[str]:
     return [
         f"![Measured mean response time over the predicted one]({PICTURE.parent.name}/{PICTURE.name})",
         f"The model is profiled as by `weir profile` in {PROFILING:g} s: its times are {seen['beyond_ms']:+.3f} ms beyond what the model "
-        f"itself takes, on the mean over sizes. That is the way to the worker, its waking up and the way back. Other processes had "
-        f"the CPUs for {seen['waited']}.",
+        f"itself takes, on the mean over sizes. That is the way to the worker, its waking up and the way back. It waited for "
+        f"a CPU for {seen['waited']}.",
         "*For these arrivals* is what the same batcher and policy do with these very arrivals in virtual time, with the profile's "
         "service times; in brackets is the 95 % interval of the mean difference of the same requests. *Predicted* is the stationary mean, "
         f"for all arrivals there might be. Arrivals from {COUNTED[0]:.0%} to {COUNTED[1]:.0%} of the time count.",
