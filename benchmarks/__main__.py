@@ -74,7 +74,7 @@ def _measure(console: Console, part: Part, asked: argparse.Namespace) -> None:
     if asked.quick:
         return
     when = datetime.now(UTC).strftime("%Y-%m-%d")
-    report.keep(part, result, {**describe(), "rounds": f"{rounds} of {seconds:g} s", "date": when})
+    report.keep(part, result, {**describe(), "rounds": f"{rounds} of {part.round or f'{seconds:g} s'}", "date": when})
 
 
 def _show(console: Console, part: Part, result: Result) -> None:

@@ -47,6 +47,7 @@ class Part(NamedTuple):
     about: str
     steps: Callable[[int], int]
     measure: Callable[[Run], Result]
+    round: str = ""  # what each round is of, where it is not the seconds of load that were asked for
 
 
 def middle(values: Sequence[float]) -> float:

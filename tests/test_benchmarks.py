@@ -2,11 +2,13 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import gpu, report, text_load
+from benchmarks import gpu, kept, report, text_load
 from benchmarks.paragraphs import paragraphs
 from benchmarks.parts import PARTS, padding
 from benchmarks.parts.padding import simulate
@@ -197,3 +199,23 @@ def test_vectors_are_compared_by_their_cosines_and_by_how_they_rank() -> None:
     assert turned.least == pytest.approx(np.cos(0.4))
     assert turned.ranked < 1.0 and turned.nearest == 0.5
     assert len(turned.shown()) == len(COLUMNS)
+
+
+def test_a_measurement_that_was_stopped_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "build")
+    source = tmp_path / "source.py"
+    source.write_text("1")
+    begun: list[int] = []
+
+    def find(first: int) -> Iterator[list[float]]:
+        begun.append(first)
+        return ([number, inf] for number in range(first, 5))
+
+    some = kept.resumed("numbers", [source], find)
+    assert [next(some), next(some)] == [[0, inf], [1, inf]]
+    with next((tmp_path / "build").iterdir()).open("a") as file:
+        file.write("[2, Inf")  # it was killed
+    assert list(kept.resumed("numbers", [source], find)) == [[number, inf] for number in range(5)]
+    source.write_text("2")  # what it finds may be something else now
+    assert len(list(kept.resumed("numbers", [tmp_path], find))) == 5
+    assert begun == [0, 2, 0]

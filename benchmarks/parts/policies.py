@@ -5,7 +5,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import islice
 from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from scipy.stats import t as student
 from tests.policy.event_loop import LEVEL, Controls, Interval, Seen, controls, interval, served
 from tests.policy.random_models import SHAPES, Drawn, drawn
 
+from benchmarks.kept import resumed
 from benchmarks.policies import bursts
 from benchmarks.result import Part, Result, Run, Table
 from benchmarks.servers import ROOT
@@ -26,6 +29,10 @@ from weir.policy.tables import greedy_table, limit_table
 PICTURE = ROOT / "docs" / "pictures" / "predictions.png"
 ENTRIES, STEP = 2_000, 100  # in each round, and in each step of the progress
 QUICK = 500  # entries, of a quick run
+SOURCES = [  # what an entry comes of
+    ROOT / "src" / "weir" / "policy", Path(__file__),
+    *(ROOT / "tests" / "policy" / name for name in ("event_loop.c", "event_loop.py", "random_models.py")),
+]  # fmt: skip
 STRETCHES = 40
 ROWS = (5_000, 20_000, 50_000)  # of a stretch: more where fewer do not say enough
 ENOUGH, ENOUGH_LATE = 5e-4, 0.01  # half widths, of the mean and of the 99th percentile, that say enough
@@ -62,7 +69,7 @@ def measure(run: Run) -> Result:
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
         seen = list(_entries(run, pool, wanted))
         rows = []
-        for row in pool.map(bursts.shown, range(2 if run.quick else len(bursts.SHOWN))):
+        for row in _bursts(pool, 2 if run.quick else len(bursts.SHOWN)):
             rows.append(row)
             run.step(row[0])
     for index, name in enumerate(QUANTITIES):
@@ -76,10 +83,18 @@ def measure(run: Run) -> Result:
 
 
 def _entries(run: Run, pool: ProcessPoolExecutor, wanted: int) -> Iterator[Entry]:
-    for count, one in enumerate(pool.map(entry, range(wanted), chunksize=10), start=1):
-        yield one
+    """Yield that many entries; those that a run found which was stopped are not looked for again."""
+    found = resumed("entries", SOURCES, lambda first: pool.map(entry, range(first, wanted), chunksize=10))
+    for count, one in enumerate(islice(found, wanted), start=1):
+        yield Entry(*one)
         if count % STEP == 0:
             run.step(f"{count:,} entries")
+
+
+def _bursts(pool: ProcessPoolExecutor, wanted: int) -> Iterator[list[str]]:
+    """Yield that many rows of bursts and recorded traffic, likewise."""
+    found = resumed("bursts", bursts.SOURCES, lambda first: pool.map(bursts.shown, range(first, wanted)))
+    return islice(found, wanted)
 
 
 def _notes(wanted: int) -> list[str]:
@@ -93,7 +108,8 @@ def _notes(wanted: int) -> list[str]:
         "function, only a regression on the mean response time and power of the stretches; where a line forgets more slowly than a stretch is "
         "long, it has no interval and is left out. Intervals are of 99.9 %, so that one in a thousand entries lies outside its own by chance. "
         "*Bias* is the mean difference in standard errors, over all entries, with its own standard error: it would show an error far below any "
-        "single interval. A bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %.",
+        "single interval. A bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %; "
+        "the numbers that are drawn for it are always the same, so that their luck is common to all entries, and shows as a bias.",
         "The table of bursts: what each policy costs beside `greedy` on the very same arrivals, with its 95 % interval. `solved` knows the mean "
         "rate for its prices, `auto` knows nothing; the clairvoyant optimum knows every arrival beforehand. All traffic: "
         "[beyond the paper](explanation/beyond-the-paper.md).",
@@ -273,4 +289,5 @@ PART = Part(
     "What a bank says of its tables (cost, mean response time, mean power, 99th percentile) beside what they do.",
     lambda rounds: rounds * ENTRIES // STEP + len(bursts.SHOWN),
     measure,
+    f"{ENTRIES:,} entries",
 )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.policies.lines import Effort
-from benchmarks.policies.table import Compared, Comparison
+from benchmarks.policies.table import ROOT, Compared, Comparison
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.auto import AutoPolicy
 from weir.policy.bank import Bank, solve_bank
@@ -27,6 +27,7 @@ from weir.simulation.traces import read_trace
 
 PROFILE = GOOGLENET_P4
 TRACES = Path(__file__).with_name("traces")
+SOURCES = [ROOT / "src" / "weir" / each for each in ("policy", "simulation", "batching")] + [Path(__file__)]
 WEIGHTS = (0.0, 1.0, 10.0)
 LOADS, BURSTS, PERIODS = (0.1, 0.3, 0.5, 0.7, 0.9), (5.0, 10.0, 20.0), (0.02, 0.2, 2.0, 20.0)
 LEAST, MOST, CYCLES = 20_000, 60_000, 8.0  # requests of each traffic, and the bursts that they should reach for
