@@ -260,8 +260,13 @@ def test_small_ones_do_not_have_the_turns_of_large_ones_worked_out_anew(
     cost: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Share] = []
-    tag = Share.tag
-    monkeypatch.setattr(Share, "tag", lambda share, max_rows: (asked.append(share), tag(share, max_rows))[1])
+    work_out = Share.tag
+
+    def tag(share: Share, max_rows: int) -> float:
+        asked.append(share)
+        return work_out(share, max_rows)
+
+    monkeypatch.setattr(Share, "tag", tag)
     group = filled(*(listed(256, large=True) for _ in range(8)), *many(40, 1.0, cost=cost))
     load = take(group, 64, overtakes=1000)
     assert len(load.requests) == 41
