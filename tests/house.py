@@ -42,9 +42,9 @@ class Module:
         return parts[1] if len(parts) > 2 else "weir"
 
 
-def code_lines(source: str) -> int:
-    """Return how many lines of `source` are code."""
-    tree = ast.parse(source)
+def code_lines(source: str, tree: ast.Module | None = None) -> int:
+    """Return how many lines of `source` are code; `tree` is what it is parsed to, if that is known."""
+    tree = tree or ast.parse(source)
     docstrings: set[int] = set()
     for node in ast.walk(tree):
         if (
@@ -90,7 +90,7 @@ def read_modules(source: Path = SOURCE) -> list[Module]:
         name = dotted.removesuffix(".__init__")
         package = name if dotted != name else name.rpartition(".")[0]
         classes = tuple(node.name for node in tree.body if isinstance(node, ast.ClassDef))
-        modules.append(Module(name, code_lines(text), frozenset(_imported(tree, package)), classes))
+        modules.append(Module(name, code_lines(text, tree), frozenset(_imported(tree, package)), classes))
     return modules
 
 

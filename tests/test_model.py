@@ -147,9 +147,10 @@ def test_a_function_is_a_model() -> None:
     assert (sized.max_batch_size, sized.examples) == (8, [2])
     assert check_model(lambda batch: batch).__name__ == "Function"
     assert list(check_model(numpy.square)().predict([3])) == [9]
-    for wrong in (int, 3, None):
+    no_functions: list[Any] = [int, 3, None]
+    for wrong in no_functions:
         with pytest.raises(SettingsError, match="must be a function: a list of items in, a list of answers out"):
-            Model.from_function(wrong)  # type: ignore[arg-type]
+            Model.from_function(wrong)
 
 
 LIST, WHOLE = Tensor("l", "FP32", (-1,)), Tensor("w", "FP32", (), batch="none")

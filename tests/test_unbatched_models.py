@@ -293,7 +293,7 @@ def test_amd_clients_leave_the_batch_out_and_are_batched_all_the_same(server: Se
     requests = [floats(3), floats(1, 3), floats(3), floats(5, 3), floats(3), floats(3)]
     with ThreadPoolExecutor(6) as pool:
         for binary in (False, True):
-            answers = list(pool.map(lambda x: infer(server, "amd", {"x": x}, binary=binary)["y"], requests * 4))  # noqa: B023
+            answers = list(pool.map(lambda x: infer(server, "amd", {"x": x}, binary=binary)["y"], requests * 4))  # noqa: B023 - it is over before the next
             for given, found in zip(requests * 4, answers, strict=True):
                 np.testing.assert_array_equal(found, given + given)  # of the same shape too
     over_grpc = infer_over_grpc(server, [("amd", {"x": x}) for x in requests], tmp_path)

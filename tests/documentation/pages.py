@@ -4,7 +4,8 @@
   file name, it is written to that file instead (and so is a `toml` block): models to serve, programs to start.
 - A `console` block is what a terminal shows: each line after "$ " is run, and what it prints must be what follows; "..."
   stands for anything. `weir serve` or `weir embed serve` that shows nothing runs in the background, on a free port that takes the place of 8000 from then on, until
-  the page ends or serves again.
+  the page ends or serves again. What only computes, or ends before anything is started (HERE), is run in this process: to start Python
+  takes longer.
 - `sh` and all other blocks are only shown; so is a block after a line `<!-- not run: REASON -->`.
 """
 
@@ -24,11 +25,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.served import weir_here
+
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.DOTALL | re.MULTILINE)
 FILE_NAME = re.compile(r"# ([\w/.-]+\.(?:py|toml))\n")
 NOT_RUN = re.compile(r"<!-- not run: .+ -->\s*\Z")
 COMMAND = re.compile(r"^\$ ", re.MULTILINE)
+HERE = re.compile(r"weir (--help|embed|serve|simulate|solve)\b[^|&;<>$`]*")
 
 
 class Block(NamedTuple):
@@ -148,14 +152,20 @@ class _Terminal:
         raise AssertionError("weir serve did not become ready:\n" + "".join(said))
 
     def _run(self, command: str, expected: str) -> None:
+        if HERE.fullmatch(command):
+            done = weir_here(*shlex.split(command)[1:], env=self._environment, cwd=self._folder)
+        else:
+            done = self._run_in_shell(command)
+        printed = (done.stdout + done.stderr).replace("\r\n", "\n").replace(f"127.0.0.1:{self._port}", "localhost:8000")
+        assert matches(printed, expected), f"$ {command}\nprinted:\n{printed}\nbut the page shows:\n{expected}"
+
+    def _run_in_shell(self, command: str) -> subprocess.CompletedProcess[str]:
         line = re.sub(r"\bcurl ", "curl -sS ", command).replace("localhost:8000", f"127.0.0.1:{self._port}")
         line = re.sub(r"^weir ", shlex.join(_weir()) + " ", line)
         line = re.sub(r"^python ", shlex.quote(sys.executable) + " ", line)
-        done = subprocess.run(
+        return subprocess.run(
             ["bash", "-c", line], cwd=self._folder, env=self._environment, capture_output=True, text=True, check=False
         )
-        printed = (done.stdout + done.stderr).replace("\r\n", "\n").replace(f"127.0.0.1:{self._port}", "localhost:8000")
-        assert matches(printed, expected), f"$ {command}\nprinted:\n{printed}\nbut the page shows:\n{expected}"
 
 
 def matches(printed: str, expected: str) -> bool:

@@ -12,7 +12,7 @@ from weir.embedding import EmbeddingServer
 
 pytestmark = [
     pytest.mark.torch,  # it is installed where torch is
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # LangChain's and torch's own
 ]
 
 TEXTS = ["do it", "First do it, then do it right"]

@@ -27,6 +27,12 @@ class Rig(NamedTuple):
     clock: FakeClock
     heard: RecordingObserver
 
+    async def answer_all(self) -> None:
+        """Answer one batch after the other until none runs."""
+        while self.executor.pending:
+            self.executor.answer_next(squares)
+            await turns()
+
 
 @asynccontextmanager
 async def serving(

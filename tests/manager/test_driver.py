@@ -153,9 +153,7 @@ def test_calls_in_process_wait_outside_in_their_order() -> None:
                 await rig.service.infer("impatient", backpressure=False)
             with pytest.raises(Overloaded):
                 request(rig.service, "from a door")
-            while rig.executor.pending:
-                rig.executor.answer_next(squares)
-                await turns()
+            await rig.answer_all()
             assert await asyncio.gather(*calls) == squares(list(range(7)))
             assert rig.executor.payloads == [[0, 1], [2, 3], [4, 5], [6]]
 

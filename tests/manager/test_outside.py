@@ -1,6 +1,5 @@
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -100,7 +99,6 @@ def test_those_who_left_from_the_middle_do_not_pile_up() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "enter", "leave", "pass"]), st.integers(0, 5))))
-@pytest.mark.filterwarnings("default")
 def test_each_request_leaves_exactly_once_and_in_order(steps: list[tuple[str, int]]) -> None:
     outside, now = Outside(), 0.0
     inside: list[ThreadCall] = []

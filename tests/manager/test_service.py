@@ -133,9 +133,7 @@ def test_an_express_infer_many_goes_before_calls_that_wait_in_batches_of_its_own
             await turns()
             bulk = rig.service.infer_many(range(100, 106), express=True)
             await turns()
-            for _ in range(5):
-                rig.executor.answer_next(squares)
-                await turns()
+            await rig.answer_all()
             assert [len(payloads) for payloads in rig.executor.payloads] == [4, 4, 4, 2, 2]
             assert rig.executor.payloads[1] == [100, 101, 102, 103]
             assert rig.executor.payloads[3] == [104, 105]
@@ -182,9 +180,7 @@ def test_calls_wait_outside_while_as_much_is_under_way_as_may_be() -> None:
             assert (state["in_flight"], state["waiting"], state["waiting_outside"]) == (2, 1, 2)
             with pytest.raises(Overloaded):
                 await rig.service.infer(9, backpressure=False)
-            for _ in range(3):
-                rig.executor.answer_next(squares)
-                await turns()
+            await rig.answer_all()
             assert await asyncio.gather(*calls) == squares(list(range(5)))
 
     asyncio.run(main())

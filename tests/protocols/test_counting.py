@@ -202,8 +202,9 @@ def test_a_claim_ends_with_its_request_whatever_happens() -> None:
             claim.take(100)
             raise RuntimeError("it fails")
 
+        unused: Any = None
         with pytest.raises(RuntimeError, match="it fails"):
-            await Counted(app, account)({"type": "http"}, None, None)  # type: ignore[arg-type]
+            await Counted(app, account)({"type": "http"}, unused, unused)
         assert (account.held_bytes, CLAIM.get()) == (0, None)
 
     asyncio.run(main())

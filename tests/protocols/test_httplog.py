@@ -31,6 +31,11 @@ class Lines(list[dict[str, Any]]):
         """Keep it."""
         self.append({"event": event, **facts})
 
+    async def one_more(self) -> None:
+        """Return when there is one more."""
+        before = len(self)
+        await until(lambda: len(self) > before)
+
     @property
     def short(self) -> list[tuple[Any, ...]]:
         """Method, path and status of each."""
@@ -129,8 +134,7 @@ def test_a_client_that_leaves_has_a_line(run: Run) -> None:
                 client.writer.write(body)
                 await until(lambda: bool(executor.pending))
                 client.reset()
-                before = len(lines)
-                await until(lambda before=before: len(lines) > before)  # type: ignore[misc]
+                await lines.one_more()
                 executor.answer_next(lambda payloads: [b"9"])
             assert [status for _, _, status in lines.short] == [LEFT, LEFT]
 

@@ -42,7 +42,7 @@ def running() -> Iterator[Running]:
 def put_load(running: Running, url: str, data: str | None = None, rows: int = 1) -> Report:
     options = HttpOptions(channels=2, rows=rows)
     target = make_target(running.at(url), data, options)
-    return bench(target, rate=200, duration=0.5, max_lag_ms=ANY_LAG)
+    return bench(target, rate=400, duration=0.2, max_lag_ms=ANY_LAG)
 
 
 @pytest.mark.parametrize("url", DOORS)

@@ -20,7 +20,8 @@ from weir.errors import SettingsError
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch's and transformers' own
+    # torch's and transformers' own, of all three kinds
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]

@@ -23,6 +23,7 @@ from weir.embedding.zeromq.port import Port
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import ModelNotReady, Overloaded
 from weir.protocols.settings import HttpSettings
+from weir.testing import FakeClock
 
 TEXTS = ["First do it", "then do it right", "then do it better"]
 
@@ -209,13 +210,14 @@ def test_what_takes_longer_than_requests_may_is_answered_to_a_stock_client() -> 
     words.gate.clear()
 
     async def main() -> None:
-        async with Service(Summing, executor="inline", max_batch_size=8, timeout=0.05) as service:
+        clock = FakeClock()
+        async with Service(Summing, executor="inline", clock=clock, max_batch_size=8, timeout=0.05) as service:
             encoder = Encoder(service, words, dimensions=DIMENSIONS, max_length=MAX_LENGTH)
             door = ZeroMqDoor({"words": encoder}, ZeroMqSettings(zmq_port=0), HttpSettings())
             await door.start()
             asked = asyncio.create_task(asyncio.to_thread(ask, door.port, door.port_out))
             await asyncio.to_thread(words.began.wait)
-            await asyncio.sleep(0.1)
+            clock.advance(0.1)
             words.gate.set()
             assert (await asked).shape == (100, 4)
             assert words.rounds == [64, 36]  # read by a thread, which the gate holds up

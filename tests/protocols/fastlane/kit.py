@@ -247,9 +247,9 @@ def always(output: Any) -> Callable[[list[Any]], list[Any]]:
     return lambda batch: [output for _ in batch]
 
 
-async def settled() -> None:
-    """Return when the loop has had enough turns for all that is ready to happen."""
-    for _ in range(12):
+async def settled(times: int = 1) -> None:
+    """Return when the loop has had enough turns for all that is ready to happen, and for what follows of it so many `times`."""
+    for _ in range(12 * times):
         await asyncio.sleep(0)
 
 
