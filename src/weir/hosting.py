@@ -119,8 +119,10 @@ async def counting_together(exposition: Exposition | None) -> AsyncIterator[None
         yield
     finally:
         writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+        await asyncio.wait([writing])
         shared.close()
+        if not writing.cancelled():
+            writing.result()  # why it ended before
 
 
 def _service(model: Target, observers: Sequence[Observer], settings: dict[str, Any]) -> Service:

@@ -322,7 +322,7 @@ def test_a_program_that_never_closes_its_service_ends_in_peace() -> None:
 def test_a_program_ends_in_peace_with_calls_under_way() -> None:
     ended = run_script(
         NEVER_CLOSED.replace("class Square", "import time\n    class Square").replace(
-            "            return [", "            time.sleep(batch[0] // 100)\n            return ["
+            "            return [", "            time.sleep(batch[0] // 300)\n            return ["
         )
         + """
     futures = [service.submit(300) for _ in range(10)]
@@ -485,9 +485,11 @@ def test_after_a_fork_it_is_not_ready_until_it_is_started_there() -> None:
     assert refusals == [f"model 'square' is not ready: {reason}"] * 3
 
 
-def test_a_call_under_way_at_a_fork_fails_in_the_child_and_is_answered_in_the_parent() -> None:
-    ended = run_script("""
-        import concurrent.futures, os, sys, threading, weir
+@pytest.mark.parametrize("before", ["", "gc.freeze()"])
+def test_a_call_under_way_at_a_fork_fails_in_the_child_and_is_answered_in_the_parent(before: str) -> None:
+    ended = run_script(
+        """
+        import concurrent.futures, gc, os, sys, threading, weir
         go = threading.Event()
         class Slow(weir.Model):
             def predict(self, batch):
@@ -496,6 +498,7 @@ def test_a_call_under_way_at_a_fork_fails_in_the_child_and_is_answered_in_the_pa
         service = weir.BlockingService(Slow, executor="thread")
         service.start()
         calls = [service.submit(number) for number in range(3)]
+        BEFORE
         if os.fork() == 0:
             concurrent.futures.wait(calls)
             print([type(call.exception()).__name__ for call in calls], calls[0].exception(), flush=True)
@@ -504,7 +507,8 @@ def test_a_call_under_way_at_a_fork_fails_in_the_child_and_is_answered_in_the_pa
         go.set()
         print([call.result() for call in calls])
         service.stop()
-    """)
+    """.replace("BEFORE", before)
+    )
     assert (ended.stderr, ended.returncode) == ("", 0)
     child, parent = ended.stdout.splitlines()
     assert child.startswith("['ModelNotReady', 'ModelNotReady', 'ModelNotReady']")

@@ -1,6 +1,7 @@
 """The listener and the fast lane on real sockets, on uvloop and on asyncio's own loop."""
 
 import asyncio
+import errno
 import os
 import resource
 import socket
@@ -239,6 +240,22 @@ def test_handshakes_are_connections(run: Run) -> None:
             client = await Client.connect(server, ssl=ssl.create_default_context(cafile=TLS / "certificate.pem"))
             assert await client.ask(post(b"3")) == (200, b"9")
             client.close()
+
+    run(test)
+
+
+def test_a_connection_for_which_there_is_no_descriptor_is_closed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def test() -> None:
+        async with serving(**FILES) as server:
+            monkeypatch.setattr(os, "dup", refuse)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            async with asyncio.timeout(20):
+                assert await reader.read() == b""
+            writer.close()
+            monkeypatch.undo()
 
     run(test)
 

@@ -168,8 +168,15 @@ def fail_all(error: WeirError) -> None:
     """Fail every ThreadCall that has no end yet, in a process that was forked from the one in which they are under way.
 
     They are looked for among all objects: nobody keeps a list of them, for that would cost each call, and a fork is rare.
+    Objects that a program has frozen before it forks, as one should, are not among those that the collector tells of.
     """
-    for each in gc.get_objects():
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()
+    found = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    for each in found:
         if isinstance(each, ThreadCall) and not each.done():
             each._condition = threading.Condition()  # a thread that is not here may have held the old one
             each.settled = True

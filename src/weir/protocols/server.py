@@ -242,9 +242,11 @@ class _Accepted(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Hand the socket on before anything is read from it."""
-        connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        try:
+            connection = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
+        finally:  # also where there are too many descriptors: nobody else would close it
+            cast(asyncio.Transport, transport).abort()  # closes its own descriptor; the connection stays
         connection.setblocking(False)
-        cast(asyncio.Transport, transport).abort()  # closes its own descriptor; the connection stays
         self._begin(connection)
 
 

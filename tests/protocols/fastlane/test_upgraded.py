@@ -107,8 +107,7 @@ def test_pieces_of_a_message_are_not_kept_apart() -> None:
         async with opened(app) as (here, transport):
             rest = frame(TEXT, b"a") + frame(CONTINUATION, b"b" * 50) * 2_000 + frame(CONTINUATION) * 500
             transport.receive(rest)
-            for _ in range(50):
-                await settled()
+            await settled(50)
             assert len(transport.protocol.frames) == 1
             assert 100_000 < here.lane.account.held_bytes < 1 << 20
             transport.receive(frame(FIN | CONTINUATION, b"c"))
@@ -123,10 +122,24 @@ def test_a_message_of_pieces_of_nothing_ends_the_connection() -> None:
     async def main() -> None:
         async with opened() as (_, transport):
             transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1025)
-            for _ in range(10):
-                await settled()
+            await settled(10)
             assert transport.sent[2:4] == (1008).to_bytes(2, "big")
             assert transport.is_closing()
+
+    asyncio.run(main())
+
+
+def test_what_comes_behind_a_piece_too_many_is_not_heard() -> None:
+    async def main() -> None:
+        app = App()
+        async with opened(app) as (_, transport):
+            app.go.clear()
+            transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1020)
+            await settled(10)
+            transport.receive(frame(CONTINUATION) * 1000)
+            await settled(10)
+            assert transport.is_closing()
+            assert transport.protocol.queue.qsize() <= 1  # that it is over is told once
 
     asyncio.run(main())
 
@@ -142,8 +155,7 @@ def test_messages_are_read_one_at_a_time() -> None:
             assert not transport.is_reading()
             assert here.lane.account.held_bytes >= 80_000
             app.go.set()
-            for _ in range(5):
-                await settled()
+            await settled(5)
             assert [len(message["text"]) for message in app.messages] == [10_000] * 10
             assert transport.is_reading()
 
@@ -158,14 +170,12 @@ def test_a_message_for_which_there_is_no_memory_waits_for_others_to_make_room() 
             transport.receive(frame(TEXT, b"x" * 20_000))
             await settled()
             transport.receive(frame(FIN | CONTINUATION, b"x" * 20_000))
-            for _ in range(10):
-                await settled()
+            await settled(10)
             here.sweep(1.0)
             assert (app.messages, transport.is_reading(), transport.is_closing()) == ([], False, False)
             here.lane.account.give(50_000)
             here.sweep(1.0)
-            for _ in range(10):
-                await settled()
+            await settled(10)
             assert [len(message["text"]) for message in app.messages] == [40_000]
             assert transport.is_reading()
 

@@ -11,9 +11,8 @@ from weir.manager.service import Service
 from weir.messages import Dispatch, Request
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 
-CAPACITY = {
-    "capacity": 4096
-}  # items under way in all steps together, unless it is said: the lines of later steps are long
+# Items under way in all steps together, unless it is said: the queues of later steps are long.
+CAPACITY = {"capacity": 4096}
 FORCED = {"policy": "greedy", "workers": 1}  # a chain has no worker that a policy could wait for
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _CONTINUE = b"HTTP/1.1 100"
 _STATUS = slice(9, 12)  # of an answer
+_MOST = 32  # characters of a method, or of a protocol's name
 
 
 class _Heard:
@@ -96,6 +97,3 @@ class LoggedConnection(Connection):
     def _hand_over(self, head: bytes, body: bytes = b"") -> None:
         self.transport = cast(_Heard, self.transport).inner
         super()._hand_over(head, body)
-
-
-_MOST = 32  # characters of a method, or of a protocol's name

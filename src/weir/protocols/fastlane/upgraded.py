@@ -187,6 +187,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     def handle_cont(self, event: Frame) -> None:
         """uvicorn: a further piece; it is not kept as a piece, for there may be millions."""
+        if self.close_sent:
+            return
         self.frames[0] += event.data
         self._pieces += 1
         if self._pieces > _ANY_PIECES + len(self.frames[0]) // _BYTES_OF_PIECE:

@@ -68,20 +68,9 @@ class Call:
     """
 
     __slots__ = (
-        "account",
-        "_begun",
-        "_ended",
-        "_gate",
-        "_held",
-        "_raw",
-        "_tell",
-        "_unsent",
-        "_watched",
-        "deadline",
-        "metadata",
-        "on_left",
+        "_begun", "_ended", "_gate", "_held", "_raw", "_tell", "_unsent", "_watched", "account", "deadline", "metadata", "on_left",
         "over",
-    )
+    )  # fmt: skip
 
     def __init__(
         self, tell: Tell, event: Any, gate: Gate, account: "Account", unsent: "Unsent", ended: Callable[[], None]
@@ -119,9 +108,8 @@ class Call:
         large = body is not None and len(body) > _COUNTED_ABOVE
         heard = self._when_sent(len(body)) if body is not None and large else _nothing
         operations = *self._head(), *said, status
-        if (
-            not self._watched
-        ):  # the core is done with it when it has said how it ended: one event where there would be two
+        if not self._watched:
+            # The core is done with it when it has said how it ended: one event where there would be two.
             self._watched = True
             operations, heard = (*operations, cygrpc.ReceiveCloseOnServerOperation(0)), self._when_ended(heard)
         try:
