@@ -4,12 +4,10 @@ import io
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
@@ -56,23 +54,6 @@ def weir_here(
     return subprocess.CompletedProcess(command, code, stdout.getvalue(), stderr.getvalue())
 
 
-def still_running(processes: Iterable[psutil.Process], seconds: float = 10.0) -> list[psutil.Process]:
-    """Return those that have not ended within `seconds`. One that has ended may be listed until its parent looks; where that is the
-    system's first process, it may look only now and then."""
-    alive, end = [], time.monotonic() + seconds
-    for process in processes:
-        try:
-            descriptor = os.pidfd_open(process.pid)
-        except ProcessLookupError:
-            continue
-        poll = select.poll()
-        poll.register(descriptor, select.POLLIN)
-        if not poll.poll(1000.0 * max(0.0, end - time.monotonic())):
-            alive.append(process)
-        os.close(descriptor)
-    return alive
-
-
 class Served:
     """A running `weir serve`, or another `command` that serves. After `with`, it and all its children are gone."""
 
@@ -106,7 +87,7 @@ class Served:
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
-        alive = still_running(children)
+        _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive, f"workers outlive the server: {alive}"
         if kind is not None:
             sys.stderr.write(self.log + rest)

@@ -20,7 +20,6 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from tests.hosted import Square
-from tests.served import still_running
 
 import weir
 from weir.testing import FakeExecutor
@@ -81,7 +80,8 @@ def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
         assert family
         process.send_signal(signal.SIGTERM)
         process.wait(20)
-        assert not still_running(family)
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
 
 
 def test_http_2() -> None:

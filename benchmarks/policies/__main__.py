@@ -1,8 +1,11 @@
 """`python -m benchmarks.policies [NAME...] [--seeds N] [--requests N]`; without names, all. `report` only writes the page."""
 
 import argparse
+import os
 import platform
 from importlib.metadata import version
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is loaded: its threads spin while they wait
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -19,6 +22,7 @@ from benchmarks.policies import (
     pictures,
     promise,
     rates,
+    sample,
     silence,
 )
 from benchmarks.policies.lines import FIRST_SEED, Effort
@@ -26,7 +30,7 @@ from benchmarks.policies.table import Compared, Comparison, keep, write_page
 
 COMPARISONS = {
     each.COMPARISON.name: each.COMPARISON
-    for each in (day, rates, foreign, crew, promise, in_time, overload, silence, bursts, extremes)
+    for each in (day, rates, foreign, crew, promise, in_time, overload, silence, bursts, sample, extremes)
 }
 
 

@@ -148,20 +148,22 @@ def beside_greedy(times: Floats, rate: float, weight: float) -> Beside:
     """Return by how many per cent each policy costs more than greedy, with its 95 % interval; of greedy the cost itself."""
     auto = AutoPolicy(energy_weight=weight)
     auto.adopt(bank(weight, None))
-    greedy = _costs(times, "greedy", rate, weight)
+    greedy = costs(PROFILE, "greedy", times, rate, weight)
     beside = {"greedy": estimate(greedy)}
     for name, policy in (("solved", SolvedPolicy(bank(weight, rate))), ("auto", auto)):
-        beside[name] = estimate(100.0 * (_costs(times, policy, rate, weight) - greedy) / greedy.mean())
+        beside[name] = estimate(100.0 * (costs(PROFILE, policy, times, rate, weight) - greedy) / greedy.mean())
     return beside
 
 
-def _costs(times: Floats, policy: str | Policy, rate: float, weight: float) -> Floats:
+def costs(
+    profile: Profile, policy: str | Policy, times: Floats, rate: float, weight: float, services_seed: int = 1
+) -> Floats:
     """Return the mean cost by row of each stretch of the arrivals. A batch's energy is its rows' in equal parts."""
-    made = run(PROFILE, policy, times)
+    made = run(profile, policy, times, services_seed=services_seed)
     rows = made.batches.rows
-    energy_mj = np.repeat(PROFILE.energy_mj[rows - 1] / rows, rows)
-    costs = np.sort(made.end) - np.sort(made.arrival)  # in the order of arrival, which is that of service
-    by_row = 1000.0 * costs + weight * rate / 1000.0 * energy_mj
+    energy_mj = np.repeat(profile.energy_mj[rows - 1] / rows, rows)
+    response = np.sort(made.end) - np.sort(made.arrival)  # in the order of arrival, which is that of service
+    by_row = 1000.0 * response + weight * rate / 1000.0 * energy_mj
     return np.array([part.mean() for part in np.array_split(by_row, STRETCHES)])
 
 
@@ -184,7 +186,7 @@ def _row(name: str, weight: float, seen: Beside, foreseen: float) -> list[str]:
 def _foreseen(times: Floats, rate: float, weight: float) -> float:
     """Return by which share the clairvoyant optimum of the first requests costs less than greedy does on them."""
     first = times[:FORESEEN]
-    greedy = float(_costs(first, "greedy", rate, weight).mean())
+    greedy = float(costs(PROFILE, "greedy", first, rate, weight).mean())
     return clairvoyant(PROFILE, first, weight * rate / 1000.0) / greedy - 1.0
 
 

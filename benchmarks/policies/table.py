@@ -20,6 +20,7 @@ class Compared:
     columns: list[str]
     rows: list[list[str]] = field(default_factory=list)
     values: dict[str, list[float]] = field(default_factory=dict)
+    about: dict[str, str] = field(default_factory=dict)  # what more is to be said of it
 
 
 class Comparison(NamedTuple):
@@ -36,7 +37,7 @@ class Comparison(NamedTuple):
 def keep(name: str, compared: Compared, about: dict[str, Any]) -> None:
     """Store one comparison; it replaces an earlier one."""
     stored = stored_results()
-    stored[name] = {"about": about, **asdict(compared)}
+    stored[name] = {**asdict(compared), "about": {**about, **compared.about}}
     RESULTS.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
 
 

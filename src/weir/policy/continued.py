@@ -151,7 +151,9 @@ class Continued:
         none, once, twice = (np.where(serves, part[batch, left], 0.0) for part in self.over)
         near, far = self.first_met
         above, x = moved[:, width:], np.arange(1.0, self.ahead + 1.0)
-        folded = above @ near + none[:, None] * far
+        reach = (above.max(axis=1) > _NEVER) | (none > 0.5)  # so many may come that they lead beyond
+        folded = np.zeros((width, self.size))
+        folded[reach] = above[reach] @ near + none[reach, None] * far
         law = moved[:, :width].copy()
         law[:, -self.size :] += folded
         last = np.arange(1.0 - self.size, 1.0)

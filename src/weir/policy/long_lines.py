@@ -125,13 +125,11 @@ def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, star
     costs = _objective(profile, rate / 1000.0, *weights)
     longest = max(longest, profile.max_batch_size)
     model = Continued(profile, rate / 1000.0, profile.best_batch_size, min(longest, enough_states(profile, rate)))
-    actions = model.start() if start is None else extended(start, model.longest + 1).astype(np.int64)
-    actions[-1] = actions[-1] or model.size
-    improved = improve(model, costs, actions)
+    improved = improve(model, costs, _begun(model, start))
     steps = improved.steps
     while model.longest < longest:
         longer = replace(model, longest=min(2 * model.longest, longest))
-        added = np.full(longer.longest - model.longest, model.size)
+        added = _begun(longer, start)[model.longest + 1 :]
         before, model, improved = improved, longer, improve(longer, costs, np.append(improved.actions, added))
         steps += improved.steps
         gained = before.values.cost - improved.values.cost
@@ -152,6 +150,15 @@ def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, star
     served = _delivered(model, improved, weights)
     cost = served.rates.cost(*weights)
     return Found(served, cost, max(0.0, cost - least), model, improved._replace(steps=steps))
+
+
+def _begun(model: Continued, start: Table | None) -> Actions:
+    """Return the actions that are improved first: those of `start`, or that nothing waits."""
+    if start is None:
+        return model.start()
+    actions = extended(start, model.longest + 1).astype(np.int64)
+    actions[-1] = actions[-1] or model.size
+    return actions
 
 
 def enough_states(profile: Profile, rate: float) -> int:
