@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.policies import table
+from benchmarks.policies import sample, table
 from benchmarks.policies.__main__ import COMPARISONS
 from benchmarks.policies.bursts import ALLOWED, arrivals, beside_greedy, clairvoyant, recorded, traffics
 from benchmarks.policies.lines import Effort, estimate, known, play_all, real, ruled, saved, show, tuned_limit
 from benchmarks.policies.table import Compared, keep, marks, write_page
+from tests.policy.random_models import SHAPES
 
 from weir.policy.objective import Objective
 from weir.policy.prices import Prices
@@ -122,3 +123,30 @@ def test_no_policy_costs_more_than_greedy_on_traffic_that_no_table_is_for(name: 
     rate = traffic.load * GOOGLENET_P4.max_rate
     seen = beside_greedy(arrivals(traffic, rate, traffic.requests), rate, weight)
     assert max(seen["solved"].value, seen["auto"].value) < ALLOWED
+
+
+def test_random_models_take_as_long_as_each_other_and_meet_all_kinds_of_traffic() -> None:
+    cases = [sample.case(number) for number in range(60)]
+    assert {each.kind for each in cases} == {"MMPP", "on/off", "diurnal"}
+    assert {each.model.shape for each in cases} == set(SHAPES)
+    for each in cases:
+        profile = each.model.profile
+        assert profile.service_time_ms[-1] == pytest.approx(sample.LARGEST_MS)
+        assert 2 <= profile.max_batch_size <= 64 and 0.1 <= each.rate / profile.max_rate <= 0.9
+        full = profile.energy_mj[-1] / profile.service_time_ms[-1]  # watts
+        worth = each.model.prices.energy_weight * full / profile.service_time_ms[-1]
+        assert 0.9e-3 < worth < 1.1e3  # six decades, as before the times were scaled
+    assert sample.case(7).about == cases[7].about
+
+
+def test_what_surely_costs_more_is_counted_apart_from_what_seems_to() -> None:
+    seen = [
+        sample.Found(0, [1.0] * 4, [0.7, 0.7, 0.7, 0.71], [-1.0] * 4),
+        sample.Found(1, [1.0] * 4, [-3.0, 4.3, 0.0, 1.0], [-1.0] * 4),
+    ]
+    made = sample.shown(seen)
+    rows = {(row[0], row[1]): row[2:] for row in made.rows}
+    assert rows["all", "solved"][0] == "2" and rows["all", "solved"][3:] == ["2", "1"]
+    assert rows["all", "auto"][1] == "-1.00 %" and rows["all", "auto"][3:] == ["0", "0"]
+    assert made.about["models"].startswith("2 ")
+    assert rows[sample.case(0).about, "solved"][2] == "+0.70 % (+0.69 to +0.72)"
