@@ -50,6 +50,8 @@ _SHORT = 256
 MAX_PARAMETERS = 1024
 _MAX_FIELDS = 3 * MAX_TENSORS + MAX_PARAMETERS
 
+_FEW_FIELDS = 64  # of a message whose form is worth remembering
+
 # Wire types.
 _VARINT = 0
 _SIZED = 2  # a length and as many bytes
@@ -143,6 +145,14 @@ def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes
         if response.id:
             head += b"".join(_sized(_ID, [response.id.encode()]))
     return b"".join([head, *_sized(_NUMBERS[RAW_OUTPUTS], raw)])
+
+
+def response_pieces(response: InferenceResponse) -> list[bytes]:
+    """Return what comes before the raw bytes of each output of a `response` without id and parameters; together they are its body."""
+    described = [(tensor.name, tensor.datatype, tensor.array.shape) for tensor in response.outputs]
+    head, tag = _plain_head(response.model, response.version, *described), bytes([_NUMBERS[RAW_OUTPUTS] << 3 | _SIZED])
+    pieces = [tag + write_varint(tensor.array.nbytes) for tensor in response.outputs]
+    return [head + pieces[0], *pieces[1:]]
 
 
 @lru_cache(maxsize=1024)
@@ -325,6 +335,24 @@ def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
             rest.append(body[start:end])
         start = end
     return b"".join(rest), raw
+
+
+def raw_at_end(body: bytes, count: int) -> list[tuple[int, int, int]] | None:
+    """Return where each of the `count` raw tensors of a ModelInferRequest has its field, its bytes and its end, if they are all that it
+    has at its end."""
+    found: list[tuple[int, int, int]] = []
+    view, start = memoryview(body), 0
+    with suppress(IndexError, ValueError):
+        for _ in range(_FEW_FIELDS):
+            number, kind, content, end = _field(view, start)
+            if number == _NUMBERS[RAW_INPUTS] and kind == _SIZED:
+                found.append((start, content, end))
+            elif found:
+                return None
+            start = end
+            if start == len(view):
+                return found if len(found) == count else None
+    return None
 
 
 def _field(body: memoryview, start: int) -> tuple[int, int, int, int]:

@@ -11,6 +11,7 @@ from tests.protocols.sockets import until
 from weir import Model, Service
 from weir.errors import DeadlineExceeded, WeirError
 from weir.protocols.account import Account
+from weir.protocols.grpc.call import cygrpc
 from weir.protocols.grpc.intake import PATIENCE, Intake, Unsent
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock, FakeExecutor
@@ -280,20 +281,20 @@ async def map_errors(call: Any) -> Any:
         yield read_stream_response(body)
 
 
-def test_the_thread_of_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_core_outlives_an_event_that_cannot_be_read(caplog: pytest.LogCaptureFixture) -> None:
     async def test(rig: Rig) -> None:
         core: Any = rig.server._core
         failed: list[Any] = []
-        poll = core._poll
+        poll = core._next
 
-        def short_of_memory() -> Any:
-            event = poll()
-            if len(failed) < 5:
+        def short_of_memory(until: float | None) -> Any:
+            event = poll(until)
+            if event.completion_type == cygrpc.CompletionType.operation_complete and len(failed) < 5:
                 failed.append(event)
                 raise MemoryError
             return event
 
-        core._poll = short_of_memory
+        core._next = short_of_memory
         while len(failed) < 5:
             await asyncio.wait([asyncio.ensure_future(rig.raw(INFER, write_request(asking()), timeout=0.2).code())])
         assert (await rig.infer(asking())).outputs

@@ -2,11 +2,16 @@
 
 import asyncio
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -20,6 +25,7 @@ from weir.errors import Cancelled, SettingsError
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.protocols.account import Account
+from weir.protocols.grpc.call import cygrpc
 from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.opening import make_door
 from weir.protocols.grpc.server import GrpcServer, channel_options
@@ -204,19 +210,99 @@ def test_many_calls_at_once_keep_their_answers_apart() -> None:
     run(test)
 
 
-def test_a_step_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+class Script:
+    """The core's queue, with events that the test puts there."""
+
+    def __init__(self) -> None:
+        self.events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def poll(self, until: float | None = None) -> Any:
+        try:
+            return self.events.get(until is None)
+        except queue.Empty:
+            return SimpleNamespace(completion_type=cygrpc.CompletionType.queue_timeout, tag=None)
+
+    def say(self, heard: Callable[[Any], object]) -> None:
+        """Have `heard` called with an event."""
+        self.events.put(SimpleNamespace(completion_type=cygrpc.CompletionType.operation_complete, tag=heard))
+
+    def shutdown(self) -> None:
+        """Have the last event come."""
+        self.events.put(SimpleNamespace(completion_type=cygrpc.CompletionType.queue_shutdown, tag=None))
+
+
+@asynccontextmanager
+async def scripted(*heard: Callable[[Any], object]) -> AsyncIterator[Script]:
+    """Run the thread of a Core whose queue has these events first; end it."""
+    account, script = Account(HttpSettings()), Script()
+    core: Any = Core(
+        {}, [], lambda path, call: True, lambda error, call: None, account, max_message_size=1000, patience=1.0
+    )
+    core._queue, core._next = script, script.poll
+    for each in heard:
+        script.say(each)
+    core._thread.start()
+    yield script
+    script.say(core._shut)
+    await core._ended
+    core._thread.join()
+    core.discard()
+
+
+def test_an_event_that_fails_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
-        account, taken = Account(HttpSettings()), asyncio.Event()
-        core = Core(
-            {}, [], lambda path, call: True, lambda error, call: None, account, max_message_size=1000, patience=1.0
-        )
-        core.tell(lambda: 1 // 0)  # type: ignore[arg-type]  # steps return nothing; this one never returns
-        core.tell(taken.set)
-        await taken.wait()
-        core.discard()
+        taken = asyncio.Event()
+        async with scripted(lambda event: 1 // 0, lambda event: taken.set()):
+            await taken.wait()
 
     asyncio.run(main())
     assert "could not be answered" in caplog.text
+
+
+def test_what_happens_at_once_wakes_the_loop_once_and_is_heard_there() -> None:
+    """A thread waits while nothing happens; then the loop asks the queue itself until nothing more has happened."""
+    threads: list[str] = []
+
+    async def main() -> None:
+        loop, wakes, all_heard = asyncio.get_running_loop(), [], asyncio.Event()
+        wake = loop.call_soon_threadsafe
+
+        def counted(*said: Any) -> Any:
+            wakes.append(said)
+            return wake(*said)
+
+        loop.call_soon_threadsafe = counted  # type: ignore[method-assign, assignment]
+
+        def heard(event: Any) -> None:
+            threads.append(threading.current_thread().name)
+
+        async with scripted(*[heard] * 500, lambda event: all_heard.set()) as script:
+            await all_heard.wait()
+            assert len(wakes) == 1
+            again = asyncio.Event()
+            while len(wakes) == 1:  # until the thread has the queue again, the loop hears of it without being woken
+                again.clear()
+                script.say(lambda event: again.set())
+                await again.wait()
+                await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert threads == ["MainThread"] * 500
+
+
+def test_others_have_their_turns_between_events() -> None:
+    async def main() -> None:
+        order: list[str] = []
+        done = asyncio.Event()
+
+        def first(event: Any) -> None:
+            asyncio.get_running_loop().call_soon(order.append, "other")
+
+        async with scripted(first, *[lambda event: order.append("event")] * 200, lambda event: done.set()):
+            await done.wait()
+        assert order.index("other") < 100
+
+    asyncio.run(main())
 
 
 def test_calls_that_nobody_has_looked_at_are_not_cancelled() -> None:

@@ -5,6 +5,7 @@ opening.py     makes the door, if grpcio is installed
 server.py      the door: address, TLS, limits, drain
 calls.py       one call: bytes in, bytes out, errors as status codes
 inference.py   ModelInfer; streaming.py: ModelStreamInfer
+forms.py       what requests share that differ in nothing but the bytes of their tensors
 showing.py     what only shows: health, metadata, configuration, statistics
 controlling.py what changes the server: repository, workers, shared memory
 health.py      gRPC's standard health service; reflection.py: its reflection service

@@ -19,7 +19,6 @@ NEEDED = (
 )  # fmt: skip
 
 Trailers = tuple[tuple[str, str], ...]
-Tell = Callable[[Callable[[], None]], None]
 
 _LONGEST = 1e8  # seconds; whoever has not said when waits for ever
 _OK, _UNIMPLEMENTED = 0, 12
@@ -38,11 +37,7 @@ class Left(Exception):
 
 
 class Gate:
-    """Lets operations into the core's queue until it is shut: one that came later would abort the process.
-
-    Two threads start operations: the one that waits for the core, and the event loop. Once the first has closed the gate
-    neither starts any more, but for one that the loop may be in the middle of; so it is the loop that shuts the queue then.
-    """
+    """Lets operations into the core's queue until that is shut: one that came later would abort the process."""
 
     __slots__ = ("_closed",)
 
@@ -56,26 +51,23 @@ class Gate:
         call.start_server_batch(operations, heard)
 
     def close(self) -> None:
-        """Let no more in. For the thread that waits for the core."""
+        """Let no more in."""
         self._closed = True
 
 
 class Call:
-    """What a handler has of its call; to be used on the event loop, but for what core.py does at the beginning.
+    """What a handler has of its call; to be used on the event loop.
 
     `metadata` are pairs. `on_left` is called, once, when the caller of a call that is watched leaves or its deadline passes before the
-    end. `ended` is called when the core is done with the call, on the thread that waits for it.
+    end. `ended` is called when the core is done with the call.
     """
 
     __slots__ = (
-        "_begun", "_ended", "_gate", "_held", "_raw", "_tell", "_unsent", "_watched", "account", "deadline", "metadata", "on_left",
+        "_begun", "_ended", "_gate", "_held", "_raw", "_unsent", "_watched", "account", "deadline", "metadata", "on_left",
         "over",
     )  # fmt: skip
 
-    def __init__(
-        self, tell: Tell, event: Any, gate: Gate, account: "Account", unsent: "Unsent", ended: Callable[[], None]
-    ) -> None:
-        self._tell = tell
+    def __init__(self, event: Any, gate: Gate, account: "Account", unsent: "Unsent", ended: Callable[[], None]) -> None:
         self._ended = ended
         self._watched = False
         self._gate = gate
@@ -130,14 +122,12 @@ class Call:
             self._raw.cancel()
 
     def _when_sent(self, size_bytes: int) -> Callable[[Any], None]:
-        unsent, tell = self._unsent, self._tell
+        unsent = self._unsent
         number = unsent.add(self._raw, size_bytes)
-        return lambda event: tell(lambda: unsent.remove(number))
+        return lambda event: unsent.remove(number)
 
     def _when_ended(self, heard: Callable[[Any], None]) -> Callable[[Any], None]:
         ended = self._ended
-        if heard is _nothing:
-            return lambda event: ended()
 
         def both(event: Any) -> None:
             ended()
@@ -146,7 +136,7 @@ class Call:
         return both
 
     def watch(self) -> None:
-        """Hear from now on when the caller leaves. May be called on either thread; nothing happens if it was called before."""
+        """Hear from now on when the caller leaves. Nothing happens if it was called before."""
         if not self._watched and not self.over:
             self._watched = True
             with suppress(Left):
@@ -155,7 +145,7 @@ class Call:
     def _closed(self, event: Any) -> None:
         self._ended()
         if event.batch_operations[0].cancelled():
-            self._tell(self._leave)
+            self._leave()
 
     async def write(self, body: bytes) -> None:
         """Send a message, one at a time; return when gRPC would take the next one. Raises Left."""
@@ -169,13 +159,9 @@ class Call:
         body: bytes | None = await self._done((cygrpc.ReceiveMessageOperation(0),), _message)
         return body
 
-    # At the beginning, on the thread that waits for the core.
-
     def await_message(self, heard: Callable[["Call", bytes | None], None]) -> None:
-        """Have `heard` called, here, with the one message that the client sends; None if it sends none, or leaves."""
+        """Have `heard` called with the one message that the client sends; None if it sends none, or leaves."""
         self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: heard(self, _message(event)))
-
-    # On the event loop again.
 
     def lacks_message(self) -> None:
         """End a unary call that came without its message."""
@@ -203,8 +189,8 @@ class Call:
         future = asyncio.get_running_loop().create_future()
 
         def heard(event: Any) -> None:
-            result = outcome(event)
-            self._tell(lambda: None if future.done() else future.set_result(result))
+            if not future.done():
+                future.set_result(outcome(event))
 
         self._start(operations, heard)
         return await future

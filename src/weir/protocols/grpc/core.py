@@ -1,31 +1,32 @@
-"""gRPC's core, taken where both servers of grpcio take it: one thread waits for it, and one event loop answers.
+"""gRPC's core, taken where both servers of grpcio take it: its completion queue, which tells of all that happens.
 
-Of those two, the one for asyncio spends most of a small call on futures, tasks and a lock for each step, and the other one
-a thread. Here a thread waits for what happens, and tells the event loop of all that came meanwhile at once. The module
-underneath is not public: all that is used of it is in this file and call.py.
+Of those two servers, the one for asyncio spends most of a small call on futures, tasks and a lock for each step, and the other one
+a thread. Here the event loop itself asks the queue for what has happened, as long as something does. Only while nothing does, a
+thread waits for the queue, and hands it back to the loop with the first event: so a burst of calls wakes the loop once, and no
+two threads work on calls at the same time. The module underneath is not public: all that is used of it is in this file and call.py.
 """
 
 import asyncio
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from weir.errors import Overloaded, WeirError
+from weir.errors import WeirError
 from weir.protocols.account import Account
 from weir.protocols.grpc.call import Call, Gate, cygrpc
 from weir.protocols.grpc.intake import Intake, Unsent
-
-Step = Callable[[], None]
 
 _log = logging.getLogger("weir.grpc")
 
 _REQUESTED = 4  # calls that can be taken from the core without asking it for the next
 _UNIMPLEMENTED = 12
-_STEPS_AT_ONCE = 32  # that the event loop takes in one turn; a call has one or two, of a few tenths of a millisecond
+_EVENTS_AT_ONCE = 64  # that the event loop hears of in one turn; a call has three, of some tens of microseconds
+_LOOK_EVERY = 1.0  # seconds between two looks at calls whose messages take long, while others wait
+
+_TIMEOUT, _SHUTDOWN = cygrpc.CompletionType.queue_timeout, cygrpc.CompletionType.queue_shutdown
 
 # A caller that leaves a unary call is noticed from so many seconds on: most calls are over by then, and to hear of the end of each
 # would be a fourth event, where a call has three.
@@ -46,7 +47,7 @@ class Handler(NamedTuple):
 
 class Core:
     """A server of gRPC. `handlers` are by the methods' paths; `options` are the core's own. `admit`, told the path, tells whether a call may go
-    on, or ends it, and `refuse` ends it with an error; both are called on another thread. Messages are charged to `account`."""
+    on, or ends it, and `refuse` ends it with an error. Messages are charged to `account`."""
 
     def __init__(
         self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, Call], bool],
@@ -60,19 +61,20 @@ class Core:
         most = max(_LEAST_MESSAGES, account.max_bytes // (_MESSAGES_PART * max_message_size))
         self._intake = Intake(account.max_connections, most, refuse)
         account.counters.append(lambda: self._intake.connections)
-        # Bytes of messages that the thread has told of, and that the loop has heard of: each is counted by one of the two.
-        self._told_bytes = self._heard_bytes = 0
         self._queue = cygrpc.CompletionQueue()
+        self._next: Callable[[float | None], Any] = self._queue.poll
         self._gate = Gate()
         self._server = cygrpc.Server(tuple(options), False)
         self._server.register_completion_queue(self._queue)
-        self._steps: deque[Step] = deque()
         self._young: deque[tuple[float, Call]] = deque()  # unary calls that are not watched yet, and when they began
         self._watching: asyncio.TimerHandle | None = None
-        self._told = False  # whether the loop knows that there are steps
+        self._looking: asyncio.TimerHandle | None = None
         self._ending = False
+        self._over = False  # the queue will never tell of anything again
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._given = threading.Lock()  # released when the thread has the queue again
+        self._given.acquire()
         self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
 
     def listen(self, address: str, credentials: Any) -> int:
@@ -109,51 +111,65 @@ class Core:
         self._thread.join()
         self._server.destroy()
 
-    def tell(self, step: Step) -> None:
-        """Have the event loop take `step`. May be called on any thread."""
-        self._steps.append(step)
-        if not self._told:
-            self._told = True
-            self._loop.call_soon_threadsafe(self._take_steps)
-
-    def _take_steps(self) -> None:
-        self._told = False
-        for _ in range(min(len(self._steps), _STEPS_AT_ONCE)):
-            try:
-                self._steps.popleft()()
-            except Exception:
-                _log.exception("a call of gRPC could not be answered")
-        if self._steps and not self._told:  # others have their turn first: workers with answers, above all
-            self._told = True
-            self._loop.call_soon(self._take_steps)
-
-    # On the thread that waits. What happened says itself what is to be done with it.
+    # The thread that has the queue while nothing happens.
 
     def _wait(self) -> None:
-        while True:
+        while not self._over:
+            event: Any = self._poll()
             try:
-                event = self._poll()
-            except MemoryError:  # the call that it was about hears nothing more; all others go on
-                _log.exception("an event of gRPC is lost")
-                if not self._ending:
-                    self._request()  # it may have been the one by which calls arrive
+                self._loop.call_soon_threadsafe(self._take, event)
+            except RuntimeError:  # the loop is closed: nobody is there to hear of it
+                if event is not None and event.completion_type == _SHUTDOWN:
+                    return
+                if event is not None and event.tag == self._shut:
+                    self._shut(event)
                 continue
-            if event.completion_type == cygrpc.CompletionType.queue_timeout:
-                self._intake.look()
-                continue
-            if event.completion_type == cygrpc.CompletionType.queue_shutdown:
+            event = None  # nor its call kept alive while the loop has the queue
+            self._given.acquire()
+
+    def _poll(self, until: float | None = None) -> Any:
+        """Return the next event; None for one that is lost."""
+        try:
+            return self._next(until)
+        except MemoryError:  # the call that it was about hears nothing more; all others go on
+            _log.exception("an event of gRPC is lost")
+            return None
+
+    # On the event loop.
+
+    def _take(self, event: Any) -> None:
+        """Have the queue, from the thread, with the event that has just come."""
+        self._hear(event)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Hear what has happened by now, and look again in the next turn of the loop; if it was nothing, give the queue to the thread."""
+        heard = 0
+        while heard < _EVENTS_AT_ONCE and not self._over:
+            event = self._poll(0.0)
+            if event is not None and event.completion_type == _TIMEOUT:
                 break
+            self._hear(event)
+            heard += 1
+        if heard and not self._over:
+            self._loop.call_soon(self._turn)
+        else:
+            self._given.release()
+
+    def _hear(self, event: Any) -> None:
+        """Do what an event asks for: it says itself what that is."""
+        if event is None:
+            if not self._ending:
+                self._request()  # it may have been the one by which calls arrive
+        elif event.completion_type == _SHUTDOWN:
+            self._over = True
+            if not self._ended.done():
+                self._ended.set_result(None)
+        else:
             try:
                 event.tag(event)
-            except Exception:  # the loop has been closed, or a call ends in the middle of its beginning
-                if not self._loop.is_closed():
-                    _log.exception("an event of gRPC could not be heard")
-            event = None  # nor its call kept alive while waiting for the next
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._ended.set_result, None)
-
-    def _poll(self) -> Any:
-        return self._queue.poll(time.time() + 1.0) if self._intake.waits else self._queue.poll()
+            except Exception:
+                _log.exception("a call of gRPC could not be answered")
 
     def _request(self) -> None:
         self._server.request_call(self._queue, self._queue, self._arrived)
@@ -161,10 +177,7 @@ class Core:
     def _shut(self, event: Any) -> None:
         """All calls have ended."""
         self._gate.close()
-        try:
-            self.tell(self._queue.shutdown)
-        except RuntimeError:  # the loop is closed, and starts no operation any more
-            self._queue.shutdown()
+        self._queue.shutdown()
 
     def _arrived(self, event: Any) -> None:
         if not event.success or self._ending:
@@ -173,7 +186,7 @@ class Core:
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")
-        call = Call(self.tell, event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
+        call = Call(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
         refusal = self._intake.begin(peer)
         if refusal is not None:
             self._refuse(refusal, call)
@@ -184,28 +197,21 @@ class Core:
             call.end(_UNIMPLEMENTED, "Method not found!")
         elif handler.takes_stream:
             call.watch()
-            self.tell(lambda: handler.begin(call, b""))
+            handler.begin(call, b"")
         else:
-            self._intake.receive(call, peer, partial(call.await_message, partial(self._heard, handler.begin)))
+            self._intake.receive(call, peer, partial(call.await_message, partial(self._received, handler.begin)))
+            if self._intake.waits and self._looking is None:
+                self._looking = self._loop.call_later(_LOOK_EVERY, self._look)
 
-    def _heard(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
+    def _look(self) -> None:
+        self._intake.look()
+        self._looking = self._loop.call_later(_LOOK_EVERY, self._look) if self._intake.waits else None
+
+    def _received(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
         self._intake.received(call)
-        size = 0 if body is None else len(body)
-        if self._told_bytes - self._heard_bytes + size > self._account.max_bytes:
-            self._refuse(
-                Overloaded("messages come faster than they are read (max_waiting_bytes)", retry_after=1.0), call
-            )
-            return
-        self._told_bytes += size
-        self.tell(partial(self._begin, begin, call, body))
-
-    # On the event loop again.
-
-    def _begin(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
         if body is None:
             call.lacks_message()
             return
-        self._heard_bytes += len(body)
         try:
             call.charge(len(body))
         except WeirError as error:

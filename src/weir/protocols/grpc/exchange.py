@@ -78,7 +78,8 @@ class Exchange:
             self._memory.take_outputs(response)
         return write_response(response, typed=is_typed(self._parsed))
 
-    def transferred(self, received_bytes: int, sent_bytes: int) -> None:
-        """Tell the observers."""
-        for observer in self.service.observers:
-            observer.transferred(self.service.label, DOOR, received_bytes, sent_bytes)
+
+def transferred(service: "Service", received_bytes: int, sent_bytes: int) -> None:
+    """Tell the observers of `service` what a request and its answer weighed."""
+    for observer in service.observers:
+        observer.transferred(service.label, DOOR, received_bytes, sent_bytes)

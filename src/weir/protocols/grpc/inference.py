@@ -1,62 +1,70 @@
 """ModelInfer: one request, one answer."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from weir.errors import Draining, WeirError
 from weir.messages import Dispatch, RequestBase
+from weir.model import is_tensor_model
 from weir.protocols.contents import response_of
 from weir.protocols.grpc.call import Call, Trailers
 from weir.protocols.grpc.calls import DOOR, in_task, refuse
 from weir.protocols.grpc.core import Handler
-from weir.protocols.grpc.exchange import Exchange, read, read_long
-from weir.protocols.inferring import infer, works_for_one_answer
+from weir.protocols.grpc.exchange import Exchange, read, read_long, transferred
+from weir.protocols.grpc.forms import Form, Forms
+from weir.protocols.inferring import find, infer, works_for_one_answer
 from weir.protocols.kserve.site import Site
 from weir.protocols.offloading import LONG_BODY
 from weir.protocols.payloads import Work
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.kserve_grpc import bytes_to_read
 
+if TYPE_CHECKING:
+    from weir.manager.service import Service
+
 
 class Inferred(RequestBase):
-    """One call in the line: it needs no task, for whatever happens to it ends it."""
+    """One call in the line: it needs no task, for whatever happens to it ends it. `write` makes the body of its answer."""
 
-    __slots__ = ("_development", "_exchange", "_received_bytes")
+    __slots__ = ("_call", "_development", "_received_bytes", "_service", "_write")
 
     def __init__(
-        self, exchange: Exchange, work: Work, timeout: float, priority: int, received_bytes: int, *, development: bool
+        self, call: Call, service: "Service", work: Work, timeout: float, priority: int, received_bytes: int,
+        write: Callable[[Any], bytes], *, development: bool,
     ) -> None:  # fmt: skip
         super().__init__(
-            work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type,
+            work.payload, service.now(), timeout, kind=work.kind, content_type=work.content_type,
             accept=work.accept, rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large,
             door=DOOR,
         )  # fmt: skip
-        self._exchange = exchange
+        self._call = call
+        self._service = service
         self._received_bytes = received_bytes
+        self._write = write
         self._development = development
 
     def submit(self) -> None:
         """Go into the line, and out of it when the caller leaves. Raises what Service.submit raises."""
-        self._exchange.call.on_left = self._withdraw
-        self._exchange.service.submit(self, self.arrival)
+        self._call.on_left = self._withdraw
+        self._service.submit(self, self.arrival)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
         """Answer."""
-        exchange = self._exchange
         try:
-            answer = exchange.write(response_of(exchange.service, exchange.request, [self.kind], [output]))
+            answer = self._write(output)
         except Exception as error:
-            refuse(error, exchange.call, development=self._development)
+            refuse(error, self._call, development=self._development)
         else:
-            exchange.call.end(body=answer)
-            exchange.transferred(self._received_bytes, len(answer))
+            self._call.end(body=answer)
+            transferred(self._service, self._received_bytes, len(answer))
 
     def fail(self, error: WeirError) -> None:
         """Refuse."""
-        refuse(error, self._exchange.call, development=self._development)
+        refuse(error, self._call, development=self._development)
 
     def _withdraw(self) -> None:
-        self._exchange.service.cancel(self)
+        self._service.cancel(self)
 
 
 class Inference:
@@ -65,6 +73,7 @@ class Inference:
     def __init__(self, site: Site, *, development: bool) -> None:
         self._site = site
         self._development = development
+        self._forms = Forms()
         self.refusing = False
 
     def handler(self) -> Handler:
@@ -77,19 +86,41 @@ class Inference:
         try:
             if self.refusing:
                 raise refusal()
-            if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
-                in_task(self._read_long, development=self._development)(call, body)
-                return
-            exchange = Exchange(self._site, call, *read(self._site, call, body))
-            service = exchange.service
-            if service.tracing is not None or service.needs_measure or service.deputy is not None:
-                in_task(partial(self._infer, exchange), development=self._development)(call, body)
-                return
-            limit = call.time_remaining()
-            (work,), timeout, priority = works_for_one_answer(service, exchange.request, DOOR, limit)
-            Inferred(exchange, work, timeout, priority, len(body), development=self._development).submit()
+            form = self._forms.find(body)
+            if form is None or not self._begin_known(form, call, body):
+                self._begin_any(call, body)
         except Exception as error:
             refuse(error, call, development=self._development)
+
+    def _begin_known(self, form: Form, call: Call, body: bytes) -> bool:
+        """Submit a request of a known form; tell whether it is of the model that is served now."""
+        service = find(self._site.registry, form.model, form.version)
+        if not form.serves(service):
+            return False
+        work = form.work._replace(payload=form.arrays(body))
+        limit, timeout = call.time_remaining(), service.settings.timeout
+        timeout = timeout if limit is None or limit > timeout else limit
+        write = partial(form.write, service)
+        Inferred(call, service, work, timeout, 0, len(body), write, development=self._development).submit()
+        return True
+
+    def _begin_any(self, call: Call, body: bytes) -> None:
+        if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
+            in_task(self._read_long, development=self._development)(call, body)
+            return
+        exchange = Exchange(self._site, call, *read(self._site, call, body))
+        service, request = exchange.service, exchange.request
+        if service.tracing is not None or service.needs_measure or service.deputy is not None:
+            in_task(partial(self._infer, exchange), development=self._development)(call, body)
+            return
+        (work,), timeout, priority = works_for_one_answer(service, request, DOOR, call.time_remaining())
+
+        def write(output: Any) -> bytes:
+            return exchange.write(response_of(service, request, [work.kind], [output]))
+
+        Inferred(call, service, work, timeout, priority, len(body), write, development=self._development).submit()
+        if is_tensor_model(service.model):
+            self._forms.learn(body, request, service, work)
 
     async def _read_long(self, call: Call, body: bytes) -> None:
         await self._infer(Exchange(self._site, call, *await read_long(self._site, call, body)), call, body)
@@ -108,7 +139,7 @@ class Inference:
             refuse(error, call, trailers, development=self._development)
         else:
             call.end(trailers=trailers, body=answer)
-            exchange.transferred(len(body), len(answer))
+            transferred(exchange.service, len(body), len(answer))
 
 
 def refusal() -> Draining:

@@ -32,7 +32,7 @@ _HASTE = 10
 class Intake:
     """At most `most_calls` are under way, and at most `most_messages` messages are being received. `refuse` ends a call with an error.
 
-    To be used on the thread that waits for the core; `connections` may be read on any.
+    To be used on the event loop.
     """
 
     def __init__(

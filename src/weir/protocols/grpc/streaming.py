@@ -13,7 +13,7 @@ from weir.protocols.account import CLAIM
 from weir.protocols.grpc.call import Call, Left
 from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
 from weir.protocols.grpc.core import Handler
-from weir.protocols.grpc.exchange import Exchange, read_long
+from weir.protocols.grpc.exchange import Exchange, read_long, transferred
 from weir.protocols.grpc.inference import refusal
 from weir.protocols.inferring import stream
 from weir.protocols.kserve.site import Site
@@ -130,7 +130,7 @@ class OneStream:
                     message = in_stream(answer)
                     del answer
                     sent += await self._write_counted(message)
-            exchange.transferred(len(body), sent)
+            transferred(exchange.service, len(body), sent)
         except Left:
             return None
         except Exception as error:
