@@ -1,9 +1,12 @@
 """Property tests give the same examples in every run, however slow the machine; a check for leaks, for those that ask;
-the garbage collector passes over what was there before the first test; and linear algebra runs in one thread."""
+the garbage collector passes over what was there before the first test; linear algebra runs in one thread; clients of
+HTTP read one certificate instead of all that the world trusts; and SIGHUP means what it does in a terminal."""
 
 import gc
 import os
+import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -12,6 +15,11 @@ from tests.leaks import no_leaks
 # Before anything loads numpy: the tests run on all processors already, and OpenBLAS's threads spin while they wait for each
 # other. A solved bank took eight times as much processor time with them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# No test speaks TLS to a server that is not its own, but each client of httpx reads all certificates of the system's authorities,
+# in 30 ms of processor time, and the tests make a thousand clients.
+os.environ.setdefault("SSL_CERT_FILE", str(Path(__file__).parent / "authority.pem"))
+# Under `nohup` the processes that tests start would ignore it, as they should, and never end by it.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 settings.register_profile("weir", deadline=None, derandomize=True)
 settings.load_profile("weir")
 

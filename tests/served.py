@@ -4,10 +4,12 @@ import io
 import json
 import os
 import re
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import chdir, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import TracebackType
@@ -54,6 +56,23 @@ def weir_here(
     return subprocess.CompletedProcess(command, code, stdout.getvalue(), stderr.getvalue())
 
 
+def still_running(processes: Iterable[psutil.Process], seconds: float = 10.0) -> list[psutil.Process]:
+    """Return those that have not ended within `seconds`. One that has ended may be listed until its parent looks; where that is the
+    system's first process, it may look only now and then."""
+    alive, end = [], time.monotonic() + seconds
+    for process in processes:
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            continue
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(1000.0 * max(0.0, end - time.monotonic())):
+            alive.append(process)
+        os.close(descriptor)
+    return alive
+
+
 class Served:
     """A running `weir serve`, or another `command` that serves. After `with`, it and all its children are gone."""
 
@@ -87,7 +106,7 @@ class Served:
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
-        _, alive = psutil.wait_procs(children, timeout=10)
+        alive = still_running(children)
         assert not alive, f"workers outlive the server: {alive}"
         if kind is not None:
             sys.stderr.write(self.log + rest)

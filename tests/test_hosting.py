@@ -20,6 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from tests.hosted import Square
+from tests.served import still_running
 
 import weir
 from weir.testing import FakeExecutor
@@ -80,8 +81,7 @@ def test_a_real_server_serves_and_leaves_nothing_behind(server: str) -> None:
         assert family
         process.send_signal(signal.SIGTERM)
         process.wait(20)
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive
+        assert not still_running(family)
 
 
 def test_http_2() -> None:

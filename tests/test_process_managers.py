@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tests.served import CLEAN, MODELS, weir_here
+from tests.served import CLEAN, MODELS, still_running, weir_here
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGURATION = """
@@ -93,7 +93,7 @@ def test_supervisord_starts_a_killed_server_anew_and_its_workers_are_gone(superv
     first = psutil.Process(supervised.ready())
     workers = first.children(recursive=True)
     first.send_signal(signal.SIGKILL)
-    assert not psutil.wait_procs([first, *workers], timeout=20)[1]
+    assert not still_running([first, *workers], 20.0)
     assert supervised.ready() != first.pid
     assert httpx.post(f"{supervised.url}/infer/square", json=3).json() == 9
 

@@ -2,18 +2,20 @@
 first line says its ports. Requests and answers may hold so many bytes (0: what there is room for). With a certificate it serves
 HTTP over TLS too, on a port of its own. Nobody may control it.
 
-The probe is asked over TCP: `reset` forgets, `longest` answers with the longest stretches, in seconds: of CPU time of the loop's
-thread in one turn, and of CPU time of the whole process between two turns, in which another thread kept the interpreter. `held`
-answers with the bytes and the connections in the account.
+The probe is asked over TCP: `reset` forgets, `longest` answers with the longest stretches between two turns, in seconds: of CPU time of the
+loop's thread, and of CPU time of the whole process while the loop's thread was not waiting for a processor; so what is longer in the second is
+what another thread kept the interpreter. `held` answers with the bytes and the connections in the account.
 """
 
 import asyncio
 import dataclasses
 import gc
 import json
+import os
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -69,10 +71,11 @@ class Lengths:
 
 
 class Probe:
-    """Notes the longest stretches in which the loop did not come to its next turn."""
+    """Notes the longest stretches in which the loop did not come to its next turn; made in the loop's own thread."""
 
     def __init__(self, account: Account) -> None:
         self._account = account
+        self._scheduling = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
         self._loop = asyncio.get_running_loop()
         self.reset()
         self._beat()
@@ -80,12 +83,19 @@ class Probe:
     def reset(self) -> None:
         """Forget."""
         self.on_loop = self.in_process = 0.0
-        self._times = time.thread_time(), time.process_time()
+        self._times = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        """Return the seconds that the thread has computed, that the process has, and that the thread neither has nor could have: because it
+        waited for something else than a processor, or has computed."""
+        waited = int(os.pread(self._scheduling, 100, 0).split()[1]) / 1e9
+        return time.thread_time(), time.process_time(), time.monotonic() - waited
 
     def _beat(self) -> None:
-        before, self._times = self._times, (time.thread_time(), time.process_time())
-        self.on_loop = max(self.on_loop, self._times[0] - before[0])
-        self.in_process = max(self.in_process, self._times[1] - before[1])
+        before, self._times = self._times, self._now()
+        on_loop, in_process, passed = (after - then for after, then in zip(self._times, before, strict=True))
+        self.on_loop = max(self.on_loop, on_loop)
+        self.in_process = max(self.in_process, min(in_process, passed))
         self._loop.call_later(BEAT, self._beat)
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -56,6 +56,36 @@ def test_capacity_counts_what_waits_and_what_runs() -> None:
     assert mill.batcher.room(1)
 
 
+def test_capacity_counts_what_is_to_run_again() -> None:
+    mill = Mill(max_batch_size=4, capacity=5)
+    requests = [listed(2), *many(2, timeout=5.0)]
+    mill.submit(*requests)
+    mill.lose(0, replace=False)
+    assert mill.batcher.waiting_rows == 0
+    with pytest.raises(Overloaded, match="rows=2: 4 rows wait and 0 are with workers, capacity=5"):
+        mill.batcher.submit(listed(2), 0.0)
+    assert mill.batcher.room(1)
+    mill.cancel(requests[1])
+    assert mill.batcher.room(2)
+    assert not mill.batcher.room(3)
+    mill.advance(5.0)
+    assert requests[2].settled
+    assert mill.batcher.room(3)
+    assert not mill.batcher.room(4)
+    mill.ready(0)
+    mill.run_all()
+    assert mill.batcher.room(5)
+
+
+def test_who_is_abandoned_makes_room_within_the_capacity() -> None:
+    mill = Mill(max_batch_size=4, capacity=5)
+    mill.submit(*many(4))
+    mill.lose(0, replace=False)
+    for request in mill.batcher.abandon():
+        request.fail(Draining("stopped"))
+    assert mill.batcher.room(50)
+
+
 def test_whoever_leaves_makes_room_within_the_capacity() -> None:
     mill = Mill(workers=0, capacity=3)
     mill.submit(*many(3))

@@ -8,7 +8,7 @@ import pytest
 from tests.batching.mill import Asked, listed, many
 
 from weir.batching.compose import Load, compose
-from weir.batching.group import Group, SharedLane
+from weir.batching.group import Group, Share, SharedLane
 from weir.messages import Kind
 
 
@@ -253,3 +253,33 @@ def test_the_oldest_large_one_takes_turns_with_other_sizes() -> None:
     group = filled(big, *(large(number, 1.0) for number in range(40)))
     led = [take(group, 4, overtakes=3).requests[0] is big for _ in range(12)]
     assert led == [False, False, False, True] * 3
+
+
+@pytest.mark.parametrize("cost", [1.0, 0.5])
+def test_small_ones_do_not_have_the_turns_of_large_ones_worked_out_anew(
+    cost: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Share] = []
+    work_out = Share.tag
+
+    def tag(share: Share, max_rows: int) -> float:
+        asked.append(share)
+        return work_out(share, max_rows)
+
+    monkeypatch.setattr(Share, "tag", tag)
+    group = filled(*(listed(256, large=True) for _ in range(8)), *many(40, 1.0, cost=cost))
+    load = take(group, 64, overtakes=1000)
+    assert len(load.requests) == 41
+    assert len(asked) == 2  # the one size class: at the beginning, and after the large one that fills the batch
+
+
+def test_small_ones_that_came_before_one_that_is_due_go_before_it() -> None:
+    due = large("due", 1.5)
+    due.overtaken = 4
+    early, late = [Asked(number, float(number)) for number in range(2)], Asked("late", 2.0)
+    assert payloads(take(filled(due, *early, late), 7)) == [0, 1, "due", "late"]
+
+
+def test_where_a_large_one_does_not_fit_small_ones_fill_the_batch() -> None:
+    group = filled(large("large", 0.0), large("too large", 0.5, rows=9), *many(30, 1.0))
+    assert payloads(take(group, 12, overtakes=0)) == ["large", *range(8)]

@@ -120,7 +120,7 @@ def test_texts_have_the_words_that_were_asked_for_and_are_always_the_same() -> N
 
 def test_every_table_is_written_and_every_step_told() -> None:
     server, told = Counting(), list[str]()
-    plan = Plan([20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=ONCE, small_and_large=False)
+    plan = Plan([20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=Patience(1, 0.0), small_and_large=False)
     tables = list(Tables(plan, server.serve, told.append).measure())
     assert [table.title for table in tables] == [
         "Length of texts", "Texts in a batch of the server", "Pooled layer", "Texts in a request of one client", "Clients",

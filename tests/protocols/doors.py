@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Protocol, TypeVar
 
 import httpx
@@ -96,6 +96,9 @@ async def asgi_server(
 ) -> AsyncIterator[tuple[str, int]]:
     """Serve with uvicorn alone."""
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
+    )  # asyncio sets it for sockets that it has made itself
     app = make_app(registry, settings, metrics=metrics)
     config = uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=5, ws="none")
     config.load()
@@ -105,8 +108,23 @@ async def asgi_server(
     try:
         yield listener.getsockname()
     finally:
-        await server.shutdown([listener])
+        await _ended(server)
         listener.close()
+
+
+async def _ended(server: uvicorn.Server) -> None:
+    """Shut `server` down. Server.shutdown does this too, but looks only ten times a second whether all is over."""
+    state = server.server_state
+    for each in server.servers:
+        each.close()
+    for connection in list(state.connections):
+        connection.shutdown()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(5):
+            while state.connections or state.tasks:  # noqa: ASYNC110 - uvicorn tells nobody
+                await asyncio.sleep(0)
+    for task in state.tasks:
+        task.cancel()
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ import json
 import numpy
 import pytest
 
-from weir import InvalidRequest, Tensor
+from weir import InvalidRequest, Tensor, TooLarge
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceResponse, TensorValue
 
@@ -46,6 +46,15 @@ def test_a_tensor_may_be_called_id() -> None:
 def test_what_is_no_request(body: bytes, text: str) -> None:
     with pytest.raises(InvalidRequest, match=text):
         read_generate(body, DECLARED, "m")
+
+
+def test_lists_objects_and_names_are_counted_before_they_are_made() -> None:
+    for many in (
+        b"{}," * 400_000,
+        b'{"a":' * 10 + b"{" + b",".join([b'"%x":0' % name for name in range(1 << 17)]) + b"}" + b"}" * 10 + b",",
+    ):
+        with pytest.raises(TooLarge, match="body: has more than"):
+            read_generate(b'{"text":[' + many[:-1] + b"]}", DECLARED, "m")
 
 
 def test_one_value_stands_by_itself() -> None:

@@ -1,4 +1,5 @@
 import gc
+import json
 import math
 import tracemalloc
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK
 from weir.wire import values
-from weir.wire.values import ANY_CONTAINERS, UNWRITABLE, decode, encode, split
+from weir.wire.values import ANY_CONTAINERS, ANY_NAMES, DECODE, UNWRITABLE, decode, encode, split
 
 anything = st.recursive(
     st.none()
@@ -241,3 +242,51 @@ def test_lists_and_objects_are_counted_as_they_are_decoded(value: Any) -> None:
     most = count(value) + 1  # what looks like more makes them be counted one by one
     assert values._msgpack_containers(msgspec.msgpack.encode([b"\x90" * 400, value]), most) == most
     assert values._json_containers(msgspec.json.encode(["[" * 400, value]), most) == most
+
+
+def names(count: int, content_type: str, size: int) -> bytes:
+    """Return an object of so many names, in a list with a text so that both have about `size` bytes."""
+    if content_type == JSON:
+        return b"[{" + b",".join([b'"%x":0' % name for name in range(count)]) + b'},"' + b'\\":' * (size // 3) + b'"]'
+    made = b"".join([b"\xce" + name.to_bytes(4, "big") + b"\x00" for name in range(count)])
+    return b"\x92\xdf" + count.to_bytes(4, "big") + made + b"\xc6" + size.to_bytes(4, "big") + b"\xdf" * size
+
+
+@pytest.mark.parametrize("content_type", [JSON, MSGPACK])
+def test_more_names_than_a_body_may_have_are_refused_before_they_are_made(content_type: str) -> None:
+    size = 1 << 19  # of a text that looks like names and is none
+    most = ANY_NAMES + len(names(ANY_NAMES, content_type, size)) // 64
+    few, many = (names(count, content_type, size) for count in (most, most + 20_000))
+    assert len(decode(few, content_type)[0]) == most
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match="different names in its objects, which a body of"):
+        decode(many, content_type)
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(many)
+    tracemalloc.stop()
+
+
+def test_names_that_come_again_nearby_are_none() -> None:
+    items = [{"age": place, "sex": "m", "name": f"number {place}"} for place in range(ANY_NAMES)]
+    for content_type in (JSON, MSGPACK):
+        assert decode(encode(items, content_type), content_type) == items
+    again = b"{" + b",".join([b'"%d":1' % (place % ANY_NAMES) for place in range(5 * ANY_NAMES)]) + b"}"
+    with pytest.raises(TooLarge):  # which are as slow as others where they come again much later
+        decode(again, JSON)
+    assert len(DECODE[JSON](again)) == ANY_NAMES  # workers have the time
+
+
+@settings(max_examples=30)
+@given(
+    value=st.recursive(
+        anything | st.text('":{\\'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_names_are_counted_as_they_are_decoded(value: Any) -> None:
+    def found(value: Any) -> set[str]:
+        if isinstance(value, dict):
+            return set(map(json.dumps, value)).union(*map(found, value.values()))
+        return set().union(*map(found, value)) if isinstance(value, list) else set()
+
+    body = json.dumps([":" * 400, value]).encode()
+    assert values._json_names(body, 300) == len(found(value) - {'""'})

@@ -2,13 +2,14 @@
 
 import json
 import struct
+import tracemalloc
 
 import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir import InvalidRequest
+from weir import InvalidRequest, TooLarge
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.websocket import (
     Cancel,
@@ -131,3 +132,17 @@ def test_whatever_comes_is_read_or_refused(message: str | bytes) -> None:
             read(message)
         except InvalidRequest as error:
             assert error.message
+
+
+def test_an_id_that_is_no_text_is_not_decoded() -> None:
+    message = '{"model_name": "m", "id": [' + "[]," * 300_000 + "[]]}"
+    tracemalloc.start()
+    assert id_of(message) == ""
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(message)  # 20 times before
+    tracemalloc.stop()
+
+
+def test_names_of_parameters_are_counted_before_they_are_made() -> None:
+    many = ",".join([f'"{name:x}":0' for name in range(1 << 17)])
+    with pytest.raises(TooLarge, match="different names"):
+        read_request('{"model_name": "m", "inputs": [], "parameters": {' + many + "}}")

@@ -125,8 +125,9 @@ class Batcher:
 
     def _fullness(self, rows: int) -> str:
         line = self._line
-        if line.waiting + line.running + rows > line.capacity:
-            return f"{line.waiting} rows wait and {line.running} are with workers, capacity={line.capacity}"
+        waiting = line.waiting + line.again
+        if waiting + line.running + rows > line.capacity:
+            return f"{waiting} rows wait and {line.running} are with workers, capacity={line.capacity}"
         key = "max_queue_size" if self._bound.rows is None else "max_waiting of the policy"
         return f"{line.waiting} rows wait, {key}={line.max_rows}"
 
@@ -142,6 +143,8 @@ class Batcher:
             self._line.leave(request)
         if not request.taken:
             return []
+        if self._suspects.parts:
+            self._count_suspects()
         if request.deadline - now <= GIVEN_UP * request.timeout:
             self._miss(request)
         return self.where(request)
@@ -167,6 +170,8 @@ class Batcher:
                 self._miss(request)
                 request.settled = True
                 late.append(request)
+        if self._suspects.parts:
+            self._count_suspects()
         self._line.sweep()
         return late
 
@@ -179,7 +184,13 @@ class Batcher:
 
     def worker_lost(self, worker: int, now: float) -> list[Lost]:
         """`worker` is gone. What it had runs again in halves; returned is, for each batch, what does not."""
-        return [self._suspects.died(self._take_back(batch_id)) for batch_id in self._places.remove(worker)]
+        lost = [self._suspects.died(self._take_back(batch_id)) for batch_id in self._places.remove(worker)]
+        self._count_suspects()
+        return lost
+
+    def _count_suspects(self) -> None:
+        """Requests have joined those that are to run again, or left them: their rows count as under way."""
+        self._line.run_again(self._suspects.rows)
 
     def _take_back(self, batch_id: int) -> Dispatch:
         dispatch = self._running.pop(batch_id)
@@ -300,6 +311,7 @@ class Batcher:
         """Cut a batch of suspects, for a worker that has nothing else."""
         worker = self._places.pick(empty=True)
         part = self._suspects.pop() if worker is not None else None
+        self._count_suspects()
         if part is None:
             return None
         load = load_of(part.entries, self.settings.padding_cost if self.settings.padded else None)
@@ -362,6 +374,7 @@ class Batcher:
             request.settled = True
         self._line.clear()
         self._suspects.clear()
+        self._count_suspects()
         return [*late, *left]
 
     def unsettled(self) -> list[Request]:
@@ -444,4 +457,4 @@ class Batcher:
 
     def drain_time(self) -> float:
         """Return how long the line will take at the rate at which batches come back; 1 s if nothing is known."""
-        return self._outlook.drain_time(sum(each.rows for each in self._running.batches.values()))
+        return self._outlook.drain_time(self._line.running + self._line.again)

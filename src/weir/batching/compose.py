@@ -8,7 +8,7 @@ then that one goes first, and the count starts anew. Requests that can be divide
 of the larger does not fit into what is left, small ones are tried, and the other way round.
 """
 
-from operator import itemgetter
+from math import inf
 from typing import cast
 
 from weir.batching.group import Group, Lane, Level, Share, SharedLane
@@ -95,11 +95,12 @@ def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, m
     nobody_is_late = group.earliest() > start_cutoff
     for level in group.levels:
         small = level.small
-        count = min(len(small.waiting) - small.dead, max_rows - load.rows)
-        if nobody_is_late and not small.odd and not level.large.waiting and load.cost + count <= max_cost:
-            _take_plain(load, small, count)
+        if level.large.waiting:
+            Sharing(load, level, max_overtakes, nobody_is_late).fill()
+        elif nobody_is_late and not small.odd and load.cost + min(len(small), max_rows - load.rows) <= max_cost:
+            _take_plain(load, small, min(len(small), max_rows - load.rows))
         else:
-            _take_level(load, level, max_overtakes)
+            _take_in_order(load, small)
         if load.rows >= max_rows:
             break
     group.departed += load.departed
@@ -120,49 +121,13 @@ def _take_plain(load: Load, lane: Lane, count: int) -> None:
     load.cost += count
 
 
-def _take_level(load: Load, level: Level, max_overtakes: int) -> None:
-    small, large = level.small, cast(SharedLane, level.large)
-    oldest, begun = large.head, load.rows
-    was_overtaken, has_led = False, False
-    lanes: list[Lane] = [small, large]
-    level.come_back()
-    while lanes and load.rows < load.max_rows:
-        lane, request = _next(level, lanes, max_overtakes, load.max_rows)
-        if request is None:
-            break
+def _take_in_order(load: Load, lane: Lane) -> None:
+    """Take from a lane, whatever requests it has, until one does not fit."""
+    while load.rows < load.max_rows and (request := lane.head) is not None:
         if request.deadline <= load.start_cutoff:
             _leave_out(load, lane, request)
-            continue
-        is_oldest, rows = request is oldest, load.rows
-        leads = is_oldest and (rows == begun or (small in lanes and small.head is not None))
-        share: Level | Share = level if lane is small else large.share_of(request)
-        count = share.count
-        if not _take_head(load, lane, request):
-            lanes.remove(lane)
-        if oldest is not None and load.rows > rows:
-            share.had += (load.rows - rows) / count
-            if not is_oldest or oldest.overtaken < max_overtakes:
-                large.clock = max(large.clock, share.had)
-            has_led = has_led or leads
-            was_overtaken = was_overtaken or (not is_oldest and oldest.arrival <= request.arrival)
-    level.is_away = small.head is None
-    if oldest is not None and (has_led or was_overtaken):
-        oldest.overtaken = 0 if has_led else oldest.overtaken + 1
-
-
-def _next(level: Level, lanes: list[Lane], max_overtakes: int, max_rows: int) -> tuple[Lane, Request | None]:
-    """Return whose turn it is in the `lanes` that are left, and its lane."""
-    small, large = level.small, cast(SharedLane, level.large)
-    first = small.head if small in lanes else None
-    oldest = large.head if large in lanes else None
-    if oldest is None:
-        return small, first
-    if oldest.overtaken >= max_overtakes and (first is None or oldest.arrival <= first.arrival):
-        return large, oldest
-    tag, share = min(((each.tag(max_rows), each) for each in large.shares.values()), key=itemgetter(0))
-    if first is not None and level.had <= tag:
-        return small, first
-    return large, share.head
+        elif not _take_head(load, lane, request):
+            return
 
 
 def _take_head(load: Load, lane: Lane, request: Request) -> bool:
@@ -181,3 +146,113 @@ def _leave_out(load: Load, lane: Lane, request: Request) -> None:
     load.late.append(request)
     request.settled = True
     lane.advance(request)
+
+
+class Sharing:
+    """Fills a batch from a level where large requests wait: small ones and each size class of large ones have their shares.
+
+    `tags` says, for each size class, what each request of it will have had once the next one is taken, and `lowest` is the class
+    that is lowest there. They change only when a large request is taken or left out, however many small ones are taken.
+    """
+
+    __slots__ = (
+        "_has_led", "_is_plain", "_large", "_level", "_load", "_lowest", "_max_overtakes", "_oldest", "_rows_before",
+        "_small", "_tags", "_takes_large", "_takes_small", "_was_overtaken",
+    )  # fmt: skip
+
+    def __init__(self, load: Load, level: Level, max_overtakes: int, nobody_is_late: bool) -> None:
+        self._load = load
+        self._level = level
+        self._small, self._large = level.small, cast(SharedLane, level.large)
+        self._max_overtakes = max_overtakes
+        self._oldest = self._large.waiting[0]
+        self._is_plain = nobody_is_late and not self._small.odd  # small requests need only be counted
+        self._rows_before = load.rows
+        self._takes_small = self._takes_large = True  # until one does not fit
+        self._has_led = self._was_overtaken = False  # what has become of the oldest
+        self._tags = {share: share.tag(load.max_rows) for share in self._large.shares.values()}
+        self._lowest = min(self._tags, key=self._tags.__getitem__)
+
+    def fill(self) -> None:
+        """Take what fits, each request in its turn."""
+        load, level = self._load, self._level
+        level.come_back()
+        while load.rows < load.max_rows and (turn := self._next()) is not None:
+            share, request = turn
+            if isinstance(share, Share):
+                self._take_large(share, request)
+            elif self._is_plain and load.cost + self._level.count <= load.max_cost:
+                self._take_plain()
+            else:
+                self._take_small(request)
+        level.is_away = self._small.head is None
+        if self._has_led or self._was_overtaken:
+            self._oldest.overtaken = 0 if self._has_led else self._oldest.overtaken + 1
+
+    def _next(self) -> tuple[Level | Share, Request] | None:
+        """Return whose turn it is; None when nobody is left who may fit."""
+        first = self._small.head if self._takes_small else None
+        oldest = self._large.head if self._takes_large else None
+        if oldest is None:
+            return None if first is None else (self._level, first)
+        if oldest.overtaken >= self._max_overtakes and (first is None or oldest.arrival <= first.arrival):
+            return self._large.share_of(oldest), oldest
+        if first is not None and self._level.had <= self._tags[self._lowest]:
+            return self._level, first
+        return self._lowest, self._lowest.head
+
+    def _take_plain(self) -> None:
+        """Take plain small requests at once, for as long as it is their turn: the first of them in any case."""
+        load, level, until = self._load, self._level, self._end_of_turn()
+        waiting = self._level.count
+        most = min(waiting, load.max_rows - load.rows)
+        had, count = level.had + 1.0 / waiting, 1
+        while count < most and had <= until:
+            had += 1.0 / (waiting - count)
+            count += 1
+        _take_plain(load, self._small, count)
+        self._charge(level, had, load.requests[-1])
+
+    def _end_of_turn(self) -> float:
+        """Return what a small request must have had for the turn to go to a large one."""
+        oldest = self._large.head if self._takes_large else None
+        if oldest is None:
+            return inf
+        return self._tags[self._lowest] if oldest.overtaken < self._max_overtakes else -inf
+
+    def _take_small(self, request: Request) -> None:
+        load, waiting, rows = self._load, self._level.count, self._load.rows
+        if request.deadline <= load.start_cutoff:
+            _leave_out(load, self._small, request)
+            return
+        self._takes_small = _take_head(load, self._small, request)
+        if load.rows > rows:
+            self._charge(self._level, self._level.had + (load.rows - rows) / waiting, request)
+
+    def _take_large(self, share: Share, request: Request) -> None:
+        load, waiting, rows = self._load, share.count, self._load.rows
+        if request.deadline <= load.start_cutoff:
+            _leave_out(load, self._large, request)
+        else:
+            leads = rows == self._rows_before or (self._takes_small and self._small.head is not None)
+            self._takes_large = _take_head(load, self._large, request)
+            if load.rows > rows:
+                self._charge(share, share.had + (load.rows - rows) / waiting, request)
+                self._has_led = self._has_led or (leads and request is self._oldest)
+        self._tag(share)
+
+    def _charge(self, share: Level | Share, had: float, last: Request) -> None:
+        """Each request of `share` has had so much now; `last` is the last that was taken."""
+        share.had = had
+        oldest, is_oldest = self._oldest, last is self._oldest
+        if not is_oldest or oldest.overtaken < self._max_overtakes:
+            self._large.clock = max(self._large.clock, had)
+        self._was_overtaken = self._was_overtaken or (not is_oldest and oldest.arrival <= last.arrival)
+
+    def _tag(self, share: Share) -> None:
+        """A request of `share` was taken or left out: work out its tag anew, and which is the lowest."""
+        if share.count:
+            self._tags[share] = share.tag(self._load.max_rows)
+        else:
+            del self._tags[share]
+        self._lowest = min(self._tags, key=self._tags.__getitem__, default=share)

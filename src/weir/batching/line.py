@@ -16,7 +16,7 @@ class Line:
     """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key."""
 
     __slots__ = (
-        "_divided", "_lane", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
+        "_divided", "_lane", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
     )  # fmt: skip
 
     def __init__(self, max_rows: int, lane: type[Lane] = Lane, capacity: int | None = None) -> None:
@@ -24,6 +24,7 @@ class Line:
         self.max_rows = max_rows  # that may wait; negative once closed
         self.capacity = inf if capacity is None else capacity  # rows that may wait or run
         self.running = 0  # rows that are with workers
+        self.again = 0  # rows that wait to be run again, as their worker died
         self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
         self.groups: dict[Hashable, Group] = {}
         self.turns = Turns()
@@ -43,7 +44,7 @@ class Line:
         the capacity when nothing runs either."""
         if self.arrivals >= self.ceiling:
             return False
-        waiting, under_way = self.waiting, self.waiting + self.running
+        waiting, under_way = self.waiting, self.waiting + self.running + self.again
         return (waiting + rows <= self.max_rows or not waiting) and (under_way + rows <= self.capacity or not under_way)
 
     def ran(self, rows: int) -> None:
@@ -52,9 +53,15 @@ class Line:
         if self.capacity < inf:
             self._raise_ceiling()
 
+    def run_again(self, rows: int) -> None:
+        """So many rows wait to be run again now."""
+        self.again = rows
+        if self.capacity < inf:
+            self._raise_ceiling()
+
     def _raise_ceiling(self) -> None:
         if self.max_rows > 0:
-            self.ceiling = self.departed + min(self.max_rows, self.capacity - self.running)
+            self.ceiling = self.departed + min(self.max_rows, self.capacity - self.running - self.again)
 
     def resize(self, max_rows: int) -> None:
         """Let so many rows wait from now on. Those that wait already stay."""

@@ -75,6 +75,12 @@ class Suspects:
         """Return all entries that are to run again and have not had their end."""
         return [entry for part in self.parts for entry in part.entries if not is_done(entry)]
 
+    @property
+    def rows(self) -> int:
+        """Rows that are to run again and whose requests have not had their end."""
+        rows = sum(request.rows * (stop - start) / _entry_range(request) for request, start, stop in self.entries())
+        return ceil(rows - 1e-9)
+
     def earliest_deadline(self) -> float:
         """Return the earliest deadline among them; infinity if there is none."""
         return min((entry[0].deadline for entry in self.entries()), default=inf)

@@ -11,7 +11,7 @@ from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.messages import MSGPACK
 from weir.wire.surrogates import without_nul, words_without_nul
-from weir.wire.values import DECODE, uncollected
+from weir.wire.values import DECODE, refuse_names, uncollected
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
@@ -70,6 +70,7 @@ _WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 
 
 def _unpacked(body: bytes) -> Any:
+    refuse_names(body, MSGPACK)
     try:
         with uncollected(len(body)):
             return DECODE[MSGPACK](body)

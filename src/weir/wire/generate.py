@@ -11,23 +11,18 @@ from weir.model import Tensor
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_json import Body, encode, parse, written
 from weir.wire.tensors import to_arrays
-from weir.wire.values import has_slow_floats, read_float
-
-_decode_fast = msgspec.json.Decoder(dict[str, Any]).decode
-_decode_slowly = msgspec.json.Decoder(dict[str, Any], float_hook=read_float).decode
-
-
-def _decode(body: Body) -> dict[str, Any]:
-    return _decode_slowly(body) if has_slow_floats(body) else _decode_fast(body)
+from weir.wire.values import decode_json
 
 
 def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: str = "") -> InferenceRequest:
     """Return the request in `body`: `{"<input>": value, ..., "id": text, "parameters": {...}}`.
 
     A value is nested lists; where it has fewer dimensions than the model declares, it stands for one row. Raises
-    InvalidRequest naming tensor, value and rule.
+    InvalidRequest naming tensor, value and rule, and TooLarge for too many lists and objects, or names.
     """
-    said = parse(_decode, body, "an object")
+    said = parse(decode_json, body, "an object")
+    if not isinstance(said, dict):
+        raise InvalidRequest(f"body: must be an object as JSON, is {brief(said, 40)}")
     names = {tensor.name for tensor in declared}
     name = "" if "id" in names else said.pop("id", "")
     parameters = {} if "parameters" in names else said.pop("parameters", {})

@@ -10,6 +10,7 @@ import msgspec
 import numpy
 
 from weir.errors import InvalidRequest, brief
+from weir.messages import JSON
 from weir.wire.bytes_tensors import unpack_elements
 from weir.wire.elements import read_elements, write_elements
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
@@ -17,7 +18,7 @@ from weir.wire.nonfinite import find_nonfinite
 from weir.wire.shapes import element_count
 from weir.wire.surrogates import find_half
 from weir.wire.tensors import DTYPES
-from weir.wire.values import UNREADABLE, has_slow_floats, uncollected
+from weir.wire.values import UNREADABLE, has_slow_floats, refuse_names, uncollected
 
 Body = bytes | bytearray | memoryview
 # What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they say of none.
@@ -136,7 +137,8 @@ def write_response(response: InferenceResponse) -> bytes:
 
 
 def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
-    """Return what `decode` makes of `body`; InvalidRequest whatever is wrong with it."""
+    """Return what `decode` makes of `body`; InvalidRequest whatever is wrong with it, and TooLarge for too many names."""
+    refuse_names(body, JSON)
     try:
         with uncollected(len(body)):
             _check_parameters(body)

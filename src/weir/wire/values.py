@@ -59,14 +59,20 @@ def has_slow_floats(body: bytes | bytearray | memoryview) -> bool:
 
 
 def decode_json(body: bytes | bytearray | memoryview) -> Any:
-    """Return the value in `body`. Raises UNREADABLE, also for a float beyond all floats, and TooLarge for too many lists and objects."""
+    """Return the value in `body`. Raises UNREADABLE, also for a float beyond all floats, and TooLarge for too many lists and objects,
+    or names."""
+    refuse_names(body, JSON)
+    return _read_json(body)
+
+
+def _read_json(body: bytes | bytearray | memoryview) -> Any:
     if len(body) <= _FEW:
         return _decode_json(body)
     refuse_containers(body, JSON)
     return (_decode_slowly if has_slow_floats(body) else _decode_json)(body)
 
 
-def _decode_msgpack(body: bytes | bytearray | memoryview) -> Any:
+def _read_msgpack(body: bytes | bytearray | memoryview) -> Any:
     if len(body) > _FEW:
         refuse_containers(body, MSGPACK)
     return _plain_msgpack(body)
@@ -79,9 +85,16 @@ _plain_msgpack = msgspec.msgpack.Decoder().decode
 ANY_CONTAINERS = 1 << 18
 _BYTES_OF_CONTAINER = 16
 
+# Names in the objects of a body that the server decodes. One takes up to a microsecond and seven bytes of the body, for the table of a large
+# object does not fit into the processor's caches; so names count that are different from those nearby. Those of small objects of msgpack, which
+# has a form for up to 15, do not count: each has a small table of its own.
+ANY_NAMES = 1 << 16
+_BYTES_OF_NAME = 64
+
 _PIECE = 64 << 10  # bytes that are looked at together, before another thread may have its turn
 _TEXT = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _WHOLE_TEXTS = re.compile(rb'(?:[^"]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)
+_NAME_OR_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"[ \t\r\n]*+:|"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _CONTAINER = re.compile(rb"[\x80-\x9f]|[\xdc\xde]..|[\xdd\xdf].{4}", re.DOTALL)
 _CONTAINER_BYTES = bytes((*range(0x80, 0xA0), *range(0xDC, 0xE0)))
 _MSGPACK = re.compile(  # containers in a row; other values in a row that say nothing of a length in bytes of their own; one that does
@@ -92,6 +105,7 @@ _MSGPACK = re.compile(  # containers in a row; other values in a row that say no
     re.DOTALL,
 )
 _LENGTH_BYTES = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_OBJECTS = (0xDE, 0xDF)
 _EXTENSIONS = (0xC7, 0xC8, 0xC9)  # have a byte more, which says what they are
 
 
@@ -107,42 +121,99 @@ def refuse_containers(body: bytes | bytearray | memoryview, content_type: str) -
         )
 
 
+def refuse_names(body: bytes | bytearray | memoryview, content_type: str) -> None:
+    """Raise TooLarge if the objects of `body`, JSON or msgpack, have more different names than one of its size may have, before it is decoded:
+    for bodies that are decoded where others wait for it. A name that comes again within _PIECE bytes counts once."""
+    most = ANY_NAMES + len(body) // _BYTES_OF_NAME
+    if len(body) <= 2 * most:  # a name and its value take two bytes
+        return
+    if (_json_names if content_type == JSON else _msgpack_names)(bytes(body), most) > most:
+        raise TooLarge(
+            f"body: has more than {most} different names in its objects, which a body of {len(body)} bytes may have; send lists instead"
+        )
+
+
+def _json_names(body: bytes, most: int) -> int:
+    """Return how many there are, or, if they are not more than `most`, perhaps more."""
+    count = body.count(b":")
+    if count <= most:
+        return count
+    count = 0
+    for piece in _whole_texts(body):
+        count += len(set(_NAME_OR_TEXT.findall(piece)) - {b""})  # which stands for texts that are no names
+        if count > most:
+            break
+    return count
+
+
+def _msgpack_names(body: bytes, most: int) -> int:
+    """Return how many objects of more than 15 have, those included that come again."""
+    if b"\xde" not in body and b"\xdf" not in body:
+        return 0
+    count = 0
+    for heads in _msgpack_heads(body):
+        count += sum([int.from_bytes(head[1:], "big") for head in heads if head[0] in _OBJECTS])
+        if count > most:
+            break
+    return count
+
+
 def _json_containers(body: bytes, most: int) -> int:
     """Return how many there are, or, if they are not more than `most`, perhaps more: those in texts count too."""
     count = body.count(b"[") + body.count(b"{")
     if count <= most or b'"' not in body:
         return count
-    count = place = 0
-    while count <= most and place < len(body):
-        found = _WHOLE_TEXTS.match(body, place, place + _PIECE)
-        if found and found[0]:
-            bare = _TEXT.sub(b"", found[0])
-            count += bare.count(b"[") + bare.count(b"{")
-        elif not (found := _TEXT.match(body, place)):  # of a text that is longer than a piece
+    count = 0
+    for piece in _whole_texts(body):
+        bare = _TEXT.sub(b"", piece)
+        count += bare.count(b"[") + bare.count(b"{")
+        if count > most:
             break
-        place = found.end()
     return count
+
+
+def _whole_texts(body: bytes) -> Iterator[bytes]:
+    """Yield the pieces of a body as JSON, none of which ends within a text. What is cut off ends them: decoding finds it too."""
+    place = 0
+    while place < len(body):
+        found = _WHOLE_TEXTS.match(body, place, place + _PIECE)
+        if not (found and found[0]) and not (
+            found := _TEXT.match(body, place)
+        ):  # of a text that is longer than a piece
+            return
+        yield found[0]
+        place = found.end()
 
 
 def _msgpack_containers(body: bytes, most: int) -> int:
-    """Return the same. What is cut off, or is none, ends the count: decoding finds it too."""
+    """Return the same."""
     count = len(body) - len(body.translate(None, _CONTAINER_BYTES))
     if count <= most:
         return count
-    count = place = 0
-    while count <= most and (found := _MSGPACK.match(body, place, place + _PIECE)):
+    count = 0
+    for heads in _msgpack_heads(body):
+        count += len(heads)
+        if count > most:
+            break
+    return count
+
+
+def _msgpack_heads(body: bytes) -> Iterator[list[bytes]]:
+    """Yield what the lists and objects of a body as msgpack begin with, some at a time. What is cut off, or is none, ends them: decoding
+    finds it too."""
+    place = 0
+    while found := _MSGPACK.match(body, place, place + _PIECE):
         start, place = place, found.end()
         if found[1] is not None:
-            count += len(_CONTAINER.findall(found[1]))
+            yield _CONTAINER.findall(found[1])
         elif size := _LENGTH_BYTES.get(body[start]):
             place += size + int.from_bytes(body[place : place + size], "big") + (body[start] in _EXTENSIONS)
-    return count
 
 
 # The bare functions, for those who handle UNREADABLE and UNWRITABLE themselves, once for many.
 DECODE: dict[str, Callable[[Any], Any]] = {
-    JSON: decode_json,
-    MSGPACK: _decode_msgpack,
+    JSON: _read_json,
+    MSGPACK: _read_msgpack,
 }
 ENCODE: dict[str, Callable[[Any], bytes]] = {
     JSON: msgspec.json.Encoder(enc_hook=writable).encode,
@@ -180,7 +251,8 @@ def _without_collector() -> Iterator[None]:
 
 def decode(body: bytes | memoryview, content_type: str) -> Any:
     """Return the value in `body`, which is JSON or msgpack. Raises InvalidRequest, whatever is wrong with it, and TooLarge for too many
-    lists and objects."""
+    lists and objects, or names."""
+    refuse_names(body, content_type)
     try:
         with uncollected(len(body)):
             return DECODE[content_type](body)

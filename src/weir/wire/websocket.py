@@ -9,7 +9,7 @@ Beside requests a client sends `{"cancel": id}`, and a server `{"id", "error", "
 """
 
 import struct
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -57,7 +57,7 @@ class _Envelope(msgspec.Struct):
 class _Identified(msgspec.Struct):
     """What a message is called, whatever else there is in it."""
 
-    id: Any = None
+    id: msgspec.Raw = msgspec.Raw()  # not looked into: it may be anything
 
 
 _decode_id = msgspec.json.Decoder(_Identified).decode
@@ -123,10 +123,10 @@ def write_failure(failure: Failure) -> str:
 def id_of(message: Message) -> str:
     """Return the id in a message that cannot be read; "" if none can be found in it."""
     try:
-        found: Any = _decode_id(_header(message)[0]).id
+        found = bytes(_decode_id(_header(message)[0]).id)
+        return msgspec.json.decode(found, type=str)[:_LONGEST_ID] if found.startswith(b'"') else ""
     except (InvalidRequest, *UNREADABLE):
         return ""
-    return found[:_LONGEST_ID] if isinstance(found, str) else ""
 
 
 def _header(message: Message) -> tuple[bytes, int | None]:
