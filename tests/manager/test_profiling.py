@@ -64,7 +64,7 @@ AT_LEAST = 0.98
 
 
 def test_a_worker_process_that_takes_a_known_time_is_measured_to_take_it() -> None:
-    profile = weir.profile(Sleeper, max_batch_size=8, sizes=[1, 4, 8], seconds=2.0, confidence=0.05)
+    profile = weir.profile(Sleeper, max_batch_size=8, sizes=[1, 4, 8], seconds=1.0, confidence=0.05)
     assert np.all(ratio_to_truth(profile) > AT_LEAST)
     assert profile.best_batch_size == 8
     about = profile.about

@@ -16,14 +16,20 @@ from weir.messages import JSON, MSGPACK
 from weir.wire import values
 from weir.wire.values import ANY_CONTAINERS, ANY_NAMES, DECODE, UNWRITABLE, decode, encode, split
 
-anything = st.recursive(
+
+def nested(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Return lists and objects of these, of themselves, and these alone."""
+    return st.recursive(leaves, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+
+
+simple = (
     st.none()
     | st.booleans()
     | st.integers(-(2**63), 2**63)
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    | st.text()
 )
+anything = nested(simple)
 
 
 @pytest.mark.parametrize("content_type", [JSON, MSGPACK])
@@ -228,12 +234,7 @@ def test_more_lists_and_objects_than_a_body_may_have_are_refused_before_they_are
     tracemalloc.stop()
 
 
-@given(
-    value=st.recursive(
-        anything | st.binary(max_size=300) | st.text('["\\\\{'),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
+@given(value=nested(simple | st.binary(max_size=300) | st.text('["\\\\{')))
 def test_lists_and_objects_are_counted_as_they_are_decoded(value: Any) -> None:
     def count(value: Any) -> int:
         inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
@@ -275,13 +276,7 @@ def test_names_that_come_again_nearby_are_none() -> None:
     assert len(DECODE[JSON](again)) == ANY_NAMES  # workers have the time
 
 
-@settings(max_examples=30)
-@given(
-    value=st.recursive(
-        anything | st.text('":{\\'),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    )
-)
+@given(value=nested(simple | st.text('":{\\')))
 def test_names_are_counted_as_they_are_decoded(value: Any) -> None:
     def found(value: Any) -> set[str]:
         if isinstance(value, dict):
