@@ -17,6 +17,7 @@ from tests.protocols.fastlane.kit import ArenaExecutor, always, post, run, settl
 from tests.protocols.grpc.kit import asking, refused, serving
 from tests.protocols.kserve.models import Vector
 from tests.protocols.models import Words
+from tests.protocols.sockets import until
 from tests.protocols.websocket_kit import Sum
 from tests.protocols.websocket_kit import serving as serving_sockets
 
@@ -29,7 +30,7 @@ from weir.manager.service import Service
 from weir.manager.spec import Known, ModelToServe
 from weir.model import Model, Tensor
 from weir.protocols import offloading, payloads
-from weir.protocols.offloading import LONG_BODY, off_loop, read_later
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.settings import read_model_table
@@ -50,6 +51,8 @@ def test_where_a_body_is_read_depends_on_its_length() -> None:
         assert await off_loop(LONG_BODY + 1, thread) == "weir-read-long_0"
         assert await off_loop(1 << 20, thread) == "weir-read-long_0"
         assert await off_loop((1 << 20) + 1, thread) == "weir-read-large_0"
+        assert await off_loop(LONG_ANSWER, thread, writes=True) == thread()
+        assert await off_loop(LONG_ANSWER + 1, thread, writes=True) == "weir-write_0"
 
     asyncio.run(main())
 
@@ -80,12 +83,135 @@ def test_errors_come_back() -> None:
 
         with pytest.raises(Overloaded, match="no memory now to read a body of 1048576 bytes"):
             await off_loop(1 << 20, exhaust)
+        with pytest.raises(Overloaded, match="no memory now to write an answer of 1048576 bytes"):
+            await off_loop(1 << 20, exhaust, writes=True)
         found: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        read_later(1 << 20, read, found.set_result)
+        work_later(1 << 20, read, found.set_result)
         assert isinstance(await found, InvalidRequest)
         found = asyncio.get_running_loop().create_future()
-        read_later(1 << 20, lambda: 3, found.set_result)
+        work_later(1 << 20, lambda: 3, found.set_result)
         assert await found == 3
+
+    asyncio.run(main())
+
+
+class Work:
+    """What is to be worked on."""
+
+    def __call__(self) -> None:
+        pytest.fail("nobody waits for it")
+
+
+def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
+    """One that sends a large body and leaves, again and again, would fill the memory with bodies that wait for the thread."""
+
+    async def main() -> None:
+        go_on = threading.Event()
+        first = asyncio.ensure_future(off_loop(1 << 20, go_on.wait))
+        await asyncio.sleep(0)
+        work = Work()
+        gone = weakref.ref(work)
+        awaited = asyncio.ensure_future(off_loop(1 << 20, work))
+        await asyncio.sleep(0)
+        del work
+        awaited.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await awaited
+        assert gone() is None
+        work = Work()
+        gone = weakref.ref(work)
+        cancel = work_later(1 << 20, work, lambda found: pytest.fail("it was cancelled"))
+        del work
+        assert cancel()
+        assert gone() is None
+        ended: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        begun = threading.Event()
+        cancel = work_later(1 << 20, begun.set, ended.set_result)
+        go_on.set()
+        assert await first
+        await asyncio.to_thread(begun.wait)
+        assert not cancel()
+        assert await ended is None
+
+    asyncio.run(main())
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the threads in which elements of tensors were written."""
+    names: list[str] = []
+
+    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **said: Any) -> Any:
+            names.append(thread())
+            return function(*args, **said)
+
+        return call
+
+    monkeypatch.setattr("weir.wire.kserve_json.write_json", noted(elements.write_json))
+    monkeypatch.setattr("weir.protocols.answers.to_text", noted(tensors.to_text))
+    return names
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_long_answers_over_http(door: str, writers: list[str]) -> None:
+    service = Service(Vector, executor="inline", max_queue_size=2 * MANY, max_batch_size=2 * MANY)
+    with running(door, Registry([service]), HttpSettings(port=0)) as server:
+        for count, where in ((MANY, "weir-write"), (3, "")):
+            numbers = [float(place) for place in range(count)]
+            twice = [2 * number for number in numbers]
+            header = json.dumps(
+                {"inputs": [{**tensor(None, [1, count]), "parameters": {"binary_data_size": 4 * count}}]}
+            )
+            body = header.replace('"data": null, ', "").encode() + np.array(numbers, "<f4").tobytes()
+            said = {"Inference-Header-Content-Length": str(len(body) - 4 * count)}
+            for _ in range(3):  # a header that came before is not read again
+                answer = server.client.post("/v2/models/vector/infer", content=body, headers=said)
+                assert [each["data"] for each in answer.json()["outputs"]] == [[sum(numbers)], twice]
+            answer = server.client.post("/v2/models/vector/generate", json={"x": numbers})
+            assert answer.json()["twice"] == twice
+            answer = server.client.post("/infer/vector", json={"x": [numbers]})
+            assert answer.json()["twice"] == [twice]
+            assert len(writers) == 3 * 2 + 2 + 1
+            assert all(name.startswith("weir-write") == bool(where) for name in writers)
+            writers.clear()
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+
+    def held(*said: Any) -> Any:
+        if thread().startswith("weir-write"):
+            writing.set()
+            assert go_on.wait(20)
+        return plain(*said)
+
+    plain = elements.write_json
+    monkeypatch.setattr("weir.wire.kserve_json.write_json", held)
+
+    async def main() -> None:
+        service = Service(Vector, executor="inline", max_queue_size=MANY, max_batch_size=MANY)
+        async with serving_sockets(service) as server:
+            account = server.server.account
+            async with server.connect(max_size=None) as client:
+                for name, count in (("long", MANY), ("short", 2)):
+                    said = {"model_name": "vector", "inputs": [tensor([[0.5] * count], [1, count])], "id": name}
+                    await client.send(json.dumps(said))
+                await asyncio.to_thread(writing.wait)
+                assert account.held_bytes > 12 * MANY
+                if not left:
+                    go_on.set()
+                    ends = [read_answer(await client.recv()) for _ in range(2)]
+                    assert [
+                        (end.id, end.outputs[1].array.size) for end in ends if isinstance(end, InferenceResponse)
+                    ] == [
+                        ("long", MANY),
+                        ("short", 2),
+                    ]
+            await until(lambda: not account.held_bytes and not server.websockets.open)
+            go_on.set()
+            await off_loop(LONG_ANSWER + 1, thread, writes=True)  # behind it in the same thread
 
     asyncio.run(main())
 
@@ -150,6 +276,7 @@ def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: py
 
 
 COUNT = 20_000
+MANY = LONG_ANSWER // 8  # numbers of an answer that is long
 NESTED = [[1.5]] * COUNT
 
 
@@ -269,6 +396,26 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
             executor.answer_next(always(b"9"))
             await settled()
             assert statuses(other.sent) == [200]
+
+    run(body)
+
+
+def test_who_leaves_before_the_body_is_read_gives_its_place_back_at_once() -> None:
+    async def body() -> None:
+        go_on = threading.Event()
+        executor = ArenaExecutor()
+        async with site(executor, model=Words) as here:
+            first = asyncio.ensure_future(off_loop(LONG_BODY + 1, go_on.wait))
+            await asyncio.sleep(0)
+            transport = here.connect()
+            transport.receive(post(b'"' + b"x" * LONG_BODY + b'"'))
+            transport.abort()
+            await settled()
+            assert all(not block.shares for block in executor.blocks)
+            go_on.set()
+            await first
+            await settled()
+            assert not here.observer.dispatches and not transport.sent
 
     run(body)
 

@@ -1,11 +1,12 @@
 import json
 from typing import Any
 
+import msgspec
 import numpy
 import pytest
 
 from weir.errors import InvalidRequest
-from weir.wire.elements import BINARY_ONLY, read_elements, write_elements
+from weir.wire.elements import BINARY_ONLY, read_elements, text_size, write_elements, write_json
 from weir.wire.tensors import DTYPES
 
 VALUES: dict[str, list[Any]] = {
@@ -114,3 +115,19 @@ def test_what_has_no_json_form() -> None:
             write_elements("x", datatype, numpy.zeros(1, DTYPES[datatype]))
     with pytest.raises(InvalidRequest, match="tensor 'x': has bytes that are no UTF-8"):
         write_elements("x", "BYTES", numpy.array([b"\xff"], object))
+
+
+def test_many_elements_are_written_piece_by_piece() -> None:
+    numbers = numpy.arange(50_000, dtype="float32").reshape(2, -1)
+    numbers[1, 7] = numpy.nan
+    texts = numpy.array([b'"%d"' % place for place in range(50_000)], object)
+    for datatype, array in (("FP32", numbers), ("BYTES", texts)):
+        written = write_json("x", datatype, array)
+        assert isinstance(written, msgspec.Raw)
+        assert bytes(written) == msgspec.json.encode(write_elements("x", datatype, array))
+    assert write_json("x", "FP32", numbers[0, :3]) == [0.0, 1.0, 2.0]
+    texts[49_000] = b"\xff"
+    with pytest.raises(InvalidRequest, match="no UTF-8"):
+        write_json("x", "BYTES", texts)
+    assert text_size(numbers) == 12 * 50_000
+    assert text_size(texts[:3]) == 3 * 12 + 3 * 3

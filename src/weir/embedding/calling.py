@@ -12,13 +12,14 @@ from weir.embedding.counts import Counts
 from weir.embedding.listing import Listing, send_listing
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
-from weir.protocols.account import TEXT_BYTES, charge
+from weir.protocols.account import charge
 from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
 from weir.protocols.native import Wishes
 from weir.protocols.offloading import off_loop
 from weir.protocols.settings import HttpSettings
+from weir.wire.elements import TEXT_BYTES
 
 CLIENT_ID = b"x-client-id"
 TRUNCATED = b"x-weir-truncated"

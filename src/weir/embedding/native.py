@@ -15,11 +15,12 @@ from weir.embedding.jsons import as_json
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
-from weir.protocols.account import TEXT_BYTES, charge
+from weir.protocols.account import charge
 from weir.protocols.answers import Answer, batch_body, error_answer, explain_headers
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask
 from weir.protocols.offloading import off_loop
+from weir.wire.elements import TEXT_BYTES
 
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
 _ITEM_BYTES = 8  # as which a byte of items counts that are looked into one by one

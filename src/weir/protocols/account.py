@@ -30,9 +30,6 @@ _CONNECTION_PART = 8
 # Bodies that are decompressed at the same time. They are charged as what they may become, so many may not begin at once.
 _UNPACKED_AT_ONCE = 2
 
-# Bytes that a number takes as text, but for few that take more.
-TEXT_BYTES = 12
-
 # Files that a server may have open beside its connections: models, workers, logs.
 _OTHER_FILES = 128
 

@@ -185,16 +185,25 @@ def output_body(ask: Ask, output: Any) -> bytes:
     if isinstance(output, bytes):
         return output
     if isinstance(output, dict):
-        try:
-            said = to_text if ask.accept == JSON else to_plain
-            return encode(said(output, ask.service.model.outputs), ask.accept)
-        except UNWRITABLE as error:
-            failure = ModelError(f"the answer cannot be written as {ask.accept}: {error}")
-            raise ask.service.tell_failed(failure) from error
+        body = tensors_body(ask, output)
+        if isinstance(body, ModelError):
+            raise ask.service.tell_failed(body)
+        return body
     try:
         return bytes(output.view)
     finally:
         output.release()
+
+
+def tensors_body(ask: Ask, tensors: dict[str, Any]) -> bytes | ModelError:
+    """Return the bytes of tensors, or why they cannot be written as the answer shall be; nobody has been told of that."""
+    try:
+        said = to_text if ask.accept == JSON else to_plain
+        return encode(said(tensors, ask.service.model.outputs), ask.accept)
+    except UNWRITABLE as error:
+        failure = ModelError(f"the answer cannot be written as {ask.accept}: {error}")
+        failure.__cause__ = error
+        return failure
 
 
 def _body_or_error(ask: Ask, end: Any) -> bytes | WeirError:

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-from weir.errors import WeirError
+from weir.errors import ModelError, WeirError
 from weir.manager.streamed import Streamed
 from weir.messages import Kind
 from weir.protocols.answers import (
@@ -14,11 +14,14 @@ from weir.protocols.answers import (
     error_body,
     explain_headers,
     output_body,
+    tensors_body,
     trace_headers,
 )
 from weir.protocols.events import Source
 from weir.protocols.native import DOOR, Ask
+from weir.protocols.offloading import written
 from weir.protocols.payloads import Work
+from weir.wire.elements import text_size
 
 
 def enter_stream(ask: Ask, works: Sequence[Work | WeirError]) -> Streamed:
@@ -55,7 +58,14 @@ def stream_source(ask: Ask, request: Streamed, *, development: bool) -> Source:
 
 async def _data(ask: Ask, request: Streamed) -> AsyncIterator[bytes]:
     async for output in request:
-        yield output_body(ask, output)
+        if not isinstance(output, dict):
+            yield output_body(ask, output)
+            continue
+        size = sum(map(text_size, output.values()))
+        body = await written(size, partial(tensors_body, ask, output))
+        if isinstance(body, ModelError):
+            raise ask.service.tell_failed(body)
+        yield body
 
 
 def _headers(ask: Ask, request: Streamed) -> Headers:

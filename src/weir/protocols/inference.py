@@ -10,19 +10,28 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import TooLarge, WeirError
 from weir.protocols.account import arrays_size, charge
-from weir.protocols.answers import Answer, answer_of, compressed, echo_headers, error_answer, trace_headers
+from weir.protocols.answers import (
+    Answer,
+    answer_of,
+    compressed,
+    echo_headers,
+    error_answer,
+    tensors_body,
+    trace_headers,
+)  # fmt: skip
 from weir.protocols.asgi_request import AsgiRequest, abandon, submit
 from weir.protocols.asgi_stream import enter_stream, stream_source
 from weir.protocols.bodies import Body, disconnected, has_large_body, unpacked
 from weir.protocols.events import EventStream
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
-from weir.protocols.offloading import off_loop
+from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.payloads import Work, bytes_to_read, empty_body, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.telemetry.tracecontext import CURRENT, HEADER
+from weir.wire.elements import text_size
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
@@ -148,6 +157,7 @@ class Inference:
             requests = await _ended(ask, works, receive)
             if requests is None:
                 return None
+            await _write_tensors(ask, requests)
             answer = answer_of(ask, requests, development=self._settings.development)
             answer.headers.extend(trace_headers(requests[0]) if requests else [])
             return answer
@@ -196,6 +206,16 @@ async def _ended(ask: Ask, works: list[Work | WeirError], receive: Receive) -> S
         if not countdown.over.done():
             abandon(ask, requests)
     return requests if countdown.over.done() else None
+
+
+async def _write_tensors(ask: Ask, requests: Sequence[AsgiRequest]) -> None:
+    """Write the tensors with which `requests` have ended, if they are so many that they are written in a thread."""
+    ended = [request for request in requests if isinstance(request.end, dict)]
+    size = sum([text_size(array) for request in ended for array in request.end.values()])
+    if size > LONG_ANSWER:
+        bodies = await written(size, lambda: [tensors_body(ask, request.end) for request in ended])
+        for request, body in zip(ended, bodies, strict=True):
+            request.end = body if isinstance(body, bytes) else ask.service.tell_failed(body)
 
 
 async def _compressed(answer: Answer, coding: str) -> Answer:

@@ -18,12 +18,13 @@ from weir.messages import Dispatch, RequestBase
 from weir.protocols import inferring
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.contents import response_of
-from weir.protocols.offloading import off_loop
+from weir.protocols.offloading import LONG_ANSWER, off_loop, written
 from weir.protocols.payloads import Work
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.websocket import (
     FINAL,
     Cancel,
@@ -79,6 +80,26 @@ class Queued(RequestBase):
         self._session.post_failure(self.asked.id, error)
 
 
+class _Outgoing:
+    """A message to be sent, or what will be one when it has been written, as the answer to `request`; `charged` is what it holds of the
+    connection's share."""
+
+    __slots__ = ("charged", "message", "request")
+
+    def __init__(
+        self, message: "Message | asyncio.Future[Message]", charged: int, request: Queued | None = None
+    ) -> None:  # fmt: skip
+        self.message = message
+        self.charged = charged
+        self.request = request
+
+    def drop(self) -> None:
+        """Let go of what has not been written yet."""
+        message = self.message
+        if isinstance(message, asyncio.Future) and not message.cancel() and not message.cancelled():
+            message.exception()  # nobody else looks at it
+
+
 class Session:
     """Serves one connection. Requests and answers are charged to `account`."""
 
@@ -92,7 +113,7 @@ class Session:
         self._settings = settings
         self._under_way: dict[str, asyncio.Task[None] | Queued] = {}
         self._withdrawn: set[str] = set()
-        self._outbox: deque[tuple[Message, int]] = deque()  # and what is charged for each
+        self._outbox: deque[_Outgoing] = deque()
         self._posted, self._sent, self._changed = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._main: asyncio.Task[Any] | None = None
         self._receiving = False
@@ -265,34 +286,40 @@ class Session:
         self._ended(request.asked.id, request.size_bytes)
 
     def finish(self, request: Queued, output: Any) -> None:
-        """Answer `request`."""
+        """Answer `request`; a long answer is written in a thread, and those that end after it wait for it."""
         self.forget(request)
         service, asked = request.service, request.asked
         try:
             response = response_of(service, asked, [request.kind], [output])
             response.parameters = {**response.parameters, FINAL: True}
-            message = write_response(asked, response)
+            size = bytes_to_write(response, binary_outputs(asked))
+            write = partial(write_response, asked, response)
+            if size > LONG_ANSWER:
+                self._claim.take(size)
+                self._post(_Outgoing(asyncio.ensure_future(off_loop(size, write, writes=True)), size, request))
+                return
+            message = write()
             self._claim.take(len(message))
-        except WeirError as error:
-            self.post_failure(asked.id, error)
-        except Exception:
-            _log.exception("an answer of %s cannot be written", asked.model)
-            self.post_failure(asked.id, WeirError("internal error"))
+        except Exception as error:
+            self.post_failure(asked.id, _told(asked, error))
         else:
-            self._post(message, len(message))
-            for observer in service.observers:
-                observer.transferred(service.label, DOOR, request.received_bytes, len(message))
+            self._post(_Outgoing(message, len(message)))
+            _tell_transferred(request, message)
 
     def post_failure(self, id: str, error: WeirError) -> None:
         """Send an error as soon as what is before it has been read."""
-        self._post(_failure(id, error), 0)
+        self._post(_Outgoing(_failure(id, error), 0))
 
-    def _post(self, message: Message, charged: int) -> None:
+    def _post(self, outgoing: _Outgoing) -> None:
         if self._deaf:
-            self._claim.give(charged)
+            self._drop(outgoing)
             return
-        self._outbox.append((message, charged))
+        self._outbox.append(outgoing)
         self._posted.set()
+
+    def _drop(self, outgoing: _Outgoing) -> None:
+        self._claim.give(outgoing.charged)
+        outgoing.drop()
 
     async def _all_sent(self) -> None:
         while self._outbox:
@@ -304,8 +331,8 @@ class Session:
         try:
             while True:
                 while self._outbox:
-                    await self._send(self._outbox[0][0])
-                    self._claim.give(self._outbox.popleft()[1])
+                    await self._send_next(self._outbox[0])
+                    self._claim.give(self._outbox.popleft().charged)
                 self._sent.set()
                 self._posted.clear()
                 await self._posted.wait()
@@ -313,9 +340,27 @@ class Session:
             pass  # whoever receives hears of it too
         finally:
             self._deaf = True
-            self._claim.give(sum([charged for _, charged in self._outbox]))
+            for each in self._outbox:
+                self._drop(each)
             self._outbox.clear()
             self._sent.set()
+
+    async def _send_next(self, outgoing: _Outgoing) -> None:
+        """Send what is next in the outbox, once it has been written."""
+        message, request = outgoing.message, outgoing.request
+        if isinstance(message, asyncio.Future):
+            assert request is not None  # whose answer it is
+            try:
+                message = await message
+                self._claim.give(outgoing.charged)
+                outgoing.charged = 0
+                self._claim.take(len(message))
+                outgoing.charged = len(message)
+                _tell_transferred(request, message)
+            except Exception as error:
+                message = _failure(request.asked.id, _told(request.asked, error))
+            outgoing.message = message
+        await self._send(message)
 
     # Requests that have a task.
 
@@ -373,7 +418,8 @@ class Session:
     ) -> int:
         named = {} if trace is None else {HEADER: trace.traceparent}
         response.parameters = {**response.parameters, **named, FINAL: last}
-        message = write_response(asked, response)
+        size = bytes_to_write(response, binary_outputs(asked))
+        message = await written(size, partial(write_response, asked, response))
         self._claim.take(len(message))
         try:
             return await self._send(message)
@@ -400,6 +446,19 @@ class Session:
 
 def _given_up() -> Cancelled:
     return Cancelled("the client has cancelled it")
+
+
+def _tell_transferred(request: Queued, message: Message) -> None:
+    for observer in request.service.observers:
+        observer.transferred(request.service.label, DOOR, request.received_bytes, len(message))
+
+
+def _told(asked: InferenceRequest, error: Exception) -> WeirError:
+    """Return what a client is told of an answer that could not be written; the log is told of what is none of ours."""
+    if isinstance(error, WeirError):
+        return error
+    _log.error("an answer of %s cannot be written", asked.model, exc_info=error)
+    return WeirError("internal error")
 
 
 def _failure(id: str, error: WeirError) -> str:

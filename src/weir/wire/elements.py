@@ -92,6 +92,34 @@ def _encoded(name: str, texts: list[str]) -> list[bytes]:
         raise InvalidRequest(f"tensor {name!r}: has a string that is no Unicode text ({error})") from None
 
 
+# Bytes that a number takes as text, but for few that take more.
+TEXT_BYTES = 12
+
+# Elements of a tensor that are written at a time: a few milliseconds, after which another thread may have its turn.
+_PIECE = 20_000
+
+
+def text_size(array: numpy.ndarray[Any, Any]) -> int:
+    """Return about how many bytes the elements of a tensor have in JSON."""
+    size = TEXT_BYTES * array.size
+    if array.dtype.kind == "O" and array.size <= 2 * _PIECE:  # of more texts the number says enough
+        size += sum(map(len, array.ravel().tolist()))
+    return size
+
+
+def write_json(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> list[Any] | msgspec.Raw:
+    """Return what is to be encoded as the elements of a tensor, flat; of many, already as JSON, written piece by piece. InvalidRequest as in
+    `write_elements`."""
+    if array.size <= _PIECE:
+        return write_elements(name, datatype, array)
+    flat = array.ravel()
+    pieces = (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
+    return msgspec.Raw(b"[%b]" % b",".join([_encode(write_elements(name, datatype, piece))[1:-1] for piece in pieces]))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
 def write_elements(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> list[Any]:
     """Return the elements for JSON, flat. InvalidRequest if they have no JSON form: binary data must be asked for."""
     if datatype in BINARY_ONLY:

@@ -13,6 +13,7 @@ from weir.errors import InvalidRequest, brief
 from weir.model import NONE, Tensor
 from weir.wire import kserve_json as plain
 from weir.wire.bytes_tensors import pack_elements
+from weir.wire.elements import text_size
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_json import BINARY_SIZE, REGION, Body, Find, WrittenTensor, encode
 from weir.wire.shapes import element_count
@@ -105,6 +106,13 @@ def write_response(response: InferenceResponse, binary: Callable[[str], bool]) -
         if REGION in output.parameters:
             output.parameters = output.parameters | {BINARY_SIZE: 0}
     return _parts(encode(plain.response_to_write(response, outputs)), raw)
+
+
+def bytes_to_write(response: InferenceResponse, binary: Callable[[str], bool] = lambda _: False) -> int:
+    """Return about how many bytes `write_response` makes one element after the other. Of numbers as binary data there are none: they are there."""
+    return sum(
+        [text_size(each.array) for each in response.outputs if each.datatype == "BYTES" or not binary(each.name)]
+    )
 
 
 def raw_bytes(tensor: TensorValue) -> bytes | memoryview:

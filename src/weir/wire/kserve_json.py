@@ -12,7 +12,7 @@ import numpy
 from weir.errors import InvalidRequest, brief
 from weir.messages import JSON
 from weir.wire.bytes_tensors import unpack_elements
-from weir.wire.elements import read_elements, write_elements
+from weir.wire.elements import read_elements, write_json
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.nonfinite import find_nonfinite
 from weir.wire.shapes import element_count
@@ -73,7 +73,7 @@ class WrittenTensor(msgspec.Struct, omit_defaults=True):
     datatype: str
     shape: tuple[int, ...]
     parameters: Parameters = {}
-    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    data: list[Any] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class WrittenOutput(msgspec.Struct, omit_defaults=True):
@@ -301,7 +301,7 @@ def response_to_write(response: InferenceResponse, outputs: list[WrittenTensor])
 
 def written(tensor: TensorValue) -> WrittenTensor:
     """Return `tensor` as it is written into JSON."""
-    data: list[Any] | msgspec.UnsetType = msgspec.UNSET
+    data: list[Any] | msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
     if REGION not in tensor.parameters:
-        data = write_elements(tensor.name, tensor.datatype, tensor.array)
+        data = write_json(tensor.name, tensor.datatype, tensor.array)
     return WrittenTensor(tensor.name, tensor.datatype, tensor.array.shape, tensor.parameters, data)

@@ -11,7 +11,7 @@ from weir.messages import Dispatch, Kind, RequestBase
 from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body, trace_headers
 from weir.protocols.fastlane.plan import HotAsk, Plan
 from weir.protocols.native import DOOR
-from weir.protocols.offloading import LONG_BODY, read_later
+from weir.protocols.offloading import LONG_BODY, work_later
 from weir.protocols.payloads import Work, read_item
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _LONG_WORK = 256 << 10  # bytes to be compressed that would keep the event loop 
 class HttpRequest(RequestBase):
     """One request of `connection`."""
 
-    __slots__ = ("ask", "connection", "plan", "reading")
+    __slots__ = ("ask", "connection", "plan", "stop_thread")
 
     ask: Any  # as its manner knows it
 
@@ -54,7 +54,7 @@ class HttpRequest(RequestBase):
         self.connection = connection
         self.plan = plan
         self.ask = ask
-        self.reading = False  # in a thread
+        self.stop_thread: Callable[[], bool] | None = None  # while its body is read, or its answer written, in a thread
 
     def begin(self) -> None:
         """Put it into the line, once its body has been read if that must be. Raises the WeirError that refuses it."""
@@ -63,8 +63,7 @@ class HttpRequest(RequestBase):
         elif (size := self.bytes_to_read()) <= LONG_BODY:
             self._take(self._read())
         else:
-            self.reading = True
-            read_later(size, self.reader(), self._has_read)
+            self.stop_thread = work_later(size, self.reader(), self._has_read)
 
     def _submit(self) -> None:
         try:
@@ -82,8 +81,8 @@ class HttpRequest(RequestBase):
             return error
 
     def _has_read(self, found: Step | Exception) -> None:
-        if self.reading:
-            self.reading = False
+        if self.stop_thread is not None:
+            self.stop_thread = None
             self.connection.attempt(self, self.plan, partial(self._take, found))
         else:  # the caller has left meanwhile
             discard(self.payload)
@@ -101,11 +100,14 @@ class HttpRequest(RequestBase):
 
     def leave(self) -> None:
         """Withdraw it from the line."""
-        if self.reading:
-            self.reading = False
-            self.settled = True
-        else:
+        stop, self.stop_thread = self.stop_thread, None
+        if stop is None:
             self.ask.service.cancel(self)
+            return
+        is_read = not self.settled
+        self.settled = True
+        if stop() and is_read:  # what a thread reads already it gives back itself
+            discard(self.payload)
 
     def bytes_to_read(self) -> int:
         """Return how many bytes `reader` will look at."""

@@ -26,11 +26,11 @@ from weir.protocols.kserve.heads import InferAsk, named_in, read_head
 from weir.protocols.kserve.layouts import Layout, layout_of
 from weir.protocols.kserve.replies import Reply, error_answer, reply_to
 from weir.protocols.kserve.site import Site
-from weir.protocols.offloading import LONG_BODY
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
 from weir.protocols.payloads import Work, as_work
 from weir.protocols.regions import Memory
 from weir.wire.inference import ArenaArrays, InferenceRequest
-from weir.wire.kserve_binary import lead
+from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
 from weir.wire.kserve_json import Body
 from weir.wire.kserve_outline import Outline, Outliner
 from weir.wire.tensors import Arrays
@@ -200,23 +200,38 @@ class KserveRequest(HttpRequest):
             return
         try:
             reply = None if self.layout is None else self.layout.reply(output)
-            if reply is None:
-                reply = self._reply(self.asked, output)
+            reply = reply or self._reply(self.asked, output)
         except Exception as error:
-            if not isinstance(error, WeirError):
-                _log.exception("an answer of %s cannot be written", self.ask.service.label)
-            self.fail(error)
+            self._send(error)
         else:
-            self._send(reply)
+            if reply is not None:
+                self._send(reply)
 
-    def _reply(self, asked: InferenceRequest, output: Any) -> Reply:
+    def _reply(self, asked: InferenceRequest, output: Any) -> Reply | None:
+        """Return the answer, or None: it is being written in a thread."""
         response = response_of(self.ask.service, asked, [self.kind], [output])
-        reply = reply_to(asked, response, self.memory or self._memory())
+        write = partial(reply_to, asked, response, self.memory or self._memory())
+        size = bytes_to_write(response, binary_outputs(asked))
+        if size > LONG_ANSWER:
+            self.connection.charge(size)
+            self.stop_thread = work_later(size, write, self._has_written, writes=True)
+            return None
+        reply = write()
         if self.layout is not None:
             self.layout.remember(output, response, reply)
         return reply
 
-    def _send(self, reply: Reply) -> None:
+    def _has_written(self, found: Reply | Exception) -> None:
+        if self.stop_thread is not None:  # else the caller has left meanwhile
+            self.stop_thread = None
+            self._send(found)
+
+    def _send(self, reply: Reply | Exception) -> None:
+        if isinstance(reply, Exception):
+            if not isinstance(reply, WeirError):
+                _log.error("an answer of %s cannot be written", self.ask.service.label, exc_info=reply)
+            self.fail(reply)
+            return
         size = sum(map(len, reply.parts))
         if self._is_compressed(size):
             self._answer(reply.as_answer())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Receive
 
 from weir.errors import Unsupported, WeirError
-from weir.protocols.account import TEXT_BYTES, charge
+from weir.protocols.account import charge
 from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.describing import inputs_of
@@ -20,18 +20,17 @@ from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import JSON_TYPE, reply_to
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
-from weir.protocols.offloading import off_loop
+from weir.protocols.offloading import off_loop, written
 from weir.protocols.regions import Memory
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
 
 _LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
-
-_MANY = 20_000  # elements whose writing would
 
 
 class Inference:
@@ -53,7 +52,8 @@ class Inference:
         response = await _unless_left(infer(ask.service, request, door=DOOR, trace=trace), call.receive)
         if response is None:
             return None
-        answer = await _written(request, response, memory)
+        size = bytes_to_write(response, binary_outputs(request))
+        answer = await written(size, lambda: reply_to(request, response, memory).as_answer())
         if ask.accept_coding and len(answer.body) > site.http.compress_above:
             answer = await _compressed(answer, ask.accept_coding)
         for observer in ask.service.observers:
@@ -77,7 +77,8 @@ class Inference:
         response = await _unless_left(one_answer(ask.service, request, trace), call.receive)
         if response is None:
             return None
-        answer = Answer(200, [JSON_TYPE], write_generated(response))
+        body = await written(bytes_to_write(response), partial(write_generated, response))
+        answer = Answer(200, [JSON_TYPE], body)
         for observer in ask.service.observers:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
@@ -124,16 +125,6 @@ async def _unless_left(answer: Coroutine[Any, Any, InferenceResponse], receive: 
         if not answering.done():
             answering.cancel()
     return answering.result() if answering.done() else None
-
-
-async def _written(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> Answer:
-    def written() -> Answer:
-        return reply_to(request, response, memory).as_answer()
-
-    if sum(value.array.size for value in response.outputs) <= _MANY:
-        return written()
-    charge(TEXT_BYTES * sum(value.array.size for value in response.outputs))
-    return await asyncio.to_thread(written)
 
 
 async def _compressed(answer: Answer, coding: str) -> Answer:

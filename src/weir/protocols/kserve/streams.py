@@ -15,10 +15,11 @@ from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import error_answer, error_event
 from weir.protocols.kserve.site import Site
 from weir.protocols.native import DOOR
-from weir.protocols.offloading import off_loop
+from weir.protocols.offloading import off_loop, written
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_binary import bytes_to_write
 from weir.wire.kserve_json import REGION, write_response
 
 Read = Callable[[InferAsk, Call], InferenceRequest]
@@ -83,4 +84,4 @@ def _read_generate(ask: InferAsk, call: Call) -> InferenceRequest:
 
 async def _data(parts: AsyncIterator[Part], write: Write) -> AsyncIterator[bytes]:
     async for part in parts:
-        yield write(part.response)
+        yield await written(bytes_to_write(part.response), partial(write, part.response))
