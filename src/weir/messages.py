@@ -89,7 +89,7 @@ class Request(Protocol):
     arrival: float  # instants are seconds of the service's clock
     timeout: float
     deadline: float  # arrival + timeout
-    large: bool  # belongs to the class that small requests may overtake
+    large: bool  # shares with other sizes, as a single row does not
     tag: float  # in a queue by length the lowest goes first, and among equals whoever arrived first (see embedding/shares.py)
     brief: bool  # part of what is done in a batch: in a queue by length, batches with such requests are short, so that they are done soon
     door: str  # "python", "http", ...
@@ -99,7 +99,7 @@ class Request(Protocol):
 
     settled: bool  # has had its end (answer, error or cancellation)
     taken: int  # rows (ITEMS: items) dispatched so far; `rows` as soon as nothing is left in the line
-    overtaken: int  # batches of small requests that have gone before it
+    overtaken: int  # batches that have gone before it out of the order of arrival
     partial: Any  # answers gathered so far, while only some pieces of a divided request are back
 
     def part(self, output: Any, dispatch: "Dispatch") -> None:

@@ -321,11 +321,14 @@ def test_who_waited_outside_keeps_the_place_of_its_arrival() -> None:
     assert [request.payload for request in cut.requests] == ["outside", "inside"]
 
 
-def median_waits(clients: dict[int, int], seconds: float = 15.0) -> dict[int, float]:
+BOTH = pytest.mark.parametrize("padded", [False, True])
+
+
+def median_waits(clients: dict[int, int], seconds: float = 15.0, *, padded: bool) -> dict[int, float]:
     """Return the median time to the answer by size, where so many clients of each size always have one request under way. Two workers
     take 0.163 s for a batch of 64."""
     batcher, now, ends = (
-        Batcher(BatchingSettings(max_queue_size=100_000), Greedy()),
+        Batcher(BatchingSettings(max_queue_size=100_000, padded=padded), Greedy()),
         0.0,
         list[tuple[float, int, Dispatch]](),
     )
@@ -333,7 +336,7 @@ def median_waits(clients: dict[int, int], seconds: float = 15.0) -> dict[int, fl
     waits: dict[int, list[float]] = {size: [] for size in clients}
 
     def send(size: int) -> None:
-        request = listed(size, now, 1e6)
+        request = listed(size, now, 1e6, cost=float(size))
         left[id(request)] = size
         batcher.submit(request, now)
 
@@ -359,21 +362,24 @@ def median_waits(clients: dict[int, int], seconds: float = 15.0) -> dict[int, fl
     return {size: median(found) for size, found in waits.items()}
 
 
-def test_17_rows_wait_as_long_as_16() -> None:
-    waits = median_waits({16: 16, 17: 16})
+@BOTH
+def test_17_rows_wait_as_long_as_16(padded: bool) -> None:
+    waits = median_waits({16: 16, 17: 16}, padded=padded)
     assert waits[17] <= 1.2 * waits[16]
 
 
-def test_beside_large_requests_16_rows_wait_for_their_share_and_17_as_long() -> None:
-    waits = median_waits({16: 8, 17: 8, 256: 16})
+@BOTH
+def test_beside_large_requests_16_rows_wait_for_their_share_and_17_as_long(padded: bool) -> None:
+    waits = median_waits({16: 8, 17: 8, 256: 16}, padded=padded)
     assert waits[17] <= 1.2 * waits[16]
     assert waits[256] >= 8.0 * waits[16]  # which waits as long in the order of arrival
     assert waits[256] <= 32 * 256 / 64 * 0.163  # as if each had its share of the two workers, and half of it were lost
 
 
-def test_no_size_is_a_step() -> None:
+@BOTH
+def test_no_size_is_a_step(padded: bool) -> None:
     sizes = (1, 2, 4, 8, 12, 15, 16, 17, 18, 20, 24, 32, 48, 64, 96, 128, 192, 256)
-    waits = median_waits(dict.fromkeys(sizes, 4), 40.0)
+    waits = median_waits(dict.fromkeys(sizes, 4), 40.0, padded=padded)
     batch = 0.163
     for smaller, larger in pairwise(sizes):
         assert waits[larger] <= 1.2 * larger / smaller * waits[smaller] + batch, (smaller, larger)

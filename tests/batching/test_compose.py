@@ -1,14 +1,14 @@
 """compose.py: what goes into a batch, and in which order."""
 
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import pytest
 from tests.batching.mill import Asked, listed, many
 
 from weir.batching.compose import Load, compose
-from weir.batching.group import Group, Share, SharedLane
+from weir.batching.group import Group, Share
 from weir.messages import Kind
 
 
@@ -239,7 +239,7 @@ def test_a_crowd_that_was_cancelled_leaves_nothing_behind() -> None:
         group.add(request)
         request.settled = True
         group.remove(request)
-    assert sum(len(share.waiting) for share in cast(SharedLane, group.levels[0].large).shares.values()) < 200
+    assert sum(len(share.waiting) for share in group.levels[0].large.shares.values()) < 200
     assert take(group, 4).requests == [head]
 
 

@@ -71,7 +71,7 @@ class Batcher:
         self._refused = 0  # rows that found the line full: arrivals all the same
         self._freed = False  # a place became free since the last poll
         self._max_cost = inf if settings.max_batch_cost is None else settings.max_batch_cost
-        self._small = (settings.small_request_size if settings.padded else min(1, settings.small_request_size)) or inf
+        self._small = 1 if settings.small_request_size else inf
         # With less time than this left, a request is looked at.
         self._tight = inf if self._max_cost < 1.0 or settings.padded else 0.0
         self._next_id = 1

@@ -9,9 +9,8 @@ of the larger does not fit into what is left, small ones are tried, and the othe
 """
 
 from math import inf
-from typing import cast
 
-from weir.batching.group import Group, Lane, Level, Share, SharedLane
+from weir.batching.group import Group, Lane, Level, Share
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Kind, Request
 
@@ -163,7 +162,7 @@ class Sharing:
     def __init__(self, load: Load, level: Level, max_overtakes: int, nobody_is_late: bool) -> None:
         self._load = load
         self._level = level
-        self._small, self._large = level.small, cast(SharedLane, level.large)
+        self._small, self._large = level.small, level.large
         self._max_overtakes = max_overtakes
         self._oldest = self._large.waiting[0]
         self._is_plain = nobody_is_late and not self._small.odd  # small requests need only be counted

@@ -40,6 +40,11 @@ class Lane:
         self.dead = 0  # settled ones among them
         self.odd = 0  # those among the others that are not plain
 
+    @staticmethod
+    def beside() -> "SharedLane":
+        """Return a lane for the large requests of the same priority."""
+        return SharedLane(Share)
+
     def __len__(self) -> int:
         return len(self.waiting) - self.dead
 
@@ -111,9 +116,9 @@ def _arrival(request: Request) -> float:
     return request.arrival
 
 
-def size_class(rows: int) -> int:
-    """Return what requests of about `rows` rows have in common."""
-    return round(CLASSES_PER_OCTAVE * log2(rows))
+def size_class(size: float) -> int:
+    """Return what requests of about `size` rows, or units of cost, have in common."""
+    return round(CLASSES_PER_OCTAVE * log2(size))
 
 
 class Share:
@@ -134,6 +139,11 @@ class Share:
             waiting.popleft()
         return waiting[0]
 
+    @staticmethod
+    def class_of(request: Request) -> int:
+        """Return the size class of `request`."""
+        return size_class(request.rows)
+
     def tag(self, max_rows: int) -> float:
         """Return what each will have had once the next of them has up to `max_rows` rows more: the lowest goes first."""
         return self.had + min(rows_left(self.head), max_rows) / self.count
@@ -147,8 +157,8 @@ class Share:
         else:
             waiting.append(request)
 
-    def leave(self) -> None:
-        """One of them has gone."""
+    def leave(self, request: Request) -> None:
+        """`request` has gone."""
         self.count -= 1
         if len(self.waiting) > 2 * self.count + SLACK:
             self.waiting = deque(request for request in self.waiting if not is_gone(request))
@@ -157,32 +167,36 @@ class Share:
 class SharedLane(Lane):
     """Large requests, with a share for each size class that waits. `waiting` is in order of arrival, whatever the size.
 
-    `clock` is the most that a request of any size has had; a size class that comes anew begins there.
+    `clock` is the most that a request of any size has had; a size class that comes anew begins there. `kind` is the class of the
+    shares, which says what size is.
     """
 
-    __slots__ = ("clock", "shares")
+    __slots__ = ("_away", "clock", "kind", "shares")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Share]) -> None:
         super().__init__()
         self.clock = 0.0
+        self.kind = kind
         self.shares: dict[int, Share] = {}
+        self._away: dict[int, Share] = {}  # of sizes that nobody has now
 
     def share_of(self, request: Request) -> Share:
         """Return the share of a request that waits."""
-        return self.shares[size_class(request.rows)]
+        return self.shares[self.kind.class_of(request)]
 
     def add(self, request: Request) -> None:
         """Add a request."""
         super().add(request)
-        size = size_class(request.rows)
+        size = self.kind.class_of(request)
         share = self.shares.get(size)
         if share is None:
-            share = self.shares[size] = Share(self.clock)
+            share = self.shares[size] = self._away.pop(size) if size in self._away else self.kind(0.0)
+            share.had = max(share.had, self.clock)
         share.add(request)
 
     def ahead(self, request: Request) -> int:
         """Return how many that wait would go before `request` for certain, if it came now."""
-        share = self.shares.get(size_class(request.rows))
+        share = self.shares.get(self.kind.class_of(request))
         return 0 if share is None else share.count
 
     def advance(self, request: Request) -> None:
@@ -193,9 +207,10 @@ class SharedLane(Lane):
         """A request somewhere in the lane was settled, or wholly taken."""
         super().leave(request)
         share = self.share_of(request)
-        share.leave()
+        share.leave(request)
         if not share.count:
-            del self.shares[size_class(request.rows)]
+            size = self.kind.class_of(request)
+            self._away[size] = self.shares.pop(size)
 
 
 class Level:
@@ -207,7 +222,7 @@ class Level:
         self.priority = priority
         self.had = 0.0
         self.small = lane()
-        self.large = SharedLane() if lane is Lane else lane()
+        self.large = lane.beside()
         self.is_away = True  # no small request was left when the last batch was taken
 
     @property
@@ -217,8 +232,16 @@ class Level:
 
     def come_back(self) -> None:
         """A batch is to be taken: small requests that come anew save up nothing."""
-        if self.is_away and isinstance(self.large, SharedLane):
+        if self.is_away:
             self.had = max(self.had, self.large.clock)
+
+    def share_of(self, request: Request) -> "Level | Share":
+        """Return what `request`, which waits here, shares with: small ones, or large ones of its size."""
+        return self.large.share_of(request) if request.large else self
+
+    def leave(self, request: Request) -> None:
+        """A request somewhere in one of the lanes was settled, or wholly taken."""
+        (self.large if request.large else self.small).leave(request)
 
     def __bool__(self) -> bool:
         return bool(self.small.waiting or self.large.waiting)

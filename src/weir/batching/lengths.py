@@ -7,8 +7,11 @@ settled there, is dropped when it comes to a front, or with all of its kind once
 
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
+from math import inf
+from typing import cast
 
-from weir.batching.group import SLACK, Lane, is_gone
+from weir.batching.group import SLACK, Lane, Share, SharedLane, is_gone, size_class
+from weir.batching.pieces import rows_left
 from weir.messages import Request
 
 
@@ -35,6 +38,11 @@ class LengthLane(Lane):
         self.brief = 0  # those that are brief
         self.by_length: dict[float, deque[Request]] = {}
         self.lengths: list[float] = []
+
+    @staticmethod
+    def beside() -> SharedLane:
+        """Return a lane for the large requests of the same priority."""
+        return SharedLane(LengthShare)
 
     @property
     def head(self) -> Request | None:
@@ -112,3 +120,34 @@ class LengthLane(Lane):
             left = [request for request in queue if not is_gone(request)]
             queue.clear()
             queue.extend(left)
+
+
+class LengthShare(Share):
+    """The requests of one size class, which are found by length in `lane`. Sizes, and what each `had`, are in units of cost."""
+
+    __slots__ = ("lane",)
+
+    def __init__(self, had: float) -> None:
+        super().__init__(had)
+        self.lane = LengthLane()
+
+    @staticmethod
+    def class_of(request: Request) -> int:
+        """Return the size class of `request`."""
+        return size_class(max(1.0, request.cost))
+
+    def tag(self, max_rows: int, max_cost: float = inf) -> float:
+        """Return what each will have had once the next of them has up to `max_rows` rows more, or `max_cost`: the lowest goes first."""
+        request = cast(Request, self.lane.head)
+        cost = min(rows_left(request), max_rows) * length_of(request)
+        return self.had + min(cost, max_cost) / self.count
+
+    def add(self, request: Request) -> None:
+        """Add a request."""
+        self.count += 1
+        self.lane.add(request)
+
+    def leave(self, request: Request) -> None:
+        """`request` has gone."""
+        self.count -= 1
+        self.lane.leave(request)

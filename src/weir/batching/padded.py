@@ -3,9 +3,10 @@
 A batch costs its tokens and its padding, which is by how much its rows times its longest is more and counts in full, or by the share
 `padding_cost`; it may cost `max_cost`, and one that costs more alone goes alone. The one whose turn it is leads: it is
 always in it. That is who would miss the deadline if it were not in this batch, but no more than `max_overtakes` times in a row before
-the same older request; else it goes by priority, tag, size class and arrival, as in compose.py. So everybody's turn comes. The others are
-added in the order in which they cost the least padding, from the shorter ones and the longer ones around,
-until rows or cost are full or the padding would be more than `max_padding`. If that is no more than what a batch costs beyond its tokens, no
+the same older request; else it goes by priority, then by shares of the size classes, as in compose.py, but counted in cost rather than rows, and in
+each class by tag and arrival. So everybody's turn comes. The others are added in the order in which they cost the least padding, from the shorter
+ones and the longer ones around, first those of the same class, then those of the class whose turn is next, until rows or cost are full or the
+padding would be more than `max_padding`. If that is no more than what a batch costs beyond its tokens, no
 batch is made that would have been done sooner as two; half of it is about best, for what is left out finds texts nearer to it later.
 
 Beside small requests large ones make a batch no dearer than BESIDE_SMALL times that: a small request that has overtaken a crowd shall
@@ -19,8 +20,8 @@ from math import inf
 from typing import cast
 
 from weir.batching.compose import Load
-from weir.batching.group import Group, Lane, Level, is_gone
-from weir.batching.lengths import LengthLane, length_of
+from weir.batching.group import Group, Level, Share, is_gone
+from weir.batching.lengths import LengthLane, LengthShare, length_of
 from weir.batching.pieces import rows_left, steps
 from weir.messages import Request
 
@@ -101,40 +102,94 @@ class ByLength:
 
 
 def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> None:
-    small, large = level.small, level.large
     heads, is_first = _heads(level), not load.requests
-    first = _first_lane(small, large, max_overtakes)
     hurried = _hurried(load, level, max_overtakes, tight) if is_first else None
-    leader = hurried or (_leader(cast(LengthLane, first), max_overtakes) if is_first else first.head)
-    if leader is None:
-        return
-    beside = BESIDE_SMALL * load.max_padding if _has_small(load, level) else inf
-    if leader is not first.head and leader.deadline > load.start_cutoff and load.take(leader):
-        (large if leader.large else small).leave(leader)
-    for lane in (first, small if first is large else large):
-        if load.rows < load.max_rows:
-            _fill(load, cast(LengthLane, lane), beside if lane is large else inf)
-    _count_overtaking(heads, leader, is_first)
+    due = _due(level, max_overtakes)
+    turns = _turns(load, level, due)
+    if turns:
+        first = _lane_of(turns[0])
+        leader = hurried or (_leader(first, max_overtakes) if is_first else cast(Request, first.head))
+        sharing = _Sharing(load, level, turns)
+        if leader is not first.head and leader.deadline > load.start_cutoff:
+            sharing.take(leader)
+        sharing.fill(in_turn=due is None)
+        _count_overtaking(heads, leader, is_first)
 
 
-def _first_lane(small: Lane, large: Lane, max_overtakes: int) -> Lane:
-    """Return the lane whose head goes first."""
-    first, rival = small.head, large.head
-    if first is None or rival is None:
-        return small if rival is None else large
-    return large if rival.overtaken >= max_overtakes and rival.arrival <= first.arrival else small
+def _due(level: Level, max_overtakes: int) -> Request | None:
+    """Return the oldest large request if it has been overtaken enough."""
+    first, oldest = level.small.head, level.large.head
+    if oldest is None or oldest.overtaken < max_overtakes:
+        return None
+    return oldest if first is None or oldest.arrival <= first.arrival else None
+
+
+def _turns(load: PaddedLoad, level: Level, due: Request | None) -> list[Level | Share]:
+    """Return what shares the batch, in the order of turns: small requests and each size class of large ones; that of `due` first."""
+    tags: dict[Level | Share, float] = {}
+    if level.large.waiting:
+        level.come_back()
+    if level.small.head is not None:
+        tags[level] = level.had
+    for share in level.large.shares.values():
+        tags[share] = cast(LengthShare, share).tag(load.max_rows, load.max_cost)
+    turns = sorted(tags, key=tags.__getitem__)  # small ones go before others with the same tag
+    if due is not None:
+        turns.sort(key=lambda share: share is not level.share_of(due))
+    return turns
+
+
+class _Sharing:
+    """Fills a batch from one level, where what is large waits, each of `turns` is charged for what it has had."""
+
+    def __init__(self, load: PaddedLoad, level: Level, turns: Sequence[Level | Share]) -> None:
+        self._load = load
+        self._level = level
+        self._turns = turns
+        self._counts = {share: share.count for share in turns} if level.large.waiting else {}
+        self._tokens = load.tokens
+
+    def take(self, leader: Request) -> None:
+        """Take `leader` before all others."""
+        share = self._level.share_of(leader)
+        if self._load.take(leader):
+            self._level.leave(leader)
+        self._charge(share)
+
+    def fill(self, *, in_turn: bool) -> None:
+        """Take from each what is nearest in length. `in_turn`: the first of them is the one whose turn it is."""
+        load, level = self._load, self._level
+        beside = BESIDE_SMALL * load.max_padding if _has_small(load, level) else inf
+        for share in self._turns:
+            if load.rows < load.max_rows:
+                began = share.had
+                _fill(load, level, _lane_of(share), inf if share is level else beside)
+                if self._charge(share) and (in_turn or share is not self._turns[0]):
+                    level.large.clock = max(level.large.clock, began)
+        if self._counts:
+            level.is_away = level.small.head is None
+
+    def _charge(self, share: Level | Share) -> bool:
+        tokens, self._tokens = self._load.tokens - self._tokens, self._load.tokens
+        if tokens and self._counts:
+            share.had += tokens / self._counts[share]
+        return bool(tokens)
+
+
+def _lane_of(share: Level | Share) -> LengthLane:
+    return cast(LengthLane, share.small) if isinstance(share, Level) else cast(LengthShare, share).lane
 
 
 def _heads(level: Level) -> list[Request]:
     """Return whose turn it is in each lane, and who arrived first there."""
-    lanes = cast(tuple[LengthLane, LengthLane], (level.small, level.large))
-    return list(dict.fromkeys(each for lane in lanes for each in (lane.head, lane.oldest) if each is not None))
+    small = cast(LengthLane, level.small)
+    return list(dict.fromkeys(each for each in (small.head, small.oldest, level.large.head) if each is not None))
 
 
-def _leader(lane: LengthLane, max_overtakes: int) -> Request | None:
+def _leader(lane: LengthLane, max_overtakes: int) -> Request:
     """Return whose turn it is in a lane: by tag, but who arrived first there is not passed over for more than `max_overtakes` batches."""
-    oldest = lane.oldest
-    return lane.head if oldest is None or oldest.overtaken < max_overtakes else oldest
+    head, oldest = cast(Request, lane.head), cast(Request, lane.oldest)
+    return head if oldest.overtaken < max_overtakes else oldest
 
 
 def _hurried(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
@@ -166,12 +221,12 @@ def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool)
             head.overtaken = 0
 
 
-def _fill(load: PaddedLoad, lane: LengthLane, max_cost: float) -> None:
+def _fill(load: PaddedLoad, level: Level, lane: LengthLane, max_cost: float) -> None:
     """Take from a lane what is nearest in length, up to `max_cost` in all; from an empty load, first whose turn it is. Where some are brief,
     those whose turn is next come before the others, and the batch is short."""
     gone: list[Request] = []
     whole, load.max_cost = load.max_cost, min(load.max_cost, max_cost)
-    head = lane.head if load.requests else _lead(load, lane, gone)
+    head = lane.head if load.requests else _lead(load, level, lane, gone)
     if head is not None:
         if lane.brief:
             soon = lane.next(SOON * load.max_rows, SOON * load.max_cost)
@@ -181,7 +236,7 @@ def _fill(load: PaddedLoad, lane: LengthLane, max_cost: float) -> None:
         _spread(load, lane.lengths, lane.by_length, gone)
     load.max_cost = whole
     for request in gone:
-        lane.leave(request)
+        level.leave(request)
 
 
 def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, deque[Request]]]:
@@ -191,7 +246,7 @@ def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, de
     return sorted(queues), queues
 
 
-def _lead(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> Request | None:
+def _lead(load: PaddedLoad, level: Level, lane: LengthLane, gone: list[Request]) -> Request | None:
     """Take the first of the lane that can still make it."""
     while (request := lane.head) is not None:
         if request.deadline > load.start_cutoff:
@@ -199,7 +254,7 @@ def _lead(load: PaddedLoad, lane: LengthLane, gone: list[Request]) -> Request | 
                 gone.append(request)
             break
         _leave_out(load, request)
-        lane.leave(request)
+        level.leave(request)
     return request
 
 

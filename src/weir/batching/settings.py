@@ -40,8 +40,7 @@ class BatchingSettings:
     )
     small_request_size: int = setting(
         16,
-        "0 keeps arrival order; else requests wait in proportion to their rows, or, where padded, those of at most this many rows "
-        "go before larger ones",
+        "0 keeps arrival order; with any other number requests wait in proportion to their rows, or, where padded, to their costs",
         rule=AT_LEAST_ZERO,
     )
     max_overtakes: int = setting(
