@@ -117,6 +117,23 @@ def test_a_cut_text_is_warned_of(running: Running) -> None:
         client.encode(["short", "one two three four five six seven"])
 
 
+def test_token_ids_of_another_model_are_warned_of(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode = running.encoder.encode
+
+    async def marked(texts: Any, **said: Any) -> Any:
+        return (await encode(texts, **said))._replace(foreign=2)
+
+    monkeypatch.setattr(running.encoder, "encode", marked)
+    with EmbeddingClient(running.server.url) as client:
+        with pytest.warns(UserWarning, match=r"2 texts came as token ids.*those of another model give wrong vectors"):
+            client.encode([[5, 6], [7]])
+        client.encode([[5, 6], [7]], blocking=False)
+        with pytest.warns(UserWarning, match="2 texts came as token ids"):
+            client.fetch_all()
+    with EmbeddingClient(running.server.url, ignore_all_checks=True) as client:
+        client.encode([[5, 6], [7]])  # warnings are errors
+
+
 def test_errors_are_those_of_a_caller_in_process(running: Running, client: EmbeddingClient) -> None:
     with pytest.raises(ModelNotFound, match="there are hashing, stuck"):
         client.encode(TEXTS, model="other")

@@ -40,7 +40,8 @@ class EmbeddingClient:
     token, for `terminate`. `retry` says what is sent again that the server refused for now. `output` is "ndarray" or "list". Over ZeroMQ `identity` names this client (all clients of one
     identity can hear each other's answers: `listen`), and `port_out` is the port of the answers, by default the one after the other.
     Unless `ignore_all_checks`, the server is asked for its configuration at once: `check_version` raises Conflict if its version
-    does not fit this client's; with `check_length` a warning names the texts that were cut.
+    does not fit this client's; with `check_length` a warning names the texts that were cut. Another one says that the server found
+    token ids that the model's tokenizer would not make: those of another model give wrong vectors.
 
     `encode` may be used by many threads at a time; what is not `blocking`, and then fetched, by one.
     Every method raises the WeirError that a caller in process would get: Unreachable where nobody answers,
@@ -60,6 +61,7 @@ class EmbeddingClient:
         self._model = model
         self._as_lists = output == "list"
         self._check_length = check_length and not ignore_all_checks
+        self._check_ids = not ignore_all_checks
         self._numbers = count(1)
         self._count = 0
         self._pending: dict[int, Future[Vectors]] = {}
@@ -175,6 +177,12 @@ class EmbeddingClient:
             warnings.warn(
                 f"{len(answer.truncated)} texts are longer than the model reads and were cut: {shown} "
                 "(truncate=False refuses them, check_length=False says nothing)",
+                stacklevel=3,
+            )
+        if answer.foreign and self._check_ids:
+            warnings.warn(
+                f"{answer.foreign} texts came as token ids that the model's tokenizer would not make of their text: those of another "
+                "model give wrong vectors (send texts, or the ids of this model's tokenizer)",
                 stacklevel=3,
             )
         return answer.vectors.tolist() if self._as_lists else answer.vectors

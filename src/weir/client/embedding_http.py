@@ -18,6 +18,7 @@ from weir.client.http_calls import HttpReply, HttpRequest
 from weir.client.retrying import NEVER, Retry
 from weir.errors import Cancelled, CapacityError, InvalidRequest, SettingsError, Unsupported, WeirError
 
+_FOREIGN = "x-weir-foreign-ids"  # how many texts came as token ids of another tokenizer
 _MSGPACK = "application/msgpack"
 _LEAST = 0.001  # seconds that a request gets that is sent again at its deadline: 0 would be an invalid one
 _AT_ONCE = 32  # requests that are under way without anybody waiting for them; more wait here
@@ -138,7 +139,8 @@ def _request(asked: Asked, identity: str, timeout: float) -> HttpRequest:
 def _read(reply: HttpReply) -> Vectors:
     said = msgspec.msgpack.decode(reply.body)
     vectors = numpy.frombuffer(said["result"], "<f4").astype(numpy.float32).reshape(said["shape"])
-    return Vectors(vectors, said.get("truncated", ()), said.get("tokens"))
+    foreign = reply.headers.get(_FOREIGN, "")
+    return Vectors(vectors, said.get("truncated", ()), said.get("tokens"), int(foreign) if foreign.isdigit() else 0)
 
 
 def error_of(reply: HttpReply) -> WeirError:

@@ -31,11 +31,13 @@ class Asked(NamedTuple):
 
 class Vectors(NamedTuple):
     """What came of `n` texts, in order: `vectors` (n, dimensions), or (n, tokens, dimensions) where each token has one;
-    `truncated` the places of the texts that were cut; `tokens` the texts as the model read them, if they were asked for."""
+    `truncated` the places of the texts that were cut; `tokens` the texts as the model read them, if they were asked for; `foreign` how
+    many came as token ids that the model's tokenizer would not make of their own text."""
 
     vectors: NDArray[Any]
     truncated: Sequence[int] = ()
     tokens: list[list[str]] | None = None
+    foreign: int = 0
 
 
 class Heard(NamedTuple):

@@ -257,7 +257,8 @@ def _hand_over(future: Future[Vectors], answered: Future[Answer]) -> None:
     if answer.vectors is None:
         future.set_exception(WeirError("the server has answered something other than vectors"))
     else:
-        future.set_result(Vectors(answer.vectors.copy(), answer.said.truncated, answer.said.tokens))
+        said = answer.said
+        future.set_result(Vectors(answer.vectors.copy(), said.truncated, said.tokens, said.foreign))
 
 
 def _parsed(url: str) -> tuple[str, int]:

@@ -82,13 +82,14 @@ class Failed(msgspec.Struct, omit_defaults=True):
 
 
 class Said(msgspec.Struct, omit_defaults=True):
-    """The second frame of an answer in Weir's dialect: of vectors (`dtype`, `shape`, what was `truncated`, `tokens`), or one of `error`,
-    `facts` and `unknown`."""
+    """The second frame of an answer in Weir's dialect: of vectors (`dtype`, `shape`, what was `truncated`, `tokens`, how many texts were
+    `foreign` token ids), or one of `error`, `facts` and `unknown`."""
 
     dtype: str = ""
     shape: list[int] = []
     truncated: list[int] = []
     tokens: list[list[str]] | None = None
+    foreign: int = 0
     error: Failed | None = None
     facts: dict[str, Any] | None = None
     unknown: list[int] | None = None
@@ -266,15 +267,15 @@ def write_ask(identity: bytes, payload: bytes, number: int, count: int, wishes: 
 
 
 def write_vectors(
-    ask: Ask, vectors: NDArray[Any], truncated: Sequence[int], tokens: list[list[str]] | None
+    ask: Ask, vectors: NDArray[Any], truncated: Sequence[int], tokens: list[list[str]] | None, foreign: int = 0
 ) -> list[bytes | memoryview]:
-    """Return the answer of vectors to `ask`, in its dialect."""
+    """Return the answer of vectors to `ask`, in its dialect. `foreign` texts came as token ids that the model's tokenizer would not make."""
     array = numpy.ascontiguousarray(vectors)
     shape = list(array.shape)
     if ask.wishes is None:
         said = _ENCODE({"dtype": array.dtype.name, "shape": shape, "tokens": "" if tokens is None else tokens})
     else:
-        said = _ENCODE(Said(array.dtype.name, shape, list(truncated), tokens))
+        said = _ENCODE(Said(array.dtype.name, shape, list(truncated), tokens, foreign))
     return [ask.topic, said, array.data.cast("B") if array.size else b"", ask.id]
 
 

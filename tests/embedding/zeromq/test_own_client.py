@@ -57,7 +57,7 @@ def test_a_text_may_be_words_token_ids_or_a_pair(connect: Connect, opened: Opene
         assert opened.encoder.asked[-1]["texts"] == texts
 
 
-def test_token_ids_of_another_model_are_named_in_the_log(
+def test_token_ids_of_another_model_are_named_in_the_log_and_warned_of(
     connect: Connect, opened: Opened, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode = opened.encoder.encode
@@ -68,8 +68,12 @@ def test_token_ids_of_another_model_are_named_in_the_log(
     monkeypatch.setattr(opened.encoder, "encode", marked)
     with caplog.at_level("WARNING", "weir"):
         client = connect(identity="with ids")
-        client.encode([[1, 2], [3]])
-        client.encode([[1, 2], [3]])
+        for _ in range(2):
+            with pytest.warns(
+                UserWarning, match=r"2 texts came as token ids.*those of another model give wrong vectors"
+            ):
+                client.encode([[1, 2], [3]])
+        connect(ignore_all_checks=True).encode([[1, 2], [3]])  # warnings are errors
     said = [record.getMessage() for record in caplog.records if "'with ids'" in record.getMessage()]
     assert len(said) == 1 and "sent 2 texts as token ids" in said[0]
 

@@ -135,7 +135,7 @@ class Answering:
             cut = [place for place, truncated in enumerate(encoded.truncated) if truncated]
             model = _model(self._means.served, wishes)
             self._means.clients.warn_of_ids(_name(ask), encoded.foreign, model)
-            answer = zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens)
+            answer = zeromq.write_vectors(ask, encoded.vectors, cut, encoded.tokens, encoded.foreign)
             self._means.counts.answered(model, DOOR, ask.size, len(cut))
             self._means.counts.transferred(model, DOOR, received, sum(map(len, answer)))
             publisher.publish(answer)
