@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.protocols.doors import DOORS, running
 from tests.protocols.fastlane.kit import ArenaExecutor, always, post, run, settled, site, statuses
-from tests.protocols.grpc.kit import asking, refused, serving
+from tests.protocols.grpc.kit import INFER, asking, refused, serving
 from tests.protocols.kserve.models import Vector
 from tests.protocols.models import Words
 from tests.protocols.sockets import until
@@ -35,8 +35,8 @@ from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.settings import read_model_table
 from weir.wire import elements, kserve_grpc, kserve_typed, tensors
-from weir.wire.inference import InferenceResponse
-from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read
+from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
+from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read, bytes_to_write, write_request
 from weir.wire.values import decode_json
 from weir.wire.websocket import Failure, read_answer
 
@@ -150,6 +150,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr("weir.wire.kserve_json.write_json", noted(elements.write_json))
     monkeypatch.setattr("weir.protocols.answers.to_text", noted(tensors.to_text))
+    monkeypatch.setattr("weir.protocols.grpc.exchange.write_response", noted(kserve_grpc.write_response))
     return names
 
 
@@ -338,6 +339,98 @@ def test_grpc(readers: list[str]) -> None:
         assert [name.startswith("weir-read") for name in readers] == [True, False, True, True, True]
 
     asyncio.run(main())
+
+
+class Longer(Model):
+    """Answers with as many numbers, and as many texts, as it is asked for."""
+
+    inputs = (Tensor("count", "INT32", (-1, 1)),)
+    outputs = (Tensor("numbers", "INT32", (-1, -1)), Tensor("texts", "BYTES", (-1, -1)))
+
+    def predict(self, batch: Any) -> Any:
+        count = int(batch["count"].max())
+        return {"numbers": np.full((1, count), 3, np.int32), "texts": np.full((1, count), b"3", object)}
+
+
+def asking_longer(count: int, **said: Any) -> InferenceRequest:
+    counts = TensorValue("count", "INT32", np.array([[count]], np.int32))
+    return InferenceRequest("longer", [counts], **said)
+
+
+def test_long_answers_of_grpc(writers: list[str]) -> None:
+    def fits(count: int, body: bytes) -> bool:
+        numbers, texts = kserve_grpc.read_response(body).outputs
+        return bool((numbers.array == 3).all() and (texts.array == b"3").all() and texts.array.shape == (1, count))
+
+    async def main() -> None:
+        async with serving(Service(Longer, executor="inline")) as rig:
+            account = rig.site.account
+            for count in (1, 1, 1, COUNT, COUNT):  # of a known form, from the third on
+                assert fits(count, await rig.raw(INFER, write_request(asking_longer(count))))
+            typed = ModelInferRequest(model_name="longer")
+            typed.inputs.add(name="count", datatype="INT32", shape=[1, 1]).contents.int_contents.append(COUNT)
+            answer = kserve_grpc.ModelInferResponse.FromString(await rig.raw(INFER, typed.SerializeToString()))
+            assert list(answer.outputs[0].contents.int_contents) == [3] * COUNT
+            stream = rig.stream()
+            for count in (1, COUNT):
+                await stream.write(write_request(asking_longer(count)))
+                error, _ = kserve_grpc.read_stream_response(await stream.read())
+                assert not error
+            await stream.done_writing()
+            account.take(account.max_bytes - 100_000)  # too little room for what is to be written
+            code, text = await refused(rig.raw(INFER, write_request(asking_longer(COUNT))))
+            assert (code, "max_waiting_bytes" in text) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
+
+    asyncio.run(main())
+    assert [name.startswith("weir-write") for name in writers] == [False] * 3 + [True] * 3 + [False, True]
+
+
+def test_who_leaves_while_an_answer_of_grpc_waits_to_be_written_frees_it(writers: list[str]) -> None:
+    async def main() -> None:
+        go_on, begun = threading.Event(), threading.Event()
+
+        def held() -> None:
+            begun.set()
+            assert go_on.wait(20)
+
+        async with serving(Service(Longer, executor="inline")) as rig:
+            before = asyncio.ensure_future(off_loop(1 << 20, held, writes=True))
+            await asyncio.to_thread(begun.wait)
+            call = rig.raw(INFER, write_request(asking_longer(COUNT)))
+            await until(lambda: rig.site.account.held_bytes > COUNT)
+            call.cancel()
+            await until(lambda: rig.site.account.held_bytes == 0)
+            go_on.set()
+            await before
+            await off_loop(1 << 20, thread, writes=True)  # behind it in the same thread
+
+    asyncio.run(main())
+    assert not writers
+
+
+def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*said: Any, **options: Any) -> bytes:
+        assert thread() != "MainThread"
+        raise InvalidRequest("it cannot be written")
+
+    monkeypatch.setattr("weir.protocols.grpc.exchange.write_response", broken)
+
+    async def main() -> None:
+        async with serving(Service(Longer, executor="inline")) as rig:
+            code, text = await refused(rig.raw(INFER, write_request(asking_longer(COUNT))))
+            assert (code, text) == (grpc.StatusCode.INVALID_ARGUMENT, "it cannot be written")
+            await until(lambda: rig.site.account.held_bytes == 0)
+
+    asyncio.run(main())
+
+
+def test_raw_numbers_of_an_answer_are_only_copied() -> None:
+    numbers = TensorValue("numbers", "FP32", np.zeros(1 << 18, np.float32))
+    texts = TensorValue("texts", "BYTES", np.full(1 << 10, b"text", object))
+    there = TensorValue("there", "BYTES", texts.array, {"shared_memory_region": "r"})
+    response = InferenceResponse("m", [numbers, texts, there])
+    assert bytes_to_write(response) == (1 << 16) + 48 * (1 << 10)
+    assert bytes_to_write(response, typed=True) == (1 << 22) + 48 * (1 << 10)
 
 
 def test_raw_tensors_of_grpc_are_not_long() -> None:

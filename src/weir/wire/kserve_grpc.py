@@ -50,6 +50,11 @@ _SHORT = 256
 MAX_PARAMETERS = 1024
 _MAX_FIELDS = 3 * MAX_TENSORS + MAX_PARAMETERS
 
+# What takes about as long as to write one byte of text, or so many of them.
+_COPIED = 16  # bytes that are copied
+_NUMBER_BYTES = 16  # for an element of a typed tensor
+_TEXT_BYTES = 48  # for an element of BYTES
+
 _FEW_FIELDS = 64  # of a message whose form is worth remembering
 
 # Wire types.
@@ -76,10 +81,11 @@ def bytes_to_read(body: bytes) -> int:
     if len(body) < _SCAN_ABOVE:
         return len(body)
     try:
-        rest, _ = _split(memoryview(body), _NUMBERS[RAW_INPUTS])
+        rest, _ = _parts(memoryview(body), _NUMBERS[RAW_INPUTS])
     except (IndexError, ValueError):
         return len(body)
-    return len(body) if b"BYTES" in rest else len(rest)
+    size = sum(map(len, rest))
+    return len(body) if size > _SCAN_ABOVE or b"BYTES" in b"".join(rest) else size
 
 
 def read_request(parsed: Parsed, *, find: Find | None = None) -> InferenceRequest:
@@ -145,6 +151,20 @@ def write_response(response: InferenceResponse, *, typed: bool = False) -> bytes
         if response.id:
             head += b"".join(_sized(_ID, [response.id.encode()]))
     return b"".join([head, *_sized(_NUMBERS[RAW_OUTPUTS], raw)])
+
+
+def bytes_to_write(response: InferenceResponse, *, typed: bool = False) -> int:
+    """Return how many bytes of text take about as long to write as `response`. Raw numbers are only copied."""
+    one_by_one = typed and all(has_typed_form(tensor.datatype) for tensor in response.outputs)
+    size = 0
+    for tensor in response.outputs:
+        if REGION in tensor.parameters:
+            continue
+        if tensor.datatype == "BYTES":
+            size += _TEXT_BYTES * tensor.array.size
+        else:
+            size += _NUMBER_BYTES * tensor.array.size if one_by_one else tensor.array.nbytes // _COPIED
+    return size
 
 
 def response_pieces(response: InferenceResponse) -> list[bytes]:
@@ -320,6 +340,12 @@ def _parse(kind: Any, body: bytes, field: str) -> Parsed:
 
 def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
     """Return `body` without the fields of number `wanted`, which are bytes, and those."""
+    rest, raw = _parts(body, wanted)
+    return b"".join(rest), raw
+
+
+def _parts(body: memoryview, wanted: int) -> tuple[list[memoryview], list[memoryview]]:
+    """Return the other fields of `body`, and the contents of those of number `wanted`, which are bytes."""
     rest: list[memoryview] = []
     raw: list[memoryview] = []
     start = 0
@@ -334,7 +360,7 @@ def _split(body: memoryview, wanted: int) -> tuple[bytes, list[memoryview]]:
         else:
             rest.append(body[start:end])
         start = end
-    return b"".join(rest), raw
+    return rest, raw
 
 
 def raw_at_end(body: bytes, count: int) -> list[tuple[int, int, int]] | None:

@@ -14,6 +14,8 @@ FIELDS = {
     "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
     "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
 }  # fmt: skip
+# Elements that are read or written at a time: about a millisecond, after which another thread may have its turn.
+_PIECE = 20_000
 _NARROW = {"INT8": "INT32", "INT16": "INT32", "UINT8": "UINT32", "UINT16": "UINT32"}  # what the shared field holds
 
 
@@ -41,11 +43,12 @@ def read_typed(name: str, datatype: str, shape: Sequence[int], count: int, conte
         )
     if datatype == "BYTES":
         array: numpy.ndarray[Any, Any] = numpy.empty(count, object)
-        array[:] = list(elements)
     else:
-        array = numpy.fromiter(elements, DTYPES[_NARROW.get(datatype, datatype)], count)
-        if datatype in _NARROW:
-            array = _narrowed(name, datatype, array)
+        array = numpy.empty(count, DTYPES[_NARROW.get(datatype, datatype)])
+    for start in range(0, count, _PIECE):
+        array[start : start + _PIECE] = elements[start : start + _PIECE]
+    if datatype in _NARROW:
+        array = _narrowed(name, datatype, array)
     return array.reshape(shape)
 
 
@@ -59,4 +62,6 @@ def _narrowed(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> numpy
 
 def write_typed(datatype: str, array: numpy.ndarray[Any, Any], contents: Any) -> None:
     """Put the elements of `array` into `contents`; `datatype` must have a typed form."""
-    getattr(contents, FIELDS[datatype]).extend(array.ravel().tolist())
+    elements, flat = getattr(contents, FIELDS[datatype]), array.ravel()
+    for start in range(0, flat.size, _PIECE):
+        elements.extend(flat[start : start + _PIECE].tolist())

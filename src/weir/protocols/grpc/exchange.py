@@ -1,18 +1,27 @@
 """One request and its answer, as the messages of gRPC have them."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from weir.errors import WeirError
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import DOOR, headers_of
 from weir.protocols.inferring import find, told
 from weir.protocols.kserve.site import Site
-from weir.protocols.offloading import off_loop
+from weir.protocols.offloading import off_loop, written
 from weir.protocols.regions import Memory, wants_regions
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
-from weir.wire.kserve_grpc import Parsed, bytes_to_read, is_typed, parse_request, read_request, write_response
+from weir.wire.kserve_grpc import (
+    Parsed,
+    bytes_to_read,
+    bytes_to_write,
+    is_typed,
+    parse_request,
+    read_request,
+    write_response,
+)
 from weir.wire.kserve_json import REGION
 
 if TYPE_CHECKING:
@@ -38,6 +47,18 @@ def read(site: Site, call: Call, body: bytes) -> Read:
 async def read_long(site: Site, call: Call, body: bytes) -> Read:
     """Return the same; what takes long is read in a thread."""
     return await off_loop(bytes_to_read(body), partial(read, site, call, body))
+
+
+class Writing(NamedTuple):
+    """An answer that is to be written: about how long that takes, as bytes of text, and what does it. It changes nothing that others see."""
+
+    size_bytes: int
+    write: Callable[[], bytes]
+
+    @classmethod
+    def of(cls, response: InferenceResponse, *, typed: bool = False) -> "Writing":
+        """Return what writes `response`, its tensors `typed` or raw."""
+        return cls(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
 
 
 class Exchange:
@@ -72,11 +93,15 @@ class Exchange:
         CURRENT.set(trace)
         return trace
 
-    def write(self, response: InferenceResponse) -> bytes:
-        """Return the body of an answer; what its request wants in shared memory is put there."""
+    def writing(self, response: InferenceResponse) -> "Writing":
+        """Return what writes an answer; what its request wants in shared memory is put there at once."""
         if self._memory is not None and response.outputs:
             self._memory.take_outputs(response)
-        return write_response(response, typed=is_typed(self._parsed))
+        return Writing.of(response, typed=is_typed(self._parsed))
+
+    async def write(self, response: InferenceResponse) -> bytes:
+        """Return the body of an answer, as `writing` does; a long one is written in a thread."""
+        return await written(*self.writing(response))
 
 
 def transferred(service: "Service", received_bytes: int, sent_bytes: int) -> None:

@@ -12,9 +12,10 @@ import numpy
 
 from weir.protocols.contents import response_of
 from weir.protocols.fastlane.memo import HeadMemo
+from weir.protocols.grpc.exchange import Writing
 from weir.protocols.payloads import Work
-from weir.wire.inference import InferenceRequest
-from weir.wire.kserve_grpc import raw_at_end, response_pieces, write_response
+from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.kserve_grpc import raw_at_end, response_pieces
 from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
@@ -67,19 +68,24 @@ class Form:
         """Return the tensors of a message that fits. They cannot be written to."""
         return {name: numpy.ndarray(shape, dtype, body[begin:end]) for name, dtype, shape, begin, end in self._tensors}
 
-    def write(self, service: "Service", output: Any) -> bytes:
-        """Return the body of the answer to a request that ended with `output`. Raises what `response_of` raises."""
+    def respond(self, service: "Service", output: Any) -> bytes | Writing:
+        """Return the answer to a request that ended with `output`: its body, or what is to write it. Raises what `response_of` raises."""
         if type(output) is dict and all(map(output.__contains__, self._names)):
             arrays = [output[name] for name in self._names]
             pieces = self._answers.get(tuple([array.shape for array in arrays]))
             if pieces is not None and [array.dtype for array in arrays] == self._dtypes:
-                return b"".join(
-                    [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
-                )
+                parts = [part for piece, array in zip(pieces, arrays, strict=True) for part in (piece, array.tobytes())]
+                return b"".join(parts)
         response = response_of(service, self._request, [self.work.kind], [output])
-        if response.outputs and len(self._answers) < _MOST_ANSWERS and _BYTES not in self._dtypes:
-            self._answers[tuple([tensor.array.shape for tensor in response.outputs])] = response_pieces(response)
-        return write_response(response)
+        self._learn(response)
+        return Writing.of(response)
+
+    def _learn(self, response: InferenceResponse) -> None:
+        """Remember how answers of these shapes are written, if they are small and all numbers."""
+        arrays = [tensor.array for tensor in response.outputs]
+        is_small = bool(arrays) and sum([array.nbytes for array in arrays]) <= LONGEST
+        if is_small and len(self._answers) < _MOST_ANSWERS and _BYTES not in self._dtypes:
+            self._answers[tuple([array.shape for array in arrays])] = response_pieces(response)
 
 
 class Forms:

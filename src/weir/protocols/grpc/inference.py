@@ -11,11 +11,11 @@ from weir.protocols.contents import response_of
 from weir.protocols.grpc.call import Call, Trailers
 from weir.protocols.grpc.calls import DOOR, in_task, refuse
 from weir.protocols.grpc.core import Handler
-from weir.protocols.grpc.exchange import Exchange, read, read_long, transferred
+from weir.protocols.grpc.exchange import Exchange, Writing, read, read_long, transferred
 from weir.protocols.grpc.forms import Form, Forms
 from weir.protocols.inferring import find, infer, works_for_one_answer
 from weir.protocols.kserve.site import Site
-from weir.protocols.offloading import LONG_BODY
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
 from weir.protocols.payloads import Work
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.kserve_grpc import bytes_to_read
@@ -25,13 +25,14 @@ if TYPE_CHECKING:
 
 
 class Inferred(RequestBase):
-    """One call in the line: it needs no task, for whatever happens to it ends it. `write` makes the body of its answer."""
+    """One call in the line: it needs no task, for whatever happens to it ends it. `respond` makes of its output the body of its
+    answer, or what is to write that."""
 
-    __slots__ = ("_call", "_development", "_received_bytes", "_service", "_write")
+    __slots__ = ("_call", "_development", "_received_bytes", "_respond", "_service")
 
     def __init__(
         self, call: Call, service: "Service", work: Work, timeout: float, priority: int, received_bytes: int,
-        write: Callable[[Any], bytes], *, development: bool,
+        respond: Callable[[Any], bytes | Writing], *, development: bool,
     ) -> None:  # fmt: skip
         super().__init__(
             work.payload, service.now(), timeout, kind=work.kind, content_type=work.content_type,
@@ -41,7 +42,7 @@ class Inferred(RequestBase):
         self._call = call
         self._service = service
         self._received_bytes = received_bytes
-        self._write = write
+        self._respond = respond
         self._development = development
 
     def submit(self) -> None:
@@ -50,11 +51,23 @@ class Inferred(RequestBase):
         self._service.submit(self, self.arrival)
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
-        """Answer."""
+        """Answer; a long answer is written in a thread."""
         try:
-            answer = self._write(output)
+            answer = self._respond(output)
+            if isinstance(answer, Writing):
+                if answer.size_bytes > LONG_ANSWER:
+                    self._call.charge(answer.size_bytes)
+                    self._call.on_left = work_later(*answer, self._written, writes=True)
+                    return
+                answer = answer.write()
         except Exception as error:
             refuse(error, self._call, development=self._development)
+        else:
+            self._written(answer)
+
+    def _written(self, answer: bytes | Exception) -> None:
+        if isinstance(answer, Exception):
+            refuse(answer, self._call, development=self._development)
         else:
             self._call.end(body=answer)
             transferred(self._service, self._received_bytes, len(answer))
@@ -100,8 +113,8 @@ class Inference:
         work = form.work._replace(payload=form.arrays(body))
         limit, timeout = call.time_remaining(), service.settings.timeout
         timeout = timeout if limit is None or limit > timeout else limit
-        write = partial(form.write, service)
-        Inferred(call, service, work, timeout, 0, len(body), write, development=self._development).submit()
+        respond = partial(form.respond, service)
+        Inferred(call, service, work, timeout, 0, len(body), respond, development=self._development).submit()
         return True
 
     def _begin_any(self, call: Call, body: bytes) -> None:
@@ -115,10 +128,10 @@ class Inference:
             return
         (work,), timeout, priority = works_for_one_answer(service, request, DOOR, call.time_remaining())
 
-        def write(output: Any) -> bytes:
-            return exchange.write(response_of(service, request, [work.kind], [output]))
+        def respond(output: Any) -> Writing:
+            return exchange.writing(response_of(service, request, [work.kind], [output]))
 
-        Inferred(call, service, work, timeout, priority, len(body), write, development=self._development).submit()
+        Inferred(call, service, work, timeout, priority, len(body), respond, development=self._development).submit()
         if is_tensor_model(service.model):
             self._forms.learn(body, request, service, work)
 
@@ -134,7 +147,7 @@ class Inference:
                 trailers = ((HEADER, trace.traceparent),)
             limit = call.time_remaining()
             response = await infer(exchange.service, exchange.request, door=DOOR, timeout=limit, trace=trace)
-            answer = exchange.write(response)
+            answer = await exchange.write(response)
         except Exception as error:
             refuse(error, call, trailers, development=self._development)
         else:

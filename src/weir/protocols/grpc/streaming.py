@@ -170,12 +170,12 @@ async def answers_to(exchange: Exchange) -> AsyncGenerator[bytes, None]:
         async for part in parts:
             part.response.parameters = {**part.response.parameters, FINAL: part.last}
             said_final = part.last
-            answer = exchange.write(part.response)
+            answer = await exchange.write(part.response)
             del part  # nor does it wait beside its own bytes for the client to read
             yield answer
             del answer
     if wants_final and not said_final:
         service = exchange.service
-        yield exchange.write(
+        yield await exchange.write(
             InferenceResponse(service.name, [], version=service.version, id=request.id, parameters={FINAL: True})
         )
