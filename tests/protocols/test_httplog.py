@@ -9,13 +9,16 @@ from typing import Any, cast
 import httpx
 import pytest
 from tests.protocols.fastlane.kit import Square, squared
-from tests.protocols.sockets import Client, Run, until
+from tests.protocols.sockets import FILES, Client, Run, until
+from tests.protocols.sockets import serving as serving_tls
 from websockets.asyncio.client import connect
 
 import weir
 from weir.manager.registry import Registry
 from weir.manager.service import Service
+from weir.protocols.access import Access, AccessSettings
 from weir.protocols.httplog import LEFT, HttpLog
+from weir.protocols.kserve.site import Site
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
@@ -43,11 +46,14 @@ class Lines(list[dict[str, Any]]):
 
 
 @asynccontextmanager
-async def serving(executor: FakeExecutor | None = None, **settings: Any) -> AsyncIterator[tuple[HttpServer, Lines]]:
+async def serving(
+    executor: FakeExecutor | None = None, access: Access | None = None, **settings: Any
+) -> AsyncIterator[tuple[HttpServer, Lines]]:
     """Serve numbers squared on a free port, with a log."""
     service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
     registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
-    server = HttpServer(registry, make_app(registry, http, log=log), http, log=log)
+    site = Site(registry, http, access=access)
+    server = HttpServer(registry, make_app(registry, http, site=site, log=log), http, site=site, log=log)
     await service.start()
     await server.start()
     try:
@@ -154,6 +160,58 @@ def test_connections_over_the_limit_and_web_sockets_have_a_line(run: Run) -> Non
             assert lines.short[-1] == ("GET", "/v2/ws", 101)
 
     run(scenario)
+
+
+KEY = "0123456789abcdef"
+OPENING = (
+    b"GET /v2/ws?key=secret HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nAuthorization: Bearer " + KEY.encode() + b"\r\n\r\n"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (KEY.encode(), b"another key", ("GET", "/v2/ws", 401)),
+        (b"Version: 13\r\n", b"Version: 13\r\nOrigin: http://elsewhere\r\n", ("GET", "/v2/ws", 403)),
+        (b"/v2/ws", b"/v2/other", ("GET", "/v2/other", 403)),
+        (b"AAAA==", b"", ("GET", "/v2/ws", 400)), (b"Version: 13", b"Version: 12", ("GET", "/v2/ws", 400)),
+        (b"Host: test", b"Host: test\r\nX: \x01", ("GET", "/v2/ws", 400)),
+        (b"Host: test", b"Host: test\r\nContent-Length: 1", ("GET", "/v2/ws", 400)),
+        (b"GET", b"POST", ("POST", "/v2/ws", 405)),
+    ],
+)  # fmt: skip
+def test_refused_openings_of_web_sockets_have_a_line(
+    run: Run, before: bytes, after: bytes, line: tuple[Any, ...]
+) -> None:
+    async def scenario() -> None:
+        async with serving(access=Access(AccessSettings(api_key=KEY))) as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(OPENING.replace(before, after))
+            head, _, body = (await client.rest()).partition(b"\r\n\r\n")
+            assert (lines.short, int(head[9:12])) == ([line], line[2])
+            assert lines[0]["bytes"] == len(body)
+            client.close()
+
+    run(scenario)
+
+
+def test_tls_handshakes_that_fail_have_a_line_in_the_servers_log(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        clock = FakeClock()
+        async with serving_tls(clock=clock, **FILES) as server:
+            for seconds in (0.0, 0.5, 0.6):
+                clock.advance(seconds)
+                client = await Client.connect(server)
+                client.writer.write(OPENING)
+                await client.rest()
+                client.close()
+
+    with caplog.at_level(logging.INFO, "weir.http"):
+        run(scenario)
+    first, second = (record.getMessage() for record in caplog.records if record.name == "weir.http")
+    assert first.startswith("TLS handshake with 127.0.0.1 failed: ") and first.endswith("(since_last=1)")
+    assert second.endswith("(since_last=2)")
 
 
 def test_a_path_cannot_write_a_line_of_its_own() -> None:

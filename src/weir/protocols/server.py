@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import logging
 import os
 import socket
 import ssl
@@ -13,7 +14,7 @@ from functools import partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, cast
 
-from weir.errors import Overloaded, SettingsError
+from weir.errors import Overloaded, SettingsError, bounded
 from weir.messages import Observer
 from weir.protocols.account import Account
 from weir.protocols.fastlane.connection import Connection
@@ -35,7 +36,12 @@ if TYPE_CHECKING:
 _BACKLOG = 2048  # connections that the kernel keeps until we accept them
 _SWEEP_INTERVAL = 1.0  # seconds
 _LAST_CONNECTIONS = 0.1  # seconds that clients who connected just before get to send a request, and to be refused
+_HANDSHAKE_LINES = 1.0  # seconds between two lines of the log about TLS handshakes that failed
+_LONGEST_REASON = 200  # characters
 _CLOSE_TIMEOUT = 2.0  # seconds that answers already written get to leave, at the end
+
+
+_log = logging.getLogger("weir.http")
 
 
 class HttpServer:
@@ -72,6 +78,8 @@ class HttpServer:
         self._server: asyncio.Server | None = None
         self._tls: ssl.SSLContext | None = None
         self._handshakes: set[asyncio.Task[Any]] = set()
+        self._failed_handshakes = 0  # since the log was told of one
+        self._handshakes_told = -_HANDSHAKE_LINES  # when
         site.account.counters.append(lambda: len(self._handshakes))
         self._sweeping: asyncio.TimerHandle | None = None
 
@@ -125,8 +133,28 @@ class HttpServer:
                 "ssl_handshake_timeout": self._settings.header_timeout,
                 "ssl_shutdown_timeout": _CLOSE_TIMEOUT,
             }
-        with contextlib.suppress(OSError):  # what came is no TLS, came too late, or its client has left
+        peer: Any = None
+        with contextlib.suppress(OSError):  # it may have left
+            peer = connection.getpeername()
+        try:
             await asyncio.get_running_loop().connect_accepted_socket(self._connect, connection, **tls)
+        except OSError as error:  # what came is no TLS, came too late, or its client has left
+            if tls:
+                self._tell_failed_handshake(peer, error)
+
+    def _tell_failed_handshake(self, peer: Any, error: OSError) -> None:
+        """Tell the log, once a second at most. Who connects and leaves, as those do who look whether the port is open, is for those who debug."""
+        left = isinstance(error, ConnectionError) and not isinstance(error, ConnectionAbortedError)
+        if not _log.isEnabledFor(level := logging.DEBUG if left else logging.INFO):
+            return
+        self._failed_handshakes += 1
+        now = self._clock()
+        if now < self._handshakes_told + _HANDSHAKE_LINES:
+            return
+        client = peer[0] if isinstance(peer, tuple) else "-"
+        reason = bounded(str(error) or type(error).__name__, _LONGEST_REASON)
+        _log.log(level, "TLS handshake with %s failed: %s (since_last=%d)", client, reason, self._failed_handshakes)
+        self._handshakes_told, self._failed_handshakes = now, 0
 
     async def _asgi(self, scope: Any, receive: Any, send: Any) -> None:
         self._lane.tell_observers()  # so that /metrics shows everything up to now

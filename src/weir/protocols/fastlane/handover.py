@@ -318,7 +318,11 @@ class HandedOver(Charged, HttpToolsProtocol):
         self._upgraded = True
         self._lane.connections.discard(self)
         super().handle_websocket_upgrade()
-        cast(Upgraded, self.transport.get_protocol()).join(self._lane)
+        upgraded = cast(Upgraded, self.transport.get_protocol())
+        upgraded.join(self._lane)
+        status, size = upgraded.refused_with
+        if status:
+            self._log(status, size)
 
     @property
     def busy(self) -> bool:

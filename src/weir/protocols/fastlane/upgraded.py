@@ -6,6 +6,7 @@ server's account; and one turn of the event loop parses a bounded number of fram
 """
 
 import asyncio
+import http
 from typing import TYPE_CHECKING, Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -79,6 +80,10 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
 
     def __init__(self, *arguments: Any, **said: Any) -> None:
         super().__init__(*arguments, **said)
+        self.refused_with = (
+            0,
+            0,
+        )  # status, and bytes of the body, of an answer that no application has given to the request that opens it
         self._joined = False
         self._held = bytearray()  # has come, and was not parsed
         self._parsed = 0  # bytes of a message that is not complete, as they came
@@ -96,6 +101,8 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self._heard = lane.tick
         self._joined = True
         lane.connections.add(self)
+        if self.handshake_initiated and self.response.status_code != http.HTTPStatus.SWITCHING_PROTOCOLS:
+            self.refused_with = self.response.status_code, len(self.response.body or b"")
         if not self.handshake_initiated:  # what reads WebSockets cannot read the request: it waits, and would for ever
             self._refuse_to_open()
 
@@ -223,6 +230,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self._refuse_to_open()
 
     def _refuse_to_open(self) -> None:
+        self.refused_with = 400, 0
         self.handshake_complete = self.close_sent = True
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
         self.transport.close()
