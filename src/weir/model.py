@@ -161,7 +161,8 @@ class Model:
 
         With this method, the worker processes of a model are forked from one in which the constructor and it have been called: what it has loaded is in memory
         once. No thread may be left running when it returns, and nothing that a forked process cannot use: no session on a GPU, no
-        connection. Without worker processes it is called in each worker, before `load`.
+        connection. Worker threads share it too: it is called once in the first of them, and each has a shallow copy of that model. A
+        worker that runs inline, and one that attaches from outside, calls it before `load`.
         """
 
     def load(self) -> None:

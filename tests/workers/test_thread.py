@@ -78,6 +78,59 @@ def test_each_worker_has_a_thread_and_an_instance_of_its_own() -> None:
     asyncio.run(main())
 
 
+class Weights(Model):
+    """Loads weights that all its threads share; no predict returns before as many run as the barrier wants."""
+
+    def __init__(self, barrier: threading.Barrier, loads: list[str]) -> None:
+        self.barrier = barrier
+        self.loads = loads
+
+    def load_shared(self) -> None:
+        self.loads.append("shared")
+        if len(self.loads) > 3:
+            raise ValueError("no weights")
+        self.weights = bytearray(100)
+
+    def load(self) -> None:
+        self.loads.append("own")
+        self.own = [self.worker_index]
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        self.barrier.wait()
+        return [(id(self.weights), self.own[0]) for _ in batch]
+
+
+def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None:
+    async def main() -> None:
+        loads: list[str] = []
+        params = {"barrier": threading.Barrier(2), "loads": loads}
+        chosen = WorkerSettings(executor="thread", workers=2)
+        executor, heard = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4), Heard()
+        await executor.start(heard)
+        for worker in range(2):
+            await heard.next("ready")
+            executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
+        found = [(await heard.next("events")).outputs[0] for _ in range(2)]
+        assert {own for _, own in found} == {0, 1}
+        assert len({weights for weights, _ in found}) == 1
+        await executor.add_worker()
+        assert loads == ["shared", "own", "own", "own"]
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_shared_part_cannot_be_loaded_does_not_start() -> None:
+    async def main() -> None:
+        params = {"barrier": threading.Barrier(2), "loads": ["own"] * 3}
+        chosen = WorkerSettings(executor="thread", workers=2)
+        executor = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4)
+        with pytest.raises(ModelError, match="did not load: it raised ValueError: no weights"):
+            await executor.start(Heard())
+
+    asyncio.run(main())
+
+
 def test_a_bad_item_fails_alone_and_so_does_one_that_exits() -> None:
     async def main() -> None:
         async with running() as (executor, heard):

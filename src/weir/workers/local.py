@@ -1,7 +1,9 @@
 """What the executors without processes of their own have in common."""
 
+import copy
 import logging
 import os
+import threading
 from typing import Any
 
 from weir.errors import SettingsError, WeirError
@@ -49,13 +51,34 @@ def no_arena(restarts: int = 0) -> dict[str, Any]:
 
 def make_runner(
     model: type[Model], params: dict[str, Any], settings: WorkerSettings, index: int, max_batch_size: int,
-    fatal: tuple[type[BaseException], ...], label: str,
+    fatal: tuple[type[BaseException], ...], label: str, shared: Model | None = None,
 ) -> Runner:  # fmt: skip
-    """Return a runner that has not been started."""
+    """Return a runner that has not been started. `shared`: see Runner."""
     return Runner(
         model, params, worker_index=index, max_batch_size=max_batch_size, retry_in_halves=settings.retry_in_halves,
-        fatal=fatal, label=label,
+        fatal=fatal, label=label, shared=shared,
     )  # fmt: skip
+
+
+class SharedLoad:
+    """What the worker threads of a model share: made and loaded once, by the first of them."""
+
+    def __init__(self, model: type[Model], params: dict[str, Any], max_batch_size: int) -> None:
+        self._class = model
+        self._params = params
+        self._max_batch_size = max_batch_size
+        self._lock = threading.Lock()
+        self._loaded: Model | None = None
+
+    def copy(self) -> Model:
+        """Return a model of one's own that has what is shared. Raises whatever the constructor and `load_shared` raise, to each who asks."""
+        with self._lock:
+            if self._loaded is None:
+                model = self._class(**self._params)
+                model.max_batch_size = self._max_batch_size  # type: ignore[misc]  # what holds here, not the class's default
+                model.load_shared()
+                self._loaded = model
+        return copy.copy(self._loaded)
 
 
 def not_loaded(error: BaseException, name: str, index: int) -> WeirError:

@@ -6,9 +6,9 @@ from typing import Any
 
 from weir.errors import ModelError
 from weir.messages import Batch
-from weir.model import Model
+from weir.model import Model, overrides
 from weir.workers.executor import Block, Listener
-from weir.workers.local import LocalState, no_arena, refuse_settings
+from weir.workers.local import LocalState, SharedLoad, no_arena, refuse_settings
 from weir.workers.settings import WorkerSettings
 from weir.workers.workerthread import WorkerThread
 
@@ -17,7 +17,8 @@ HANG_GRACE = 30.0
 
 
 class ThreadExecutor:
-    """Runs each worker in a thread of its own, with an instance of the model of its own. See the Executor protocol.
+    """Runs each worker in a thread of its own, with an instance of the model of its own. See the Executor protocol. What the model's
+    `load_shared` loads is there once: each instance is a shallow copy of the one that has loaded it.
 
     A thread cannot be ended from outside. A batch that overruns `predict_timeout` costs its worker all the same: it is
     reported lost, what it had is run again elsewhere, and the worker is back, with the same instance of the model, as soon
@@ -39,6 +40,7 @@ class ThreadExecutor:
         self._max_batch_size = max_batch_size
         self._stop_grace = stop_grace
         self._hang_grace = hang_grace
+        self._shared = SharedLoad(model, params, max_batch_size) if overrides(model, "load_shared") else None
         self._workers: list[WorkerThread] = []
         self._listener: Listener
 
@@ -68,7 +70,7 @@ class ThreadExecutor:
     def _make_worker(self, index: int) -> WorkerThread:
         return WorkerThread(
             index, self._model, self._params, self._settings, name=self._name, max_batch_size=self._max_batch_size,
-            listener=self._listener, hang_grace=self._hang_grace, hung=self._hung,
+            listener=self._listener, hang_grace=self._hang_grace, hung=self._hung, shared=self._shared,
         )  # fmt: skip
 
     def _hung(self) -> None:

@@ -6,14 +6,15 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from weir.messages import Batch, Events
 from weir.model import Model
 from weir.workers.executor import Listener
 from weir.workers.launch import unpinned
-from weir.workers.local import LocalState, all_failed, make_runner, not_loaded, unload
-from weir.workers.runner import Prepared
+from weir.workers.local import LocalState, SharedLoad, all_failed, make_runner, not_loaded, unload
+from weir.workers.runner import Prepared, Runner
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.timelimit import TimeLimit
 
@@ -28,6 +29,7 @@ class WorkerThread:
     def __init__(
         self, index: int, model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str,
         max_batch_size: int, listener: Listener, hang_grace: float, hung: Callable[[], None],
+        shared: SharedLoad | None = None,
     ) -> None:  # fmt: skip
         self.hangs = False  # it has not returned from `predict` for much too long
         self._hang_grace = hang_grace
@@ -37,7 +39,9 @@ class WorkerThread:
         self._name = name
         self._places = settings.pipeline_depth
         self._cpus: list[int] = for_worker(settings.cpu_affinity, index) or unpinned()
-        self._runner = make_runner(model, params, settings, index, max_batch_size, fatal=(), label=name)
+        self._make_runner = partial(make_runner, model, params, settings, index, max_batch_size, fatal=(), label=name)
+        self._shared = shared
+        self._runner: Runner
         self._listener = listener
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._cancelled: dict[int, set[int]] = {}  # of the batches in flight, in order
@@ -139,6 +143,7 @@ class WorkerThread:
         try:
             if self._cpus:
                 os.sched_setaffinity(0, self._cpus)  # of this thread
+            self._runner = self._make_runner(shared=None if self._shared is None else self._shared.copy())
             self._runner.start()
         except BaseException as error:
             self._tell(_settle, self._loaded, not_loaded(error, self._name, self.state.index))
