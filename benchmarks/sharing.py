@@ -3,7 +3,7 @@
 Half of 32 clients ask for 16 texts at a time, the others for another number, each again as soon as it has its answer: how long a request takes is
 to grow with its size, without a step. Then 13 clients keep many texts under way each, in requests of 1, 2, 4 ... 4,096: each is to get as many
 sentences a second. Without --live it is virtual time: the real encoder, batcher and shares, and workers that only take their time. With --live
-a server computes all-MiniLM-L6-v2. --keep writes what was measured to sharing.json under that name (`before`, `after`), and draws
+a server computes all-MiniLM-L6-v2, and the second is asked over ZeroMQ by nine clients at once, so that a busy machine is as busy for each. --keep writes what was measured to sharing.json under that name (`before`, `after`), and draws
 docs/pictures/sharing.png of both.
 """
 
@@ -42,6 +42,7 @@ LIVE_SIZES = (8, 16, 17, 20, 64)
 REFERENCE = 16  # texts in a request of the others
 CLIENTS = 16  # of each kind
 EQUALS = tuple(2**power for power in range(13))
+LIVE_EQUALS = (1, 4, 16, 17, 20, 64, 256, 1024, 4096)
 UNDER_WAY = 128  # texts that each of these clients keeps under way, or one request of more
 WORKERS, TOKENS_PER_SECOND = 2, 4000.0
 PRICE, PADDING_SHARE, BUDGET = 25.0, 0.2, 512.0  # of a batch in tokens, as measured of all-MiniLM-L6-v2 on a CPU
@@ -225,17 +226,56 @@ def measure_virtual(say: Callable[[str], None]) -> dict[str, Any]:
     return found
 
 
-def measure_live(say: Callable[[str], None], seconds: float) -> dict[str, Any]:
-    """Measure the first on a server."""
+def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: float) -> dict[str, Any]:
+    """Measure the first two on a server."""
     from benchmarks.text_load import model_directory
 
     found: dict[str, Any] = {"beside": {}}
-    with text_server([str(model_directory()), "--device-map", "cpu", "--timeout", "600"]) as server:
-        for size in LIVE_SIZES:
-            requests = _live(server, [REFERENCE] * CLIENTS + [size] * CLIENTS, seconds)
-            found["beside"][str(size)] = one = _summary(requests, size, seconds)
-            say(f"16 clients of 16, 16 of {size}: " + ", ".join(f"{name} {value:.2f} s" for name, value in one.items()))
+    flags = [str(model_directory()), "--device-map", "cpu", "--timeout", "600"]
+    if seconds:
+        with text_server(flags) as server:
+            for size in LIVE_SIZES:
+                requests = _live(server, [REFERENCE] * CLIENTS + [size] * CLIENTS, seconds)
+                found["beside"][str(size)] = one = _summary(requests, size, seconds)
+                values = ", ".join(f"{name} {value:.2f} s" for name, value in one.items())
+                say(f"16 clients of 16, 16 of {size}: {values}")
+    with text_server(
+        [*flags, "--layers", "-6"], zmq=True
+    ) as server:  # of six: so that a request of 4,096 takes less than minutes
+        rates = _rates(server, shares_seconds)
+    mean = sum(rates.values()) / len(rates)
+    found["equals"] = {str(size): rate / mean for size, rate in rates.items()}
+    say(
+        f"{sum(rates.values()):.0f} sentences/s in all; equals: "
+        + ", ".join(f"{size}: {share:.2f}" for size, share in found["equals"].items())
+    )
     return found
+
+
+def _rates(connect: Running, seconds: float) -> dict[int, float]:
+    """Return the sentences a second that a client of each of LIVE_EQUALS gets, from the first of its answers that counts to its last."""
+    from benchmarks.text_load import sample
+
+    words = [word for text in sample() for word in text.split() if word.isalpha()]
+    began = time.monotonic()
+
+    def client(size: int) -> list[float]:
+        chance, ends = random.Random(size), list[float]()
+        batches = ([f"{chance.random():.6f} {chance.choice(words)}" for _ in range(size)] for _ in count())
+        with connect() as made:
+            for _ in made.encode_async(batches, ahead=max(1, UNDER_WAY // size)):
+                now = time.monotonic()
+                if now > began + seconds:
+                    return ends
+                if now > began + WARM * seconds or size > UNDER_WAY:
+                    ends.append(now)
+        return ends
+
+    with ThreadPoolExecutor(len(LIVE_EQUALS)) as pool:
+        found = dict(zip(LIVE_EQUALS, pool.map(client, LIVE_EQUALS), strict=True))
+    return {
+        size: size * (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0 for size, ends in found.items()
+    }
 
 
 def _live(connect: Running, sizes: Sequence[int], seconds: float) -> list[Request]:
@@ -268,18 +308,19 @@ def show(console: Console, found: dict[str, Any]) -> None:
 def keep(name: str, kind: str, found: dict[str, Any]) -> None:
     """Keep what was measured under that name."""
     kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    kept.setdefault(kind, {})[name] = found
+    kept.setdefault(kind, {}).setdefault(name, {}).update({part: values for part, values in found.items() if values})
     KEPT.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 def draw(path: Path = PICTURE) -> None:
-    """Draw what is kept of virtual time."""
+    """Draw what is kept: of virtual time, and of a server what each client got."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    kept = json.loads(KEPT.read_text())["virtual"]
+    everything = json.loads(KEPT.read_text())
+    kept, live = everything["virtual"], everything["live"].get("after", {}).get("equals", {})
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4))
     for name, colour in (("before", "#b0483f"), ("after", "#1f6f8b")):
         if name not in kept:
@@ -304,6 +345,9 @@ def draw(path: Path = PICTURE) -> None:
         )
     left.set(xscale="log", yscale="log", xlabel="texts in a request", ylabel="p50 of a request, seconds")
     left.set_title("16 clients of this size beside 16 of 16 texts", fontsize=10, loc="left")
+    if live:
+        sizes, shares = [int(size) for size in live], [100 * share for share in live.values()]
+        right.plot(sizes, shares, "D", color="#e0a030", label="after, live: 9 clients", markersize=5)
     right.axhspan(90, 110, color="#e7edf0", zorder=0)
     right.set(xscale="log", ylim=(0, None), xlabel="texts in a request", ylabel="sentences/s, % of the mean")
     right.set_title("13 clients, each with 128 texts or more under way", fontsize=10, loc="left")
@@ -321,7 +365,10 @@ def main() -> int:
     """Do what the command line says; return 1 if a wish is not met."""
     parser = argparse.ArgumentParser("benchmarks.sharing", description=__doc__)
     parser.add_argument("--live", action="store_true", help="ask a server rather than in virtual time")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each size, with --live")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="of each size beside 16, with --live; 0: none of these"
+    )
+    parser.add_argument("--shares-seconds", type=float, default=300.0, help="of the clients of all sizes, with --live")
     parser.add_argument("--keep", metavar="NAME", help="keep what was measured as `before` or `after`, and draw it")
     asked = parser.parse_args()
     console = Console()
@@ -329,14 +376,14 @@ def main() -> int:
     def say(text: str) -> None:
         console.print(f"[dim]{text}[/]")
 
-    found = measure_live(say, asked.seconds) if asked.live else measure_virtual(say)
+    found = measure_live(say, asked.seconds, asked.shares_seconds) if asked.live else measure_virtual(say)
     show(console, found)
     if asked.keep:
         keep(asked.keep, "live" if asked.live else "virtual", found)
-        if not asked.live:
-            draw()
-    step = found["beside"]["17"]["p50"] / found["beside"]["17"]["p50 of 16"]
-    shares = found.get("equals", {"": 1.0}).values()
+        draw()
+    beside = found["beside"].get("17", {"p50": 0.0, "p50 of 16": 1.0})
+    step = beside["p50"] / beside["p50 of 16"]
+    shares = found["equals"].values()
     good = step <= 1.2 and min(shares) >= 0.9 * max(shares) and not found.get("saturated", {}).get("too late", 0)
     console.print(f"17 texts to 16: {step:.2f} times (wished: at most 1.2); all wishes met: {'yes' if good else 'no'}")
     return 0 if good else 1
