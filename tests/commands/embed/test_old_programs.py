@@ -1,4 +1,8 @@
-"""What the example programs of bert-as-service do, with its own client, against a server that is started with its flags."""
+"""What the example programs of bert-as-service do, with its own client, against a server that is started with its flags.
+
+As they are published, the first ends with a TypeError of its own (the length of a comparison) and the second reads a field that the client 1.10.0
+calls `embedding`.
+"""
 
 import re
 import socket
@@ -69,6 +73,7 @@ def test_ten_requests_each_twice_as_large_as_the_one_before(started: Started) ->
         for power in range(10):
             vectors, tokens = client.encode(LINES * 2**power, show_tokens=True)
             assert vectors.shape == (512 * 2**power, tiny.HIDDEN) and len(tokens) == len(vectors)
+            assert tokens[0][0] == tokens[-1][0] == "[CLS]"
             assert numpy.allclose(vectors[-512:], expected, atol=1e-5)
 
 
@@ -107,6 +112,13 @@ def test_clients_of_one_identity(started: Started) -> None:
                 heard += [len(frames[2])] if len(frames) == 4 else []  # the others tell of the server
             clone.close()
             assert heard == [4 * 512 * tiny.HIDDEN] * 3
+
+
+def test_a_clone_that_has_asked_for_nothing_has_nothing_to_fetch(started: Started) -> None:
+    """As its third example, which fetches in threads."""
+    with connected(started) as client, connected(started, identity=client.identity) as clone:
+        assert client.encode(LINES).shape == (512, tiny.HIDDEN)
+        assert list(clone.fetch()) == []
 
 
 def test_the_nearest_of_some_questions(started: Started) -> None:
