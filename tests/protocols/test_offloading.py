@@ -136,9 +136,8 @@ def test_what_nobody_waits_for_is_let_go_of_before_its_turn() -> None:
     asyncio.run(main())
 
 
-@pytest.fixture
-def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the names of the threads in which elements of tensors were written."""
+def threads_of(functions: dict[str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the threads in which `functions` are called from now on, by the places where they are looked up."""
     names: list[str] = []
 
     def noted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,10 +147,22 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    monkeypatch.setattr("weir.wire.kserve_json.write_json", noted(elements.write_json))
-    monkeypatch.setattr("weir.protocols.answers.to_text", noted(tensors.to_text))
-    monkeypatch.setattr("weir.protocols.grpc.exchange.write_response", noted(kserve_grpc.write_response))
+    for place, function in functions.items():
+        monkeypatch.setattr(place, noted(function))
     return names
+
+
+@pytest.fixture
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the threads in which elements of tensors were written."""
+    return threads_of(
+        {
+            "weir.wire.kserve_json.write_json": elements.write_json,
+            "weir.protocols.answers.to_text": tensors.to_text,
+            "weir.protocols.grpc.exchange.write_response": kserve_grpc.write_response,
+        },
+        monkeypatch,
+    )
 
 
 @pytest.mark.parametrize("door", DOORS)
@@ -204,12 +215,8 @@ def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: p
                 if not left:
                     go_on.set()
                     ends = [read_answer(await client.recv()) for _ in range(2)]
-                    assert [
-                        (end.id, end.outputs[1].array.size) for end in ends if isinstance(end, InferenceResponse)
-                    ] == [
-                        ("long", MANY),
-                        ("short", 2),
-                    ]
+                    answers = [end for end in ends if isinstance(end, InferenceResponse)]
+                    assert [(each.id, each.outputs[1].array.size) for each in answers] == [("long", MANY), ("short", 2)]
             await until(lambda: not account.held_bytes and not server.websockets.open)
             go_on.set()
             await off_loop(LONG_ANSWER + 1, thread, writes=True)  # behind it in the same thread
@@ -220,19 +227,14 @@ def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: p
 @pytest.fixture
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the threads in which elements of tensors were read."""
-    names: list[str] = []
-
-    def noted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **said: Any) -> Any:
-            names.append(thread())
-            return function(*args, **said)
-
-        return call
-
-    monkeypatch.setattr("weir.wire.kserve_json.read_elements", noted(elements.read_elements))
-    monkeypatch.setattr("weir.wire.kserve_grpc.read_typed", noted(kserve_typed.read_typed))
-    monkeypatch.setattr("weir.protocols.payloads.to_arrays", noted(tensors.to_arrays))
-    return names
+    return threads_of(
+        {
+            "weir.wire.kserve_json.read_elements": elements.read_elements,
+            "weir.wire.kserve_grpc.read_typed": kserve_typed.read_typed,
+            "weir.protocols.payloads.to_arrays": tensors.to_arrays,
+        },
+        monkeypatch,
+    )
 
 
 def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
@@ -241,14 +243,8 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    read_in: list[str] = []
-
-    def noted(body: bytes) -> Any:
-        read_in.append(thread())
-        return decode_json(body)
-
-    monkeypatch.setattr("weir.protocols.endpoint.decode_json", noted)
-    monkeypatch.setattr("weir.protocols.repository.decode_json", noted)
+    places = ("weir.protocols.endpoint.decode_json", "weir.protocols.repository.decode_json")
+    read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
     model = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
     async def main() -> None:

@@ -118,18 +118,7 @@ def test_pieces_of_a_message_are_not_kept_apart() -> None:
     asyncio.run(main())
 
 
-def test_a_message_of_pieces_of_nothing_ends_the_connection() -> None:
-    async def main() -> None:
-        async with opened() as (_, transport):
-            transport.receive(frame(TEXT, b"a") + frame(CONTINUATION) * 1025)
-            await settled(10)
-            assert transport.sent[2:4] == (1008).to_bytes(2, "big")
-            assert transport.is_closing()
-
-    asyncio.run(main())
-
-
-def test_what_comes_behind_a_piece_too_many_is_not_heard() -> None:
+def test_a_message_of_pieces_of_nothing_ends_the_connection_which_is_told_once() -> None:
     async def main() -> None:
         app = App()
         async with opened(app) as (_, transport):
@@ -138,8 +127,9 @@ def test_what_comes_behind_a_piece_too_many_is_not_heard() -> None:
             await settled(10)
             transport.receive(frame(CONTINUATION) * 1000)
             await settled(10)
+            assert transport.sent[2:4] == (1008).to_bytes(2, "big")
             assert transport.is_closing()
-            assert transport.protocol.queue.qsize() <= 1  # that it is over is told once
+            assert transport.protocol.queue.qsize() <= 1
 
     asyncio.run(main())
 
