@@ -95,3 +95,62 @@ def test_what_cannot_be_had_again_is_an_error_for_each() -> None:
     cells = pack_cells([{"a": large(1)}, {"a": large(2)}], Memory(), InvalidRequest)
     came = unpack_cells(cells, None, InvalidRequest)
     assert [type(value) for value in came] == [InvalidRequest] * 2
+
+
+SMALL: dict[str, list[Any]] = {
+    "one": [{"a": numpy.arange(3.0)}],
+    "several": [{"a": numpy.full((rows, 2), rows, numpy.int32), "b": numpy.array([[rows > 1]])} for rows in (1, 2, 5)],
+    "another order of names": [
+        {"a": numpy.zeros(1), "b": numpy.ones(1, int)}, {"b": numpy.zeros(2, int), "a": numpy.ones(1)},
+    ],
+    "without elements, or dimensions": [{"a": numpy.zeros((0, 3)), "b": numpy.array(7)}],
+    "another byte order": [{"a": numpy.arange(3, dtype=">i4")}],
+    "part of another array": [{"a": numpy.arange(6).reshape(3, 2)[1:2]}],
+    "half as long": [{"a": numpy.zeros(LARGE - 1, numpy.float32), "b": numpy.zeros(1, numpy.float16)}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_arrays_travel_as_their_bytes_and_may_be_written_to(name: str) -> None:
+    values = SMALL[name]
+    cells, came = there_and_back(values, Memory())
+    assert cells.small is not None and cells.together is None
+    assert len(came) == len(values)
+    for sent, received in zip(values, came, strict=True):
+        assert received.keys() == sent.keys()
+        for key, array in received.items():
+            assert (array.dtype, array.shape, array.flags.writeable) == (sent[key].dtype, sent[key].shape, True)
+            numpy.testing.assert_array_equal(array, sent[key])
+
+
+NOT_SMALL: dict[str, list[Any]] = {
+    "no arrays": [{}],
+    "none, then some": [{}, {"a": numpy.zeros(1)}],
+    "large": [{"a": large(1)}, {"a": numpy.zeros(1, numpy.float32)}],
+    "one value that is none": [{"a": numpy.zeros(1), "b": 5}],
+    "a later value that is none": [{"a": numpy.zeros(1)}, {"a": 5}],
+    "other datatypes": [{"a": numpy.zeros(1)}, {"a": numpy.zeros(1, int)}],
+    "more names": [{"a": numpy.zeros(1)}, {"a": numpy.zeros(1), "b": numpy.zeros(1)}],
+    "other names": [{"a": numpy.zeros(1)}, {"b": numpy.zeros(1)}],
+    "a name that is none": [{5: numpy.zeros(1)}],
+    "objects": [{"a": numpy.array([b"x"], object)}],
+    "times": [{"a": numpy.zeros(1, "M8[s]")}],
+    "not contiguous": [{"a": numpy.zeros((3, 2)).T}],
+    "a class of its own": [{"a": numpy.ma.masked_array([1, 2], [False, True])}],
+}
+
+
+@pytest.mark.parametrize("name", NOT_SMALL)
+def test_what_is_not_small_arrays_travels_as_before(name: str) -> None:
+    values = NOT_SMALL[name]
+    cells, came = there_and_back(values, Memory())
+    assert cells.small is None
+    assert repr(came) == repr(values)
+
+
+def test_small_arrays_that_cannot_be_had_again_are_an_error_for_each() -> None:
+    cells = pack_cells([{"a": numpy.zeros(1)}, {"a": numpy.zeros(2)}], None, InvalidRequest)
+    assert cells.small is not None
+    cells.small.shapes[1] = (300,)
+    came = unpack_cells(cells, None, InvalidRequest)
+    assert [type(value) for value in came] == [InvalidRequest] * 2

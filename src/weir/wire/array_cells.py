@@ -1,6 +1,7 @@
-"""A column of dicts of large arrays that are all alike, as places in the arena.
+"""Columns of dicts of arrays, which is what a tensor model's batches are: large arrays that are all alike, as places in the arena,
+and small ones as their bytes.
 
-What a tensor model's batch of large tensors is. As pickles, arrays would take as long as all the rest of a frame.
+As pickles, arrays would take longer than all the rest of a frame.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,66 @@ def _place(value: dict[Any, Any], described: list[Any], places: Places, refs: li
             return False
         refs.append(ref)
     return True
+
+
+class Small(msgspec.Struct, array_like=True, gc=False):
+    """Each entry has arrays of these names and datatypes, with a shape and the bytes of each."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[tuple[int, ...]]
+    data: list[bytearray]  # what an array may be written to
+
+    @property
+    def count(self) -> int:
+        """How many entries there are."""
+        return len(self.data) // len(self.names)
+
+
+def pack_small(values: list[dict[Any, Any]]) -> Small | None:
+    """Return `values`; None if they are anything else than dicts of small arrays of the same names and datatypes."""
+    described = [(name, array.dtype) for name, array in values[0].items() if _is_plain(name, array)]
+    if not described or len(described) < len(values[0]):
+        return None
+    kind = type(next(iter(values[0].values())))
+    shapes: list[tuple[int, ...]] = []
+    data: list[Any] = []
+    for value in values:
+        if len(value) != len(described):
+            return None
+        for name, dtype in described:
+            array: Any = value.get(name)
+            if type(array) is not kind or array.dtype != dtype or array.nbytes >= LARGE_BYTES:
+                return None
+            if not array.flags.c_contiguous:
+                return None
+            shapes.append(array.shape)
+            data.append(array.tobytes())
+    return Small([name for name, _ in described], [dtype.str for _, dtype in described], shapes, data)
+
+
+def _is_plain(name: Any, array: Any) -> bool:
+    """Tell whether a named array travels as its bytes."""
+    kind = type(array)
+    return (
+        type(name) is str and kind.__module__ == "numpy" and kind.__name__ == "ndarray" and array.dtype.kind in "biuf"
+    )
+
+
+def unpack_small(cell: Small) -> list[Any]:
+    """Return the values again; their arrays may be written to."""
+    from numpy import dtype, ndarray
+
+    described = list(zip(cell.names, map(dtype, cell.dtypes), strict=True))
+    arrays = zip(cell.shapes, cell.data, strict=True)
+    values = []
+    for _ in range(cell.count):
+        value: dict[str, Any] = {}
+        for name, kind in described:
+            shape, data = next(arrays)
+            value[name] = ndarray(shape, kind, data)
+        values.append(value)
+    return values
 
 
 def _description(array: Any) -> "tuple[numpy.dtype[Any], tuple[int, ...]] | None":

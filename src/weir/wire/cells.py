@@ -1,6 +1,6 @@
 """A column of payloads or outputs, one cell per entry of a batch.
 
-Bytes lie in the frame as they are, and dicts of large arrays that are alike in the arena. Python values made of builtins and arrays travel as one pickle for all; if anything
+Bytes lie in the frame as they are, dicts of small arrays as the bytes of those, and dicts of large arrays that are alike in the arena. Python values made of builtins and arrays travel as one pickle for all; if anything
 else is among them, each is a pickle of its own, so that one that cannot be pickled or unpickled fails alone. Large ones
 are references.
 """
@@ -12,7 +12,7 @@ import msgspec
 
 from weir.errors import WeirError
 from weir.messages import OBJECT
-from weir.wire.array_cells import Alike, pack_alike, unpack_alike
+from weir.wire.array_cells import Alike, Small, pack_alike, pack_small, unpack_alike, unpack_small
 from weir.wire.failures import Failure, pack_error, unpack_error
 from weir.wire.pickles import LARGE_BYTES, Fetch, Pickled, Places, Ref, Stowed, unpickle
 
@@ -53,12 +53,13 @@ class Together(msgspec.Struct, array_like=True):
 
 
 class Cells(msgspec.Struct, array_like=True):
-    """A column: `together`, or `alike`, or else `inline` with None where an entry is among `apart`."""
+    """A column: `together`, `alike` or `small`, or else `inline` with None where an entry is among `apart`."""
 
     inline: list[bytes | None] | None = None
     together: Together | None = None
     apart: list[Placed | Single | Failed] | None = None
     alike: Alike | None = None
+    small: Small | None = None
 
     def refs(self) -> list[Ref]:
         """Return every reference in the column."""
@@ -89,6 +90,8 @@ def pack_cells(
             return Cells(inline=values)
     elif types == {dict} and places is not None and (alike := pack_alike(values, places)) is not None:
         return Cells(alike=alike)
+    elif types == {dict} and (small := pack_small(values)) is not None:
+        return Cells(small=small)
     elif types <= BUILTIN or all(kind in BUILTIN or kind.__module__ == "numpy" for kind in types):
         together = _pack_together(values, places)
         if together is not None:
@@ -143,6 +146,8 @@ def unpack_cells(cells: Cells, fetch: Fetch | None, complain: Complain) -> list[
         return _unpack_together(cells.together, fetch, complain)
     if cells.alike is not None:
         return _unpack_alike(cells.alike, fetch, complain)
+    if cells.small is not None:
+        return _unpack_small(cells.small, complain)
     values: list[Any] = [] if cells.inline is None else cells.inline
     for cell in cells.apart or ():
         values[cell.index] = _unpack_cell(cell, fetch, complain)
@@ -160,6 +165,13 @@ def _unpack_together(cell: Together, fetch: Fetch | None, complain: Complain) ->
 def _unpack_alike(cell: Alike, fetch: Fetch | None, complain: Complain) -> list[Any]:
     try:
         return unpack_alike(cell, fetch)
+    except Exception as error:  # not enough memory
+        return [_not_unpickled(error, complain) for _ in range(cell.count)]
+
+
+def _unpack_small(cell: Small, complain: Complain) -> list[Any]:
+    try:
+        return unpack_small(cell)
     except Exception as error:  # not enough memory
         return [_not_unpickled(error, complain) for _ in range(cell.count)]
 

@@ -213,10 +213,28 @@ def test_errors_and_texts_of_known_forms() -> None:
             assert (await rig.infer(asking(1, 2, model="odd"))).outputs[0].array.tolist() == [b"[1, 2]"]
         code, said = await refused(rig.infer(asking(13, 13, model="odd")))
         assert (code, "thirteen" in said) == (grpc.StatusCode.INTERNAL, True)
-        code, _ = await refused(rig.infer(asking(1, 2, model="odd"), timeout=0.0))
-        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
 
     run(test, Odd)
+
+
+def test_deadlines_of_known_forms() -> None:
+    timeouts: list[float] = []
+    submit = Service.submit
+
+    def noted(self: Service, request: Any, now: float | None = None) -> None:
+        timeouts.append(request.timeout)
+        submit(self, request, now)
+
+    async def test(rig: Rig) -> None:
+        for timeout in (None, 20.0, None, 20.0, 3e6):
+            assert (await rig.infer(asking(1, 2), timeout=timeout)).outputs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Service, "submit", noted)
+        run(test)
+    default = Service(Double, executor="inline").settings.timeout
+    assert [timeout == default for timeout in timeouts] == [True, False, True, False, True]
+    assert all(15.0 < timeout < 21.0 for timeout in (timeouts[1], timeouts[3]))
 
 
 def test_an_answer_that_lacks_an_output_is_the_models_failure() -> None:
