@@ -1,10 +1,12 @@
 """How many calls, messages and answers of gRPC there may be at a time: the rules alone, and through a real channel."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
+from msgspec.json import encode
 from tests.protocols.grpc.kit import INFER, Double, Rig, asking, item, refused, run, serving
 from tests.protocols.sockets import until
 
@@ -12,7 +14,7 @@ from weir import Model, Service
 from weir.errors import DeadlineExceeded, WeirError
 from weir.protocols.account import Account
 from weir.protocols.grpc.call import cygrpc
-from weir.protocols.grpc.intake import PATIENCE, Intake, Unsent
+from weir.protocols.grpc.intake import PATIENCE, Connected, Intake, Unsent
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock, FakeExecutor
 from weir.wire.kserve_grpc import read_stream_response, write_request
@@ -124,6 +126,83 @@ def test_answers_that_are_not_sent_are_charged_and_given_up() -> None:
     asyncio.run(main())
 
 
+def calling(rig: Rig) -> int:
+    """Return how many connections have calls under way."""
+    core: Any = rig.server._core
+    return int(core._intake.connections)
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and settings: none
+
+
+def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weir.protocols.grpc.intake._COUNT_EVERY", 0.0)
+
+    async def main() -> None:
+        async with serving(Service(Double, executor="inline")) as rig, serving(Service(Double, executor="inline")):
+            account = rig.site.account
+            opened = []
+            for _ in range(120):
+                reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
+                writer.write(PREFACE)
+                opened.append((reader, writer))
+            await until(lambda: account.connections == 120)
+            assert (await rig.infer(asking())).outputs
+            await until(lambda: account.connections == 121)
+            for _, writer in opened:
+                writer.close()
+            await until(lambda: account.connections == 1)
+
+    asyncio.run(main())
+
+
+def test_connections_are_not_counted_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, counted = FakeClock(), []
+    servers, pages = [1], [["1", "5"], ["9"], []]
+    documents: dict[str, Callable[..., bytes]] = {
+        "channelz_get_servers": lambda start: encode({"server": [{"ref": {"serverId": each}} for each in servers]}),
+        "channelz_get_server_sockets": lambda server, start, most: page(server, start),
+    }
+
+    def page(server: int, start: int) -> bytes:
+        counted.append((server, start))
+        clock.advance(0.02)
+        sockets = pages[{0: 0, 6: 1, 10: 2}[start]]
+        return encode({"socketRef": [{"socketId": each} for each in sockets]} if sockets else {"end": True})
+
+    for name, told in documents.items():
+        monkeypatch.setattr(f"weir.protocols.grpc.intake.cygrpc.{name}", told)
+    least = [0]
+    connected = Connected(lambda: least[0], clock)
+    servers.append(2)
+    connected.begin()
+    assert connected() == 3
+    assert counted == [(2, 0), (2, 6), (2, 10)]
+    clock.advance(5.9)  # a hundred times what it took is not over
+    least[0] = 7
+    assert (connected(), len(counted)) == (7, 3)
+    clock.advance(0.2)
+    assert (connected(), len(counted)) == (7, 6)
+    servers.append(3)
+    unknown = Connected(lambda: 4, clock)
+    unknown.begin()  # none was made
+    assert (unknown(), len(counted)) == (4, 6)
+
+
+def test_who_says_nothing_or_does_nothing_is_let_go() -> None:
+    async def test(rig: Rig) -> None:
+        async def let_go(said: bytes) -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.server.port)
+            writer.write(said)
+            while await reader.read(1000):
+                pass
+            writer.close()
+
+        await asyncio.gather(*[let_go(said) for said in (b"", PREFACE[:8], PREFACE)])
+
+    run(test, http={"header_timeout": 0.2, "idle_timeout": 0.4})
+
+
 def large(size: int) -> bytes:
     return write_request(item(b'"' + b"x" * size + b'"', "echo"))
 
@@ -147,7 +226,7 @@ def test_messages_are_charged_until_they_are_answered() -> None:
             assert (code, "max_waiting_bytes" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
             executor.answer_next(lambda batch: [b"1"] * len(batch))
             assert await accepted
-            await until(lambda: account.held_bytes == 0 and account.connections == 0)
+            await until(lambda: account.held_bytes == 0 and calling(rig) == 0)
 
     asyncio.run(main())
 
@@ -170,7 +249,7 @@ def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> 
             assert (code, "max_connections" in said) == (grpc.StatusCode.RESOURCE_EXHAUSTED, True)
             for call in calls:
                 call.cancel()
-            await until(lambda: rig.site.account.connections == 0)
+            await until(lambda: calling(rig) == 0)
             again = asyncio.ensure_future(rig.infer(asking()))
             while not again.done():
                 await until(lambda: bool(executor.pending) or again.done())
@@ -184,9 +263,9 @@ def test_more_calls_than_may_be_are_refused_and_others_answered_afterwards() -> 
 def test_who_leaves_before_its_message_is_counted_no_more() -> None:
     async def test(rig: Rig) -> None:
         call = rig.channel.stream_unary(INFER)()  # nothing is written
-        await until(lambda: rig.site.account.connections == 1)
+        await until(lambda: calling(rig) == 1)
         call.cancel()
-        await until(lambda: rig.site.account.connections == 0)
+        await until(lambda: calling(rig) == 0)
         assert (await rig.infer(asking())).outputs
 
     run(test)

@@ -15,7 +15,8 @@ cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpci
 # All that is used of it. It is not public: a grpcio of tomorrow may lack some.
 NEEDED = (
     "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",
-    "SendInitialMetadataOperation", "SendMessageOperation", "SendStatusFromServerOperation", "Server",
+    "SendInitialMetadataOperation", "SendMessageOperation", "SendStatusFromServerOperation", "Server", "channelz_get_server_sockets",
+    "channelz_get_servers",
 )  # fmt: skip
 
 Trailers = tuple[tuple[str, str], ...]

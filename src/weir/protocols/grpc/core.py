@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from weir.errors import WeirError
 from weir.protocols.account import Account
 from weir.protocols.grpc.call import Call, Gate, cygrpc
-from weir.protocols.grpc.intake import Intake, Unsent
+from weir.protocols.grpc.intake import Connected, Intake, Unsent
 
 _log = logging.getLogger("weir.grpc")
 
@@ -60,11 +60,13 @@ class Core:
         self._unsent = Unsent(account, patience)
         most = max(_LEAST_MESSAGES, account.max_bytes // (_MESSAGES_PART * max_message_size))
         self._intake = Intake(account.max_connections, most, refuse)
-        account.counters.append(lambda: self._intake.connections)
+        self._connected = Connected(lambda: self._intake.connections)
+        account.counters.append(self._connected)
         self._queue = cygrpc.CompletionQueue()
         self._next: Callable[[float | None], Any] = self._queue.poll
         self._gate = Gate()
         self._server = cygrpc.Server(tuple(options), False)
+        self._connected.begin()
         self._server.register_completion_queue(self._queue)
         self._young: deque[tuple[float, Call]] = deque()  # unary calls that are not watched yet, and when they began
         self._watching: asyncio.TimerHandle | None = None

@@ -8,12 +8,15 @@ take turns. While others wait, a client that does not send what it has begun los
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from msgspec.json import decode
+
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.protocols.account import Account
+from weir.protocols.grpc.call import cygrpc
 
 if TYPE_CHECKING:
     from weir.protocols.grpc.call import Call
@@ -24,6 +27,9 @@ Receive = Callable[[], None]
 PATIENCE = 5.0
 
 _LOOK_EVERY = 1.0  # seconds
+
+_COUNT_EVERY = 1.0  # seconds between two counts of connections, at least
+_COUNT_SHARE = 100  # how many times as long as a count takes passes before the next, at least
 
 # While memory is short, clients get so many times less time to read.
 _HASTE = 10
@@ -54,7 +60,7 @@ class Intake:
 
     @property
     def connections(self) -> int:
-        """How many connections have calls under way. The core does not tell of others; it closes those that are idle."""
+        """How many connections have calls under way."""
         return len(self._peers)
 
     @property
@@ -121,6 +127,54 @@ class Intake:
             error = DeadlineExceeded(f"the message must arrive within {PATIENCE:g} s while others wait for their turn")
             self._refuse(error, call)
             self.received(call)
+
+
+class Connected:
+    """How many clients are connected to a server of the core, with calls or without, as the core's own account of its sockets (channelz) says.
+
+    It is looked up when somebody asks, but so seldom that it takes a hundredth of the time; `least`, which costs nothing, is always up to date.
+    """
+
+    def __init__(self, least: Callable[[], int], clock: Callable[[], float] = time.monotonic) -> None:
+        self._least = least
+        self._clock = clock
+        self._before = _server_ids()
+        self._server: int | None = None
+        self._count = 0
+        self._due = 0.0
+
+    def begin(self) -> None:
+        """The server has been made since this was."""
+        made = _server_ids() - self._before
+        self._server = made.pop() if len(made) == 1 else None
+
+    def __call__(self) -> int:
+        """Return how many there are; those without calls as of late."""
+        now = self._clock()
+        if self._server is not None and now >= self._due:
+            self._count = sum(_pages(self._server))
+            self._due = self._clock() + max(_COUNT_EVERY, _COUNT_SHARE * (self._clock() - now))
+        return max(self._count, self._least())
+
+
+def _server_ids() -> set[int]:
+    return {int(each["ref"]["serverId"]) for each in _told(cygrpc.channelz_get_servers(0)).get("server", ())}
+
+
+def _pages(server: int) -> Iterator[int]:
+    """Yield how many sockets there are on each page of the core's account."""
+    start, is_last = 0, False
+    while not is_last:
+        page = _told(cygrpc.channelz_get_server_sockets(server, start, 0))
+        sockets = page.get("socketRef", [])
+        yield len(sockets)
+        is_last = not sockets or bool(page.get("end"))
+        start = 0 if is_last else int(sockets[-1]["socketId"]) + 1
+
+
+def _told(document: bytes) -> dict[str, Any]:
+    told: dict[str, Any] = decode(document)
+    return told
 
 
 class Unsent:

@@ -92,6 +92,7 @@ def channel_options(settings: GrpcSettings, http: HttpSettings) -> list[tuple[st
         ("grpc.server.max_pending_requests", _NO_LIMIT),
         ("grpc.server.max_pending_requests_hard_limit", _NO_LIMIT),
         ("grpc.so_reuseport", 0),  # two servers on one port would share its clients: it shall be an error
+        ("grpc.enable_channelz", 1),  # which tells how many clients are connected; see intake.Connected
         ("grpc.max_receive_message_length", settings.grpc_max_message_size),
         ("grpc.max_send_message_length", -1),
         ("grpc.keepalive_time_ms", keepalive_ms),
