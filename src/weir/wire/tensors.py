@@ -49,8 +49,9 @@ def read_arrays(value: Any, declared: Sequence[Tensor], complain: Complain) -> A
     """Do the same, but leave the first dimension as it is."""
     if not isinstance(value, dict):
         raise complain(f"tensors: a {type(value).__name__}, must be an object with {_names(declared)}")
-    unknown = next((name for name in value if all(name != tensor.name for tensor in declared)), None)
-    if unknown is not None:
+    known = {tensor.name for tensor in declared}
+    if not known.issuperset(value):
+        unknown = next(name for name in value if name not in known)
         raise complain(f"tensor {brief(unknown)}: not one of {_names(declared)}")
     arrays: Arrays = {}
     for tensor in declared:
@@ -73,8 +74,9 @@ def check_bound(found: Mapping[str, tuple[str, Sequence[int]]], declared: Sequen
     Raises InvalidRequest naming tensor, value and rule: names, datatypes, shapes, and an equal first dimension of at least 1
     where that is the batch.
     """
-    unknown = next((name for name in found if all(name != tensor.name for tensor in declared)), None)
-    if unknown is not None:
+    known = {tensor.name for tensor in declared}
+    if not known.issuperset(found):
+        unknown = next(name for name in found if name not in known)
         raise InvalidRequest(f"tensor {brief(unknown)}: not one of {_names(declared)}")
     rows = 0
     for tensor in declared:
@@ -310,9 +312,15 @@ def _bytes_array(array: numpy.ndarray[Any, Any], tensor: Tensor, complain: Compl
 
 def _check_shape(shape: Sequence[int], tensor: Tensor, complain: Complain) -> None:
     """The first dimension may have any length if it is the batch."""
-    rules = tuple(tensor.shape) if tensor.batch == NONE else (-1, *tensor.shape[1:])
-    if len(shape) == len(rules) and all(rule in (-1, length) for length, rule in zip(shape, rules, strict=True)):
-        return
+    rules = tensor.shape
+    first = 0 if tensor.batch == NONE else 1
+    if len(shape) == len(rules):
+        for place in range(first, len(rules)):
+            if rules[place] not in (-1, shape[place]):
+                break
+        else:
+            return
+    rules = (-1,) * first + tuple(rules[first:])
     without = f" or {list(rules[1:])}" if tensor.batch == OPTIONAL else ""
     raise complain(f"tensor {tensor.name!r}: has shape {list(shape)}, must be {list(rules)}{without} (-1: any length)")
 
