@@ -73,6 +73,10 @@ def test_weights() -> None:
     assert weighted("gzip;q=0.5, ZSTD ; q=1.0,br") == {"gzip": 0.5, "zstd": 1.0, "br": 1.0}
 
 
+def test_of_many_wishes_the_first_are_looked_at() -> None:
+    assert list(weighted(",".join(["a"] * 63 + ["b", "c"]))) == ["a", "b"]
+
+
 def test_a_multipart_type_keeps_its_boundary() -> None:
     class Form(Echo):
         content_types = ("multipart/form-data",)

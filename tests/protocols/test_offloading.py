@@ -489,6 +489,41 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
     run(body)
 
 
+@pytest.mark.parametrize(
+    "path", ["/infer/vector", "/infer/vector/batch", "/v2/models/vector/infer", "/v2/repository/index"]
+)
+@pytest.mark.parametrize("door", DOORS)
+def test_what_is_compressed_is_forgotten_when_its_client_leaves(
+    door: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, ended = threading.Semaphore(0), threading.Event(), threading.Semaphore(0)
+
+    def held(*said: Any) -> Any:
+        assert thread().startswith("weir-unpack")
+        begun.release()
+        assert go_on.wait(20)
+        ended.release()
+        return b"{}"
+
+    monkeypatch.setattr("weir.protocols.bodies.decompress", held)
+    monkeypatch.setattr("weir.protocols.inference.read_work", lambda *said: pytest.fail("nobody waits for it"))
+    with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
+        before = server.call(lambda: len(asyncio.all_tasks()))
+        head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\n"
+        clients = [server.connect() for _ in range(5)]
+        for client in clients:
+            client.sendall(f"{head}123".encode())
+        for _ in range(2):
+            assert begun.acquire(timeout=20)
+        for client in clients:
+            client.close()
+        server.until(lambda: len(asyncio.all_tasks()) <= before)  # though the threads are at work
+        go_on.set()
+        for _ in range(2):
+            assert ended.acquire(timeout=20)
+        assert not ended.acquire(blocking=False)
+
+
 def test_who_leaves_before_the_body_is_read_gives_its_place_back_at_once() -> None:
     async def body() -> None:
         go_on = threading.Event()

@@ -1,6 +1,9 @@
 """Reading a request's body from an ASGI server, within bounds."""
 
 import asyncio
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope
 
@@ -8,6 +11,9 @@ from weir.errors import DeadlineExceeded
 from weir.protocols.account import charge, unpacking
 from weir.protocols.codings import decompress
 from weir.protocols.native import too_large
+from weir.protocols.offloading import unpack
+
+T = TypeVar("T")
 
 _LINGER = 0.5  # seconds that the sender of a refused body may pause before the connection is closed
 _SMALL_BODY = 65536  # bytes that are read and forgotten rather than closing the connection over them
@@ -31,6 +37,10 @@ class Body:
                 return await self._read(max_body_size)
         except TimeoutError:
             raise DeadlineExceeded(f"body: must arrive within {within:g} s (body_timeout)") from None
+
+    async def unless_left(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Return what `work` makes of the whole body, or None, and nothing goes on, if the client leaves."""
+        return await unless_left(work, self._receive)
 
     async def _read(self, max_body_size: int) -> bytes | None:
         whole = bytearray()  # a list of what may be millions of crumbs would be many times as large
@@ -56,7 +66,7 @@ async def unpacked(body: bytes, coding: str, max_size: int, within: float) -> by
     """
     try:
         async with asyncio.timeout(within), unpacking(max_size):
-            plain = await asyncio.to_thread(decompress, body, coding, max_size)
+            plain = await unpack(len(body), partial(decompress, body, coding, max_size))
     except TimeoutError:
         raise DeadlineExceeded(f"body: could not be decompressed within {within:g} s") from None
     charge(len(plain))
@@ -76,6 +86,19 @@ async def discard_body(receive: Receive, within: float) -> None:
                     message = await receive()
     except TimeoutError:
         return
+
+
+async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T | None:
+    """Return what `work` returns, or None, and nothing goes on, if the client leaves; the body must have been read."""
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        leaving.cancel()
+        if not working.done():
+            working.cancel()
+    return working.result() if working.done() else None
 
 
 async def disconnected(receive: Receive) -> None:

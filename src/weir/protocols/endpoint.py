@@ -93,7 +93,7 @@ class Endpoint:
         body = await incoming.read(settings.max_body_size, settings.body_timeout)
         if body is None or not coding:
             return body
-        return await unpacked(body, coding, settings.max_body_size, settings.body_timeout)
+        return await incoming.unless_left(unpacked(body, coding, settings.max_body_size, settings.body_timeout))
 
     def _charged(self, answer: Answer) -> Answer:
         """Return `answer`, or what says that there is no memory in which it could wait to be read."""

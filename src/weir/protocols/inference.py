@@ -21,11 +21,11 @@ from weir.protocols.answers import (
 )  # fmt: skip
 from weir.protocols.asgi_request import AsgiRequest, abandon, submit
 from weir.protocols.asgi_stream import enter_stream, stream_source
-from weir.protocols.bodies import Body, disconnected, has_large_body, unpacked
+from weir.protocols.bodies import Body, disconnected, has_large_body, unless_left, unpacked
 from weir.protocols.events import EventStream
 from weir.protocols.inferring import told
 from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
-from weir.protocols.offloading import LONG_ANSWER, off_loop, written
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, written
 from weir.protocols.payloads import Work, bytes_to_read, empty_body, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
@@ -82,8 +82,8 @@ class Inference:
 
     async def _stream(self, ask: Ask, body: bytes, receive: Receive, send: Send) -> Answer | None:
         """Send the answers to `ask` as a stream of events, or return the answer that refuses it."""
-        works = await self._read(ask, body)
-        if isinstance(works, Answer):
+        works = await self._read(ask, body, receive)
+        if works is None or isinstance(works, Answer):
             return works
         try:
             request = enter_stream(ask, works)
@@ -104,8 +104,8 @@ class Inference:
         if ask.service.deputy is not None:
             answer = await self._by_deputy(ask, body, scope, receive)
         else:
-            works = await self._read(ask, body)
-            answer = works if isinstance(works, Answer) else await self._run(ask, works, receive)
+            works = await self._read(ask, body, receive)
+            answer = await self._run(ask, works, receive) if isinstance(works, list) else works
         if answer is None:
             return None
         answer.headers.extend(echo_headers(ask))
@@ -119,19 +119,27 @@ class Inference:
             observer.transferred(ask.service.label, DOOR, len(body), len(answer.body))
         return answer
 
-    async def _read(self, ask: Ask, body: bytes) -> list[Work | WeirError] | Answer:
-        """Return the work in `body`, or the answer that refuses it."""
+    async def _read(self, ask: Ask, body: bytes, receive: Receive) -> list[Work | WeirError] | Answer | None:
+        """Return the work in `body`, or the answer that refuses it; None if the client leaves before it is read."""
+        reading = self._works(ask, body)
         try:
-            plain = await self._inflated(ask, body)
-            works = await off_loop(bytes_to_read(ask, plain), partial(read_work, ask, plain))
-            charge(sum([arrays_size(work.payload) for work in works if isinstance(work, Work)]))
-            return works
+            if ask.coding or bytes_to_read(ask, body) > LONG_BODY:
+                return await unless_left(reading, receive)
+            return await reading
         except WeirError as error:
             return self._refusal(error, ask.service)
 
+    async def _works(self, ask: Ask, body: bytes) -> list[Work | WeirError]:
+        plain = await self._inflated(ask, body)
+        works = await off_loop(bytes_to_read(ask, plain), partial(read_work, ask, plain))
+        charge(sum([arrays_size(work.payload) for work in works if isinstance(work, Work)]))
+        return works
+
     async def _by_deputy(self, ask: Ask, body: bytes, scope: Scope, receive: Receive) -> Answer | None:
         try:
-            plain = await self._inflated(ask, body)
+            plain = await unless_left(self._inflated(ask, body), receive) if ask.coding else body
+            if plain is None:
+                return None
             if not plain:
                 raise empty_body(ask)
         except WeirError as error:

@@ -6,6 +6,8 @@ from weir.errors import UnsupportedMediaType
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model, is_tensor_model, overrides
 
+MAX_WISHES = 64  # of one header: each takes microseconds, and a head has room for thousands
+
 # What clients say without meaning it: nothing, anything, and what curl -d sends.
 _READ_AS_JSON = frozenset(("", "*/*", "application/x-www-form-urlencoded", "text/json", JSON))
 _READ_AS_MSGPACK = frozenset(("application/x-msgpack", "application/vnd.msgpack", MSGPACK))
@@ -77,10 +79,10 @@ def accept_of(value: str, offered: Sequence[str]) -> str:
 def weighted(value: str) -> dict[str, float]:
     """Read a header like `gzip, zstd;q=0.5` into lower-case names and their weights, 1 unless said otherwise.
 
-    A weight that is no number counts as 0.
+    A weight that is no number counts as 0. What stands behind the first MAX_WISHES is not looked at.
     """
     wishes: dict[str, float] = {}
-    for part in value.split(","):
+    for part in value.split(",", MAX_WISHES)[:MAX_WISHES]:
         name, *parameters = (piece.strip().lower() for piece in part.split(";"))
         if name:
             weights = [parameter[2:] for parameter in parameters if parameter.startswith("q=")]

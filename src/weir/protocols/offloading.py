@@ -3,7 +3,7 @@
 A stated cost per byte: no parser takes more than 50 ms for a megabyte in one stretch (`python -m benchmarks.parsers` measures the
 worst body of each), so what has at most LONG_BODY bytes is read on the loop, within two milliseconds, and what has more
 is read here. To write a byte of an answer takes an eighth of that. One thread reads bodies of up to a megabyte and another one the larger
-ones, so that no crowd of large bodies delays the others; a third one writes; and none is of the pool that compresses and decompresses.
+ones, so that no crowd of large bodies delays the others; a third one writes; and none is of the pool that compresses. Two more decompress.
 """
 
 import asyncio
@@ -23,12 +23,15 @@ _LARGE_BODY = 1 << 20
 T = TypeVar("T")
 
 
+_COUNTS = {"read-long": 1, "read-large": 1, "write": 1, "unpack": 2}
+
+
 def _executor(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, thread_name_prefix=f"weir-{name}")
+    return ThreadPoolExecutor(_COUNTS[name], thread_name_prefix=f"weir-{name}")
 
 
 # A thread is started when it is needed first.
-_threads = {name: _executor(name) for name in ("read-long", "read-large", "write")}
+_threads = {name: _executor(name) for name in _COUNTS}
 
 
 def _forget() -> None:
@@ -47,6 +50,18 @@ async def off_loop(size_bytes: int, work: Callable[[], T], *, writes: bool = Fal
         return work()
     job, begun = _begin(size_bytes, work, writes)
     del work  # the job has it, until it is dropped
+    return await _ended(job, begun)
+
+
+async def unpack(size_bytes: int, work: Callable[[], T]) -> T:
+    """Return what `work` makes of a compressed body of so many bytes, in a thread for that. Cancelling the task that awaits this lets go of it, but
+    for what has begun."""
+    job = _Job(size_bytes, work, "decompress a body")
+    del work
+    return await _ended(job, _threads["unpack"].submit(job))
+
+
+async def _ended(job: "_Job[T]", begun: "concurrent.futures.Future[T]") -> T:
     try:
         return await asyncio.wrap_future(begun)
     finally:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.errors import InvalidRequest
-from weir.protocols.fastlane.head import HeadReader, check_beginning
+from weir.protocols.fastlane.head import MAX_LINES, HeadReader, check_beginning
 
 GOOD = b"POST /infer/x?y=1 HTTP/1.1\r\nHost: test\r\nContent-Length: 3\r\nX-Thing: a: b "
 
@@ -73,3 +73,12 @@ def test_what_cannot_become_a_head(beginning: bytes) -> None:
 def test_what_can(beginning: bytes) -> None:
     for start in range(len(beginning)):
         check_beginning(bytearray(beginning), start)
+
+
+def test_a_head_has_a_bounded_number_of_lines() -> None:
+    reader = HeadReader()
+    head = b"GET / HTTP/1.1\r\nHost: t"
+    assert len(reader.read(head + b"\r\na:" * (MAX_LINES - 1)).headers) == MAX_LINES
+    with pytest.raises(InvalidRequest, match=f"has more than {MAX_LINES} lines"):
+        reader.read(head + b"\r\na:" * MAX_LINES)
+    assert reader.read(head).url == b"/"

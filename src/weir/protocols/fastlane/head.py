@@ -10,6 +10,8 @@ Headers = list[tuple[bytes, bytes]]
 
 END_OF_HEAD = b"\r\n\r\n"
 
+MAX_LINES = 256  # of a head: each takes microseconds, however short it is
+
 # llhttp wants to see a body before it reads the next head. Content is nothing to it, so it sees zeros.
 _ZEROS = memoryview(bytes(64 << 10))
 
@@ -55,8 +57,10 @@ class HeadReader:
     def read(self, head: bytes) -> Head:
         """Read `head`, which is without the empty line at its end.
 
-        Raises InvalidRequest with llhttp's reason, or for a version other than 1.0 and 1.1, or without Host.
+        Raises InvalidRequest with llhttp's reason, or for a version other than 1.0 and 1.1, or without Host, or with more than MAX_LINES.
         """
+        if head.count(b"\r\n") > MAX_LINES:
+            raise InvalidRequest(f"head of the request: has more than {MAX_LINES} lines")
         self._url = b""
         self._headers: Headers = []
         self._keep_alive = False

@@ -1,17 +1,14 @@
 """Inference, as one task for each request: what the fast lane does not take, and all of it under another ASGI server."""
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from starlette.types import Receive
+from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported, WeirError
 from weir.protocols.account import charge
 from weir.protocols.answers import Answer, compressed
-from weir.protocols.bodies import disconnected
+from weir.protocols.bodies import unless_left
 from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
 from weir.protocols.inferring import infer, stream, told
@@ -46,10 +43,12 @@ class Inference:
         ask = read_head(site.registry, site.http, "POST", path, call.headers)
         assert ask is not None, "the path is one of inference: this is a bug"
         memory = site.memory(call.peer, call.headers)
-        request = await self.read(ask, call.body, memory)
+        request = await unless_left(self.read(ask, call.body, memory), call.receive)
+        if request is None:
+            return None
         trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
         CURRENT.set(trace)
-        response = await _unless_left(infer(ask.service, request, door=DOOR, trace=trace), call.receive)
+        response = await unless_left(infer(ask.service, request, door=DOOR, trace=trace), call.receive)
         if response is None:
             return None
         size = bytes_to_write(response, binary_outputs(request))
@@ -74,7 +73,7 @@ class Inference:
             raise told(ask.service, DOOR, error) from None
         trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
         CURRENT.set(trace)
-        response = await _unless_left(one_answer(ask.service, request, trace), call.receive)
+        response = await unless_left(one_answer(ask.service, request, trace), call.receive)
         if response is None:
             return None
         body = await written(bytes_to_write(response), partial(write_generated, response))
@@ -112,19 +111,6 @@ async def one_answer(service: "Service", request: InferenceRequest, trace: Trace
         number = "several answers" if answers else "no answer"
         raise Unsupported(f"model {service.label!r} has given {number}, and this call has one: POST generate_stream")
     return answers[0]
-
-
-async def _unless_left(answer: Coroutine[Any, Any, InferenceResponse], receive: Receive) -> InferenceResponse | None:
-    """Return the answer, or None, and nothing goes on, if the client leaves."""
-    answering = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(disconnected(receive))
-    try:
-        await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not answering.done():
-            answering.cancel()
-    return answering.result() if answering.done() else None
 
 
 async def _compressed(answer: Answer, coding: str) -> Answer:
