@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,6 @@ from weir.errors import ModelError
 from weir.messages import OCTETS
 from weir.workers.backoff import Backoff
 from weir.workers.child import Child
-from weir.workers.launch import Launch
 
 
 def is_gone(pid: int) -> bool:
@@ -226,16 +226,16 @@ def test_workers_that_do_not_load_any_more_are_tried_for_ever_and_come_back(
 def test_a_worker_that_the_system_refuses_for_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with started(Obedient) as pool:
-            spawn, refusals = Launch.spawn, 7  # more than a model that does not load is given
+            start, refusals = subprocess.Popen, 7  # more than a model that does not load is given
 
-            def refuse(*_: Any) -> None:
+            def refuse(*_: Any, **__: Any) -> None:
                 nonlocal refusals
                 refusals -= 1
                 if not refusals:
-                    monkeypatch.setattr(Launch, "spawn", spawn)
+                    monkeypatch.setattr(subprocess, "Popen", start)
                 raise OSError(24, "Too many open files")
 
-            monkeypatch.setattr(Launch, "spawn", refuse)
+            monkeypatch.setattr(subprocess, "Popen", refuse)
             monkeypatch.setattr(Backoff, "_wait", lambda self, earlier: 0.0)
             pool.send("exit")
             await pool.again()

@@ -50,6 +50,7 @@ class Child:
         self._reason = ""
         self._killed = False
         self._told = False  # the owner has heard of its end
+        self._starts = False  # it is being started in a thread: that comes to an end, with a process or without
         self._timer: asyncio.TimerHandle | None = None  # towards its end
         self._results: Results | None = None
         self._process: Process | None = None
@@ -59,7 +60,7 @@ class Child:
 
     @property
     def pid(self) -> int | None:
-        """The process's number, also that of its process group; None while it is being forked."""
+        """The process's number, also that of its process group; None while it is being started."""
         return None if self._process is None else self._process.pid
 
     @property
@@ -111,17 +112,16 @@ class Child:
         self._reason = self._reason or reason
         if not self._killed:
             self._killed = True
-            self._set_timer(KILL_GRACE if self._process is not None else 0.0, self._stays)
+            self._set_timer(KILL_GRACE if self._starts or self._process is not None else 0.0, self._stays)
         self._signal()
 
     def _spawn(self) -> None:
         theirs, result_fd = self._given
-        try:
-            self._began(self._launch.spawn(theirs.fileno(), result_fd, self._niceness))
-        except OSError as error:
-            self._refused(error)
+        self._starts = True
+        self._launch.spawn(theirs.fileno(), result_fd, self._niceness, self._forked)
 
     def _forked(self, process: Process | OSError | None) -> None:
+        self._starts = False
         if isinstance(process, OSError):
             self._refused(process)
         elif process is not None:
@@ -142,7 +142,7 @@ class Child:
             return
         self._close_given()
         self._loop.add_reader(self._pidfd, self._exited)
-        if self._killed:  # while it was being forked
+        if self._killed:  # while it was being started
             self._signal()
         elif self._channel is not None:
             self._channel.open(self._loop)

@@ -1,7 +1,6 @@
 """What a worker process is started with: command line, environment and the descriptors it inherits."""
 
 import os
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import weir
 from weir.workers.priority import lower
 from weir.workers.process import set_affinity
 from weir.workers.settings import WorkerSettings, for_worker
+from weir.workers.starting import start_process
 from weir.workers.template import Own, Process, Template
 
 # What numeric libraries read, once, when they are first imported.
@@ -130,26 +130,23 @@ class Launch:
         self.template.fork(told, [fd for fd in (end, self.request_fd, result_fd) if fd >= 0], done)
         return True
 
-    def spawn(self, end: int, result_fd: int, niceness: int) -> Process:
-        """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1). While it
-        loads it runs at a priority lower by `niceness`. Raises OSError when the system refuses.
+    def spawn(self, end: int, result_fd: int, niceness: int, done: Callable[[Process | OSError], None]) -> None:
+        """Start a process that inherits the descriptors `end` (its socket) and `result_fd` (its arena's, or -1), which stay open until
+        `done` is called: with the process, or with the refusal of the system. While it loads it runs at a priority lower by `niceness`.
 
         Called on the thread that is to outlive the process: the kernel ends the process with that thread.
         """
         cpus = ",".join(map(str, self._cpus))
         numbers = (end, self.request_fd, self.request_bytes, result_fd, self.result_bytes)
         described = (f"{self.name}/{self.index}", os.getpid(), cpus, niceness, *numbers)
-        popen = subprocess.Popen(
+        start_process(
             # -P: without it the current directory would come first on the path and could shadow any module.
             [sys.executable, "-P", "-m", "weir.workers.process", *map(str, described)],
-            stdin=subprocess.DEVNULL,
-            env=self.environment(os.environ),
-            pass_fds=[fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
-            process_group=0,
+            self.environment(os.environ),
+            [fd for fd in (end, self.request_fd, result_fd) if fd >= 0],
+            lambda result: done(result if isinstance(result, OSError) else Own(result)),
+            begun=(lambda pid: lower(pid, niceness)) if niceness else (lambda _: None),
         )
-        if niceness:
-            lower(popen.pid, niceness)
-        return Own(popen)
 
     @property
     def _cpus(self) -> list[int]:

@@ -14,9 +14,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from weir.wire.frames import Start, encode_control
+from weir.workers.starting import Popen, start_process
 
 # Forking and reaping take milliseconds. A template that takes longer hangs, and is given up.
 PATIENCE = 10.0
@@ -83,6 +85,7 @@ class Template:
             self._loop.create_future()
         )  # done when the process is gone that `close` has ended
         self._killed = False
+        self._starting: asyncio.Future[None] | None = None
         self._questions: deque[Question] = deque()  # the first one has been asked
         self._limit: asyncio.TimerHandle | None = None
 
@@ -94,11 +97,19 @@ class Template:
     async def start(self, start: Start, environment: dict[str, str], niceness: int, cpus: Sequence[int] = ()) -> bool:
         """Start the process, and have it load what is shared. Return whether it has; if not, it has said why on stderr.
 
-        Called on the thread that is to outlive it. Raises OSError when the system refuses.
+        Called on the thread that is to outlive it. Raises OSError when the system refuses. `close` it also when this is cancelled.
         """
         loop = self._loop
-        ours = self._spawn((start.options["name"], os.getpid(), niceness, ",".join(map(str, cpus))), environment)
+        ours, theirs = socket.socketpair()
+        self._socket = ours
         ours.setblocking(False)
+        described = map(str, (start.options["name"], os.getpid(), niceness, ",".join(map(str, cpus)), theirs.fileno()))
+        self._starting = loop.create_future()
+        start_process(
+            [sys.executable, "-P", "-m", "weir.workers.forking", *described], environment, [theirs.fileno()],
+            partial(self._started, theirs, self._starting),
+        )  # fmt: skip
+        await self._starting
         try:
             await loop.sock_sendall(ours, encode_control(start))
             loaded = await loop.sock_recv(ours, 1) == READY
@@ -149,20 +160,25 @@ class Template:
             self._popen.kill()
             when_gone(self._popen, self.closed, self._loop)
             self._popen, self._killed = None, True
-        elif not self._killed and not self.closed.done():
+        elif not self._killed and self._starting is None and not self.closed.done():
             self.closed.set_result(None)
         questions, self._questions = self._questions, deque()
         for question in questions:
             question.done(None)
 
-    def _spawn(self, described: tuple[Any, ...], environment: dict[str, str]) -> socket.socket:
-        self._socket, theirs = socket.socketpair()
-        with theirs:
-            self._popen = subprocess.Popen(
-                [sys.executable, "-P", "-m", "weir.workers.forking", *map(str, described), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, env=environment, pass_fds=[theirs.fileno()], process_group=0,
-            )  # fmt: skip
-        return self._socket
+    def _started(self, theirs: socket.socket, starting: asyncio.Future[None], result: Popen | OSError) -> None:
+        theirs.close()
+        self._starting = None
+        if not isinstance(result, OSError):
+            self._popen = result
+        if self._socket is None:  # closed meanwhile
+            self.close()
+        if starting.done():  # cancelled
+            return
+        if isinstance(result, OSError):
+            starting.set_exception(result)
+        else:
+            starting.set_result(None)
 
     def _ask(self, question: Question) -> None:
         if self._socket is None:
