@@ -83,6 +83,17 @@ def test_where_sizes_are_alike_small_batches_are_best_for_long_lines_too() -> No
     assert found.cost == pytest.approx(evaluate(measured, rate, table).cost, rel=1e-12)
 
 
+@pytest.mark.parametrize(("rows", "weight", "rate"), [(251, 15.0, 300.0), (64, 50.0, 200.0)])
+def test_no_step_on_the_way_has_lines_that_stay_long(rows: int, weight: float, rate: float) -> None:
+    """Energies that make many rows dear: a step of policy iteration had long lines wait, then serve few of their rows, so that
+    they never became short, and its equations had no solution."""
+    sizes = np.arange(1.0, rows + 1.0)
+    profile = Profile(0.25 + 0.05 * sizes**1.4, 1450.0 + 160.0 * sizes**1.325, np.zeros(rows))
+    found = solve_long(profile, rate, Prices(1.0, weight), longest_of(profile))
+    assert found.error_bound <= 1e-6 * found.cost
+    assert found.cost == pytest.approx(solve(profile, rate, Prices(1.0, weight)).cost, rel=1e-6)
+
+
 def test_every_entry_of_a_long_table_counts() -> None:
     measured = varied(LINEAR, 1.0)
     rate = 0.88 * measured.max_rate

@@ -16,12 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
 from weir.policy.decays import descent
 from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, arrivals_up_to
 
 _NEVER = 1e-32  # a step of the line less likely than this is left out
+_NEGLIGIBLE = 1e-12  # a step less likely than this does not connect two lines: beside 1, the equations hardly see it
 _FORGOTTEN = 27.6  # -log of what is left of where a longer line began where that is not followed any more: 1e-12
 
 
@@ -124,6 +126,13 @@ class Continued:
     def start(self) -> Actions:
         """Return the policy that never waits: at most `size` rows."""
         return np.minimum(np.arange(self.longest + 1), self.size)
+
+    def returning(self, actions: Actions) -> Actions:
+        """Return `actions`, but those of `start` in each line that never becomes one of those that an empty line leads to. Nothing is
+        lost by that: to keep a line long costs no less than to do the same with fewer rows waiting."""
+        moves = self.chain(actions).law > _NEGLIGIBLE
+        empty = np.arange(self.longest + 1) == 0
+        return np.where(_reached(moves.T, _reached(moves, empty)), actions, self.start())
 
     def chain(self, actions: Actions) -> "Chain":
         """Return the chain of the lines of at most `longest` rows under `actions`, which serve in the longest."""
@@ -236,6 +245,15 @@ class Continued:
         _, _, less = self._continuation(Costs(np.zeros(len(self.sojourn)), 0.0))
         system[:, 0] = self.sojourn[actions] + less * chain.once
         return system
+
+
+def _reached(moves: NDArray[np.bool_], start: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which states are met from those in `start`, where `moves` says which of them lead to which."""
+    reached = new = start
+    while new.any():
+        new = moves[new].any(axis=0) & ~reached
+        reached = reached | new
+    return reached
 
 
 class Chain(NamedTuple):

@@ -203,11 +203,19 @@ def _end(model: Continued, share: Floats, rare: float) -> int:
 
 
 def improve(model: Continued, costs: Costs, actions: Actions) -> Improved:
-    """Improve `actions` wherever another is better, until none is."""
+    """Improve `actions` wherever another is better, until none is.
+
+    A step may have long lines wait for longer ones and then serve so few rows that none of them ever becomes short again. Such a policy
+    has two costs per ms, and no values; it goes on from one in which those lines do not wait."""
     met: set[bytes] = set()
     states = np.arange(model.longest + 1)
     while True:
-        values = model.values(costs, actions)
+        try:
+            values = model.values(costs, actions)
+        except np.linalg.LinAlgError:
+            met.add(actions.tobytes())
+            actions = model.returning(actions)
+            values = model.values(costs, actions)
         choices = model.choices(costs, values)
         best = np.argmin(choices, axis=0)
         margin = _BETTER * max(float(np.ptp(values.states)), np.finfo(float).tiny)
