@@ -251,6 +251,19 @@ def test_a_dear_refusal_lets_more_in(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Bank.from_bytes(dear.to_bytes()).objective == dear.objective
 
 
+def test_where_times_vary_much_nobody_waits_on_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In bursts of five times the rate at a load of 0.3, CV 0.5 and 50 ms, of 7.5 million requests 0.06 % were lost where greedy
+    loses 0.015 %: waits were tried at rates that are known, with the luck of 40,000 requests."""
+    monkeypatch.setattr(banks, "PROMISE_REQUESTS", 5_000)
+    monkeypatch.setattr(banks, "PROMISE_LOADS", (0.1, 0.3))
+    monkeypatch.setattr(banks, "CHECKED_REQUESTS", 20_000)
+    limits = []
+    for cv in (0.0, 0.05, 0.5):
+        profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, cv))
+        limits.append(make_bank(profile, objective=Objective(0.05, refusal_price=1.0)).limits().max())
+    assert limits[0] > 1 and limits[1] > 1 and limits[2] == 1
+
+
 def lognormal(services: Services, rows: int, index: int) -> float:
     cv = CV
     width = float(np.sqrt(np.log1p(cv * cv)))

@@ -17,7 +17,8 @@ from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, stacked
 from weir.simulation.checks import check_count
-from weir.simulation.promises import Keeper
+from weir.simulation.processes import MarkovModulated
+from weir.simulation.promises import BURST, BURST_BATCHES, Keeper
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.simulator import run
 from weir.simulation.statistics import STRETCHES
@@ -33,6 +34,7 @@ PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.
 BEYOND = (1.0, 1.1)
 FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which nobody is refused, tried in this order
 CHECKED_LOADS, CHECKED_REQUESTS = (0.7, 0.8, 0.85), 40_000
+BURST_LOADS = (0.1, 0.2, 0.3, 0.5)  # in bursts, at which waits must lose nothing
 CREW_REQUESTS = 20_000
 PROMISE_REQUESTS = 40_000
 
@@ -124,7 +126,8 @@ def _checked_in_time(bank: Bank, keeper: Keeper, seed: int) -> Bank:
     """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than greedy does.
 
     A stage's bound was found at a rate that is known. The policy estimates it, and the estimate is high when many have just come:
-    then the line is long, and whom greedy would still answer in time may be refused. So the policy itself is simulated.
+    then the line is long, and whom greedy would still answer in time may be refused. So the policy itself is simulated. Where
+    service times vary, so it is in bursts, and unless it surely loses no more than greedy, nobody waits on purpose.
     """
     lines = []
     for number, load in enumerate(CHECKED_LOADS):
@@ -139,6 +142,12 @@ def _checked_in_time(bank: Bank, keeper: Keeper, seed: int) -> Bank:
         each = np.where(made.refused, keeper.objective.refusal_price, late)
         return np.array([part.sum() for part in np.array_split(each, STRETCHES)])
 
+    def loses_no_more(tried: Bank, lines: Sequence[Floats]) -> bool:
+        policy = SolvedPolicy(tried)
+        return all(_no_more(lost(policy, times) - lost("greedy", times)) for times in lines)
+
+    if bank.profile.cv.any() and not loses_no_more(bank, _bursts(bank, seed)):
+        bank = _without_waits(bank)
     greedy = [lost("greedy", times) for times in lines]
     for floor in FLOORS:
         tried = _greedy_below(bank, keeper, floor)
@@ -146,6 +155,23 @@ def _checked_in_time(bank: Bank, keeper: Keeper, seed: int) -> Bank:
         if all(_no_more(lost(policy, times) - most) for times, most in zip(lines, greedy, strict=True)):
             break
     return tried
+
+
+def _bursts(bank: Bank, seed: int) -> list[Floats]:
+    """Return arrivals in bursts of some of the longest batches, whose busy rate is nearly three times the mean."""
+    period = BURST_BATCHES * float(bank.profile.service_time_ms.max()) / 1000.0
+    processes = [MarkovModulated(load * bank.capacity, burst=BURST, period=period) for load in BURST_LOADS]
+    return [
+        process.times(np.random.default_rng([seed, 4, number]), CHECKED_REQUESTS)
+        for number, process in enumerate(processes)
+    ]
+
+
+def _without_waits(bank: Bank) -> Bank:
+    """Return `bank`, whose tables serve what waits where they waited."""
+    rows = np.minimum(np.arange(bank.tables.shape[1]), bank.profile.max_batch_size)
+    tables = np.where(bank.tables == 0, rows, bank.tables).astype(np.uint16)
+    return replace(bank, tables=tables, second_tables=tables)
 
 
 def _no_more(beyond: Floats) -> bool:
