@@ -72,6 +72,13 @@ def _result(seen: Seen) -> Result:
     most = CONNECTIONS[-1]
     times = ratio(seen[WEIR, most]["rate"], seen[MLSERVER, most]["rate"])
     result.goal(f"{most} connections: at least 2 times MLServer", f"{times:.2f}", times >= 2)
+    for connections in CONNECTIONS:
+        beside = ratio(seen[WEIR, connections]["rate"], seen[TRITON, connections]["rate"])
+        result.goal(
+            f"{connections} connection{'s' * (connections > 1)}: more calls than Triton",
+            f"{beside:.2f} times",
+            beside > 1,
+        )
     result.notes.append(
         "The load is h2load of nghttp2, with one thread; every answer must have the length of one that grpcio's own client got. "
         "CPU is user and system time per call, of the first process of a server and of all."
