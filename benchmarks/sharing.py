@@ -43,6 +43,7 @@ REFERENCE = 16  # texts in a request of the others
 CLIENTS = 16  # of each kind
 EQUALS = tuple(2**power for power in range(13))
 LIVE_EQUALS = (1, 4, 16, 17, 20, 64, 256, 1024, 4096)
+LIVE_UNDER_WAY = 512  # texts of each of these: what is on its way to the client or back does not wait for a share
 UNDER_WAY = 128  # texts that each of these clients keeps under way, or one request of more
 WORKERS, TOKENS_PER_SECOND = 2, 4000.0
 PRICE, PADDING_SHARE, BUDGET = 25.0, 0.2, 512.0  # of a batch in tokens, as measured of all-MiniLM-L6-v2 on a CPU
@@ -253,29 +254,33 @@ def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: flo
 
 
 def _rates(connect: Running, seconds: float) -> dict[int, float]:
-    """Return the sentences a second that a client of each of LIVE_EQUALS gets, from the first of its answers that counts to its last."""
+    """Return the sentences a second that a client of each of LIVE_EQUALS gets. Each has two requests under way at least, so that it always has
+    texts that wait. What counts is the time from the first answers of the largest to its last: all that were begun together may end together."""
     from benchmarks.text_load import sample
 
     words = [word for text in sample() for word in text.split() if word.isalpha()]
-    began = time.monotonic()
+    end = time.monotonic() + seconds
 
     def client(size: int) -> list[float]:
-        chance, ends = random.Random(size), list[float]()
+        chance, ends, ahead = random.Random(size), list[float](), max(2, LIVE_UNDER_WAY // size)
         batches = ([f"{chance.random():.6f} {chance.choice(words)}" for _ in range(size)] for _ in count())
         with connect() as made:
-            for _ in made.encode_async(batches, ahead=max(1, UNDER_WAY // size)):
-                now = time.monotonic()
-                if now > began + seconds:
-                    return ends
-                if now > began + WARM * seconds or size > UNDER_WAY:
-                    ends.append(now)
-        return ends
+            for _ in made.encode_async(batches, ahead=ahead):
+                ends.append(time.monotonic())
+                if ends[-1] > end:
+                    break
+        return ends[ahead - 1 : -1]
 
     with ThreadPoolExecutor(len(LIVE_EQUALS)) as pool:
         found = dict(zip(LIVE_EQUALS, pool.map(client, LIVE_EQUALS), strict=True))
-    return {
-        size: size * (len(ends) - 1) / (ends[-1] - ends[0]) if len(ends) > 1 else 0.0 for size, ends in found.items()
-    }
+    if any(len(ends) < 2 for ends in found.values()):
+        raise SystemExit(f"--shares-seconds {seconds:g}: too short for two requests of {LIVE_EQUALS[-1]} texts here")
+    first, last = found[LIVE_EQUALS[-1]][0], found[LIVE_EQUALS[-1]][-1]
+    rates = {}
+    for size, ends in found.items():
+        counted = [each for each in ends if first <= each <= last]
+        rates[size] = size * (len(counted) - 1) / (counted[-1] - counted[0])
+    return rates
 
 
 def _live(connect: Running, sizes: Sequence[int], seconds: float) -> list[Request]:
@@ -368,7 +373,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=60.0, help="of each size beside 16, with --live; 0: none of these"
     )
-    parser.add_argument("--shares-seconds", type=float, default=300.0, help="of the clients of all sizes, with --live")
+    parser.add_argument("--shares-seconds", type=float, default=600.0, help="of the clients of all sizes, with --live")
     parser.add_argument("--keep", metavar="NAME", help="keep what was measured as `before` or `after`, and draw it")
     asked = parser.parse_args()
     console = Console()
