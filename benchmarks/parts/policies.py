@@ -109,7 +109,7 @@ def _notes(wanted: int) -> list[str]:
         "long, it has no interval and is left out. Intervals are of 99.9 %, so that one in a thousand entries lies outside its own by chance. "
         "*Bias* is the mean difference in standard errors, over all entries, with its own standard error: it would show an error far below any "
         "single interval. A bank's 99th percentile is itself sampled, with a standard error of up to 0.5 %; "
-        "the numbers that are drawn for it are always the same, so that their luck is common to all entries, and shows as a bias.",
+        "the numbers that are drawn for it are always the same, so that their luck is common to all entries, and may show as a bias.",
         "The table of bursts: what each policy costs beside `greedy` on the very same arrivals, with its 95 % interval. `solved` knows the mean "
         "rate for its prices, `auto` knows nothing; the clairvoyant optimum knows every arrival beforehand. All traffic: "
         "[beyond the paper](explanation/beyond-the-paper.md).",
