@@ -32,10 +32,15 @@ LONG = Wish(SMALL, Prices(), 4, Objective(0.05, 0.01))  # takes many seconds
 WISH = Wish(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
 
 
+def solving_process() -> SolvingProcess:
+    """One that takes its share of the CPUs: beside two busy tests it would hardly get any."""
+    return SolvingProcess(niceness=0)
+
+
 @asynccontextmanager
 async def solving() -> AsyncIterator[tuple[SolvingProcess, set[int]]]:
     """A solving process, closed also when a test fails, and the processes there were before."""
-    process, before = SolvingProcess(), processes()
+    process, before = solving_process(), processes()
     try:
         yield process, before
     finally:
@@ -65,7 +70,7 @@ def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
 @BOTH_LOOPS
 def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
     async def main() -> None:
-        process, before, seen = SolvingProcess(), processes(), set[int]()
+        process, before, seen = solving_process(), processes(), set[int]()
         for weight in (1.0, 2.0, 3.0):
             bank = await process.solve(WISH._replace(prices=Prices(1.0, weight)), 60.0)
             assert bank.prices == Prices(1.0, weight)
@@ -226,7 +231,7 @@ def test_one_that_does_not_end_is_left_behind(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nothing_is_left: None
 ) -> None:
     async def main() -> None:
-        process = SolvingProcess()
+        process = solving_process()
         await process.solve(WISH, 60.0)
         assert process._child is not None
         spawned = process._child._process

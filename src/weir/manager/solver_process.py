@@ -23,14 +23,16 @@ from weir.workers.template import KILL_GRACE
 logger = logging.getLogger("weir")
 
 PROGRAM = "weir.manager.solving"
+NICENESS = 10
 DROPPED_LIMIT = 2.0  # seconds: a bank for one worker takes less, and is quicker solved to its end than in a new process
 PIECE_BYTES = 64 << 10  # of an answer, read in one turn of the loop
 
 
 class SolvingProcess:
-    """Solves one wish after the other, on one event loop until `close`."""
+    """Solves one wish after the other, on one event loop until `close`. With `niceness` its process leaves the CPUs to others."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int = NICENESS) -> None:
+        self._niceness = niceness
         self._child: _Child | None = None
 
     async def solve(self, wish: Wish, limit: float) -> Bank:
@@ -70,14 +72,14 @@ class SolvingProcess:
         if self._child is not None and not await self._child.free(DROPPED_LIMIT):
             await self.close()
         if self._child is None:
-            self._child = _Child()
+            self._child = _Child(self._niceness)
         return self._child
 
 
 class _Child:
     """One process with its socket and its log."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int) -> None:
         self._asked: deque[asyncio.Future[tuple[int, bytes]]] = (
             deque()
         )  # in order; nobody waits for those that are cancelled
@@ -89,7 +91,7 @@ class _Child:
             stack.callback(os.close, self._log)
             environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1")}
             environment["PYTHONPATH"] = python_path(os.environ.get("PYTHONPATH", ""))
-            command = [sys.executable, "-P", "-m", PROGRAM, str(os.getpid())]
+            command = [sys.executable, "-P", "-m", PROGRAM, str(os.getpid()), str(niceness)]
             self._process = Spawned(command, environment, [self._theirs.fileno(), self._log, self._log])
             self._process.start()
             self._files = stack.pop_all()

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from weir.policy.prices import Prices
     from weir.policy.profile import Profile
 
-NICENESS = 10
 REFUSED = 2  # the wish cannot be fulfilled, and the answer says why
 REQUEST = struct.Struct(">Q")  # before a wish: its length
 ANSWER = struct.Struct(">BQ")  # before an answer: 0 or REFUSED, and its length
@@ -64,9 +63,9 @@ class Wish(NamedTuple):
         )
 
 
-def main(parent: int) -> int:
+def main(parent: int, niceness: int) -> int:
     """Be the solving process of the process `parent`, to its end. Returns the exit code."""
-    os.nice(NICENESS)
+    os.nice(niceness)
     die_with(parent)
     end = socket.socket(fileno=os.dup(0))
     with end, end.makefile("rb") as wishes:
@@ -89,4 +88,4 @@ def fulfil(request: bytes) -> tuple[int, bytes]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))
