@@ -61,6 +61,17 @@ def test_who_cannot_make_it_is_left_out() -> None:
     assert group.waiting == 0
 
 
+def test_beside_large_ones_too_who_cannot_make_it_is_left_out() -> None:
+    small = [Asked("small, late", 0.0, 1.0), Asked("small", 0.0, 9.0)]
+    crowd = [Asked("large, late", 0.0, 1.0, rows=4, large=True), Asked("large", 0.0, 9.0, rows=4, large=True)]
+    group = filled(*small, *crowd)
+    load = take(group, 5, start_cutoff=2.0)
+    assert sorted(payloads(load)) == ["large", "small"]
+    assert {request.payload for request in load.late} == {"small, late", "large, late"}
+    assert all(request.settled for request in load.late)
+    assert group.waiting == 0
+
+
 def test_everybody_may_be_late() -> None:
     load = take(filled(*many(3)), 3, start_cutoff=30.0)
     assert (load.requests, len(load.late), load.rows) == ([], 3, 0)
