@@ -255,31 +255,52 @@ def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: flo
 
 def _rates(connect: Running, seconds: float) -> dict[int, float]:
     """Return the sentences a second that a client of each of LIVE_EQUALS gets. Each has two requests under way at least, so that it always has
-    texts that wait. What counts is the time from the first answers of the largest to its last: all that were begun together may end together."""
+    texts that wait."""
     from benchmarks.text_load import sample
 
     words = [word for text in sample() for word in text.split() if word.isalpha()]
     end = time.monotonic() + seconds
 
     def client(size: int) -> list[float]:
-        chance, ends, ahead = random.Random(size), list[float](), max(2, LIVE_UNDER_WAY // size)
+        chance, ends = random.Random(size), list[float]()
         batches = ([f"{chance.random():.6f} {chance.choice(words)}" for _ in range(size)] for _ in count())
         with connect() as made:
-            for _ in made.encode_async(batches, ahead=ahead):
+            for _ in made.encode_async(batches, ahead=_ahead(size)):
                 ends.append(time.monotonic())
                 if ends[-1] > end:
                     break
-        return ends[ahead - 1 : -1]
+        return ends
 
     with ThreadPoolExecutor(len(LIVE_EQUALS)) as pool:
         found = dict(zip(LIVE_EQUALS, pool.map(client, LIVE_EQUALS), strict=True))
-    if any(len(ends) < 2 for ends in found.values()):
-        raise SystemExit(f"--shares-seconds {seconds:g}: too short for two requests of {LIVE_EQUALS[-1]} texts here")
-    first, last = found[LIVE_EQUALS[-1]][0], found[LIVE_EQUALS[-1]][-1]
+    try:
+        return steady_rates(found)
+    except ValueError as error:
+        raise SystemExit(f"--shares-seconds {seconds:g}: {error}") from None
+
+
+def _ahead(size: int) -> int:
+    return max(2, LIVE_UNDER_WAY // size)
+
+
+def steady_rates(found: dict[int, list[float]]) -> dict[int, float]:
+    """Return the sentences a second of each size from when its requests had their answers, all in the same span of time: from the first answers
+    of the largest to its last.
+
+    A client's requests take turns, so those that were sent together end together: with two ahead, six answers of 1,024 texts come as three
+    pairs, and to count five of them over the two spans between the pairs would be a quarter too much. So what counts is from an answer
+    to another that is a whole number of such rounds later. Raises ValueError where a size has no whole round in that span.
+    """
+    largest = max(found)
+    ends = found[largest]
+    first, last = ends[_ahead(largest) - 1], ends[-2]
     rates = {}
     for size, ends in found.items():
         counted = [each for each in ends if first <= each <= last]
-        rates[size] = size * (len(counted) - 1) / (counted[-1] - counted[0])
+        steps = (len(counted) - 1) // _ahead(size) * _ahead(size)
+        if steps < 1:
+            raise ValueError(f"too short for a round of requests of {size} texts here")
+        rates[size] = size * steps / (counted[steps] - counted[0])
     return rates
 
 

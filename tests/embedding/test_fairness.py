@@ -201,3 +201,18 @@ def test_nobody_starves_where_clients_of_all_sizes_want_more_than_there_is() -> 
     server, sizes = sharing.Virtual(), [1, 5, 16, 17, 20, 40, 64] * 9
     asyncio.run(server.run(sizes, 60.0, named=False, within=sharing.TIMEOUT))
     assert (server.late, {each.size for each in server.requests}) == (0, set(sizes))
+
+
+def test_equal_shares_are_measured_as_equal_though_answers_come_in_bunches() -> None:
+    # Each client gets 100 texts a second, and the requests that it has under way end within a millisecond of each other.
+    found = {}
+    for size in sharing.LIVE_EQUALS:
+        ahead = max(2, sharing.LIVE_UNDER_WAY // size)
+        bunch = ahead * size / 100.0
+        found[size] = [
+            number * bunch + each * 1e-3 / ahead for number in range(1, int(400 / bunch) + 1) for each in range(ahead)
+        ]
+    assert sharing.steady_rates(found) == pytest.approx(dict.fromkeys(sharing.LIVE_EQUALS, 100.0), rel=1e-6)
+    found[4096] = found[4096][:3]
+    with pytest.raises(ValueError, match="a round of requests of"):
+        sharing.steady_rates(found)
