@@ -37,6 +37,17 @@ def test_binary_outputs_are_noticed() -> None:
     assert not outliner(body(a, b, outputs=[{"name": "y", "parameters": {"binary_data": False}}])).for_server
 
 
+def test_what_only_the_server_can_read_or_write_is_noticed() -> None:
+    outliner, a, b = Outliner(DECLARED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
+    place = {"shared_memory_region": "r", "shared_memory_byte_size": 24}
+    assert not outliner(body(a, b)).for_server
+    assert outliner(body({**a, "parameters": place}, b)).for_server
+    assert outliner(body({**a, "parameters": place}, b).replace(b"_region", b"_regi\\u006fn")).for_server
+    for parameters in (place, {"classification": 2}):
+        assert outliner(body(a, b, outputs=[{"name": "y", "parameters": parameters}])).for_server
+    assert not outliner(body({**a, "parameters": {"shared_memory": "x"}}, b, id="shared_memory_region")).for_server
+
+
 def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kserve_outline, "MAX_REMEMBERED", 2)
     outliner = Outliner(DECLARED)

@@ -18,7 +18,7 @@ from weir.wire.nonfinite import find_nonfinite
 from weir.wire.shapes import element_count
 from weir.wire.surrogates import find_half
 from weir.wire.tensors import DTYPES
-from weir.wire.values import UNREADABLE, has_slow_floats, refuse_names, uncollected
+from weir.wire.values import SMALL_BODY, UNREADABLE, has_slow_floats, refuse_names, uncollected
 
 Body = bytes | bytearray | memoryview
 # What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they say of none.
@@ -138,16 +138,20 @@ def write_response(response: InferenceResponse) -> bytes:
 
 def parse(decode: Callable[[Body], Any], body: Body, what: str) -> Any:
     """Return what `decode` makes of `body`; InvalidRequest whatever is wrong with it, and TooLarge for too many names."""
-    refuse_names(body, JSON)
     try:
-        with uncollected(len(body)):
-            _check_parameters(body)
-            return decode(body)
+        return decode(body) if len(body) <= SMALL_BODY else _decode_long(decode, body)
     except RecursionError:
         raise InvalidRequest(f"body: must be {what} as JSON, nested less deeply") from None
     except UNREADABLE as error:
         named = find_nonfinite(body) or find_half(body)
         raise InvalidRequest(str(named) if named else f"body: must be {what} as JSON ({error})") from None
+
+
+def _decode_long(decode: Callable[[Body], Any], body: Body) -> Any:
+    refuse_names(body, JSON)
+    with uncollected(len(body)):
+        _check_parameters(body)
+        return decode(body)
 
 
 # Bytes of all parameters of a body that has floats which take long to read.

@@ -38,7 +38,8 @@ def writable(value: Any) -> Any:
 # msgspec takes ten microseconds for a float such as -1e308 or 4.9e-324: a megabyte of them holds the interpreter for more than a
 # second. Python's own reading takes a quarter of one for any; so bodies that have such exponents are read with that.
 _SLOW_FLOAT = re.compile(rb"[eE][-+]?[0-9]{2}")
-_FEW = 4096  # bytes of a body that cannot have many
+# Bytes of a body that needs none of the checks of what its reading may cost: nothing in it can be many.
+SMALL_BODY = 4096
 
 
 def read_float(text: str) -> float:
@@ -55,7 +56,7 @@ _decode_slowly = msgspec.json.Decoder(float_hook=read_float).decode
 
 def has_slow_floats(body: bytes | bytearray | memoryview) -> bool:
     """Tell whether msgspec may take long for the floats in `body`."""
-    return len(body) > _FEW and _SLOW_FLOAT.search(body) is not None
+    return len(body) > SMALL_BODY and _SLOW_FLOAT.search(body) is not None
 
 
 def decode_json(body: bytes | bytearray | memoryview) -> Any:
@@ -66,14 +67,14 @@ def decode_json(body: bytes | bytearray | memoryview) -> Any:
 
 
 def _read_json(body: bytes | bytearray | memoryview) -> Any:
-    if len(body) <= _FEW:
+    if len(body) <= SMALL_BODY:
         return _decode_json(body)
     refuse_containers(body, JSON)
     return (_decode_slowly if has_slow_floats(body) else _decode_json)(body)
 
 
 def _read_msgpack(body: bytes | bytearray | memoryview) -> Any:
-    if len(body) > _FEW:
+    if len(body) > SMALL_BODY:
         refuse_containers(body, MSGPACK)
     return _plain_msgpack(body)
 

@@ -289,20 +289,25 @@ class Connection(Link):
     def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
         self._request = request = plan.manner.request(self, plan, payload)
         self.phase = BUSY
-        self.attempt(request, plan, request.begin)
+        try:
+            request.begin()
+        except Exception as error:
+            self._fail(request, plan, error)
 
     def attempt(self, request: "HotRequest", plan: "Plan", step: Callable[[], None]) -> None:
         """Take a step of the request in flight; what it raises is the request's end."""
         try:
             step()
-        except WeirError as error:
-            discard(request.payload)
-            request.fail(error)
         except Exception as error:
+            self._fail(request, plan, error)
+
+    def _fail(self, request: "HotRequest", plan: "Plan", error: Exception) -> None:
+        if not isinstance(error, WeirError):
             # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
-            _log.exception("a request cannot be taken: %s", plan.head.partition(b"\r\n")[0].decode("latin-1"))
-            discard(request.payload)
-            request.fail(error)
+            head = plan.head.partition(b"\r\n")[0].decode("latin-1")
+            _log.error("a request cannot be taken: %s", head, exc_info=error)
+        discard(request.payload)
+        request.fail(error)
 
     def _refuse(self, error: WeirError) -> None:
         """Answer a request that reached no service; its body has been read."""

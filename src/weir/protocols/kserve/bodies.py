@@ -1,7 +1,5 @@
 """Bodies of inference requests: JSON, JSON with binary tensors after it, or one raw tensor; some inputs in shared memory."""
 
-import re
-
 from weir.errors import InvalidRequest
 from weir.protocols.codings import decompress
 from weir.protocols.describing import inputs_of
@@ -12,20 +10,17 @@ from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest
 from weir.wire.kserve_json import Body
 
-# What a body holds somewhere if a worker cannot answer it by itself. It may stand in the data too, and no harm is done.
-FOR_THE_DOOR = re.compile(rb'"(?:shared_memory_region|classification)"')
-
-_ZLIB = b"x"  # a zlib stream begins with it, and no JSON does
+ZLIB = b"x"  # a zlib stream begins with it, and no JSON does
 
 
 def inflated(body: Body, max_size: int) -> Body:
     """Return `body`, or, if it is a zlib stream that no header speaks of, what is in it: some clients send that."""
-    return decompress(bytes(body), "deflate", max_size) if bytes(body[:1]) == _ZLIB else body
+    return decompress(bytes(body), "deflate", max_size) if bytes(body[:1]) == ZLIB else body
 
 
 def size_to_read(body: Body) -> int:
     """Return about how many bytes must be read of `body`: of a zlib stream it cannot be told, and it counts as a long one."""
-    return len(body) if bytes(body[:1]) != _ZLIB else max(len(body), LONG_BODY + 1)
+    return len(body) if bytes(body[:1]) != ZLIB else max(len(body), LONG_BODY + 1)
 
 
 def read_body(ask: InferAsk, body: Body, memory: Memory) -> InferenceRequest:

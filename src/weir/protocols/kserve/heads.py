@@ -35,7 +35,8 @@ class InferAsk:
 
     __slots__ = (
         "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header",
-        "layout", "lead", "outline", "plain", "priority", "request_id", "service", "timeout", "traceparent", "version",
+        "layout", "lead", "outline", "plain", "priority", "request_id", "service", "small_json", "timeout", "traceparent",
+        "version",
     )  # fmt: skip
 
     def __init__(self, service: "Service", version: str) -> None:
@@ -55,6 +56,7 @@ class InferAsk:
         self.traceparent: str | None = None
         self.plain = False
         self.outline: Outliner | None = None  # reads what the line must know of a JSON body that the worker decodes
+        self.small_json = False  # the body is a JSON document that `outline` reads, and has few bytes
         self.last_header = b""  # JSON of the last body with binary tensors, whose layout is made if it comes again
         self.layout: Layout | None = None
         self.lead = 0  # bytes before a body in shared memory, so that its tensors are aligned
