@@ -147,6 +147,41 @@ def test_a_client_that_leaves_has_a_line(run: Run) -> None:
     run(scenario)
 
 
+def test_a_request_that_ends_for_what_comes_behind_it_has_one_line(run: Run) -> None:
+    async def scenario() -> None:
+        executor = FakeExecutor()
+        async with serving(executor, max_waiting_bytes=1 << 20) as (server, lines):
+            client = await Client.connect(server)
+            client.writer.write(POST)
+            await until(lambda: bool(executor.pending))
+            server.account.add(1 << 20)  # of others
+            client.writer.write(100 * POST)
+            assert b" 429 " in await client.rest()
+            executor.answer_next(lambda payloads: [b"9"])
+            client.close()
+            assert lines.short == [("POST", "/infer/square", 429)]
+
+    run(scenario)
+
+
+def test_what_is_sent_with_the_opening_of_a_web_socket_does_not_change_its_line(run: Run) -> None:
+    async def scenario() -> None:
+        opening = (
+            b"GET /v2/ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        async with serving() as (server, lines):
+            for behind in (b"\x88\x80\0\0\0\0", b"\xff" * 9):
+                client = await Client.connect(server)
+                client.writer.write(opening + behind)
+                assert b" 101 " in await client.rest()
+                client.close()
+            await until(lambda: len(lines) == 2)
+            assert lines.short == [("GET", "/v2/ws", 101)] * 2
+
+    run(scenario)
+
+
 def test_connections_over_the_limit_and_web_sockets_have_a_line(run: Run) -> None:
     async def scenario() -> None:
         async with serving(max_connections=1) as (server, lines):

@@ -8,6 +8,7 @@ import httpx
 import numpy
 import pytest
 import uvicorn
+from starlette.websockets import WebSocket
 from tests.protocols.sockets import until
 from tests.protocols.websocket_kit import Echo, Sum, answer, answers, failure, item, next_answer, serving
 from tests.streaming_models import Count, Prefixes, Script, Ticking
@@ -20,6 +21,7 @@ from weir.manager.registry import Registry
 from weir.protocols.origins import allowed
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.protocols.websocket import WebSockets
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.websocket import Failure, read_answer, write_cancel, write_request
@@ -444,5 +446,22 @@ def test_messages_are_not_compressed() -> None:
     async def main() -> None:
         async with serving(Service(Sum, executor="thread")) as server, server.connect(compression="deflate") as client:
             assert not client.protocol.extensions
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [RuntimeError("Unexpected ASGI message 'websocket.accept'"), OSError("gone")])
+def test_a_client_that_is_gone_before_it_is_accepted_is_no_error(error: Exception) -> None:
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        assert message["type"] == "websocket.accept"
+        raise error  # as uvicorn says of what is no WebSocket, or of nobody
+
+    async def main() -> None:
+        websockets = WebSockets(Registry([]), HttpSettings())
+        await websockets.serve(WebSocket({"type": "websocket", "headers": [], "path": "/v2/ws"}, receive, send))
+        assert websockets.open == 0
 
     asyncio.run(main())

@@ -94,7 +94,9 @@ class _Answer:
         elif kind in ("http.response.body", "websocket.http.response.body"):
             self.size_bytes += len(message.get("body", b""))
         elif kind == "websocket.accept":
-            self.status = 101
+            await self._send(message)
+            self.status = 101  # unless the client has left
+            return
         elif kind == "websocket.send":
             self.size_bytes += len(message.get("bytes") or (message.get("text") or "").encode())
         elif kind == "websocket.close":

@@ -124,7 +124,10 @@ class Session:
     async def run(self) -> None:
         """Accept the connection and serve it until one of the two leaves."""
         self._main = asyncio.current_task()
-        await self._socket.accept()
+        try:
+            await self._socket.accept()
+        except (OSError, RuntimeError):
+            return  # the client has left, or has sent what is no WebSocket: ASGI servers say either
         writing = asyncio.ensure_future(self._write())
         try:
             code = await self._serve()

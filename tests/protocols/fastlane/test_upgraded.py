@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.protocols.fastlane.kit import FakeTransport, Site, settled, site
+from uvicorn.protocols.utils import ClientDisconnected
 
 from weir.protocols.fastlane.upgraded import Upgraded
 
@@ -15,7 +16,7 @@ UPGRADE = (
     b"GET /ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
     b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 )
-TEXT, CONTINUATION, PING = 0x1, 0x0, 0x9
+TEXT, CONTINUATION, CLOSE, PING = 0x1, 0x0, 0x8, 0x9
 FIN = 0x80
 
 
@@ -267,3 +268,69 @@ def test_the_end_of_the_server_is_told() -> None:
             await settled()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(
+    ("behind", "sent", "message"),
+    [
+        (frame(FIN | TEXT, b"a"), b"", {"type": "websocket.receive", "text": "a"}),
+        (frame(FIN | PING, b"x"), b"\x8a\x01x", None),
+        (frame(FIN | CLOSE), b"\x88\x00", {"type": "websocket.disconnect", "code": 1005, "reason": ""}),
+        (
+            frame(FIN | CONTINUATION),
+            b"\x88\x1f\x03\xeaunexpected continuation frame",
+            {"type": "websocket.disconnect", "code": 1002, "reason": "unexpected continuation frame"},
+        ),
+        (
+            frame(FIN | TEXT, b"\xff"),
+            b"\x88 \x03\xefa message of text is not UTF-8",
+            {"type": "websocket.disconnect", "code": 1007, "reason": "a message of text is not UTF-8"},
+        ),
+    ],
+)
+def test_what_comes_before_the_opening_is_answered_is_read_after_it(
+    apart: bool, behind: bytes, sent: bytes, message: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        app = App()
+        async with site(app=app) as here:
+            transport = here.connect()
+            for piece in [UPGRADE + b"\r\n", behind] if apart else [UPGRADE + b"\r\n" + behind]:
+                transport.receive(piece)
+            assert not transport.sent
+            assert here.lane.account.held_bytes == len(behind)
+            await settled()
+            head, _, frames = bytes(transport.sent).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 101 ")
+            assert (frames, app.messages) == (sent, [message] if message else [])
+            transport.abort()
+            await settled()
+            assert (here.lane.account.held_bytes, len(here.lane.connections)) == (0, 0)
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+def test_an_application_that_accepts_too_late_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+    refused: list[type[Exception]] = []
+
+    async def late(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        try:
+            await send({"type": "websocket.accept"})
+        except OSError as error:
+            refused.append(type(error))
+            raise
+
+    async def main() -> None:
+        async with site(app=late) as here:
+            transport = here.connect()
+            transport.receive(UPGRADE + b"\r\n")
+            transport.close()
+            await settled()
+            assert refused == [ClientDisconnected]
+            assert not here.lane.connections
+
+    asyncio.run(main())
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]

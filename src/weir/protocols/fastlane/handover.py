@@ -323,6 +323,8 @@ class HandedOver(Charged, HttpToolsProtocol):
         status, size = upgraded.refused_with
         if status:
             self._log(status, size)
+        elif self._held:  # has come with the opening
+            upgraded.data_received(bytes(self._held))
 
     @property
     def busy(self) -> bool:

@@ -52,6 +52,7 @@ class LoggedConnection(Connection):
         super().__init__(lane)
         self._log = log
         self._began = 0.0
+        self._told = False  # of the request in flight: it has its line
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
@@ -72,6 +73,7 @@ class LoggedConnection(Connection):
     def wrote(self, data: bytes, size_bytes: int) -> None:
         """Tell the log of an answer that begins with `data` and has so many bytes with its head."""
         if not data.startswith(_CONTINUE):
+            self._told = True
             self._tell(int(data[_STATUS]), size_bytes - data.find(END_OF_HEAD) - len(END_OF_HEAD))
 
     def _tell(self, status: int, size_bytes: int) -> None:
@@ -87,10 +89,11 @@ class LoggedConnection(Connection):
 
     def _dispatch(self, plan: "Plan", payload: "bytes | Block") -> None:
         self._plan = plan
+        self._told = False
         super()._dispatch(plan, payload)
 
     def _leave(self) -> None:
-        if self._request is not None:
+        if self._request is not None and not self._told:
             self._tell(LEFT, 0)
         super()._leave()
 

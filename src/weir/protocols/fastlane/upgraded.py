@@ -9,6 +9,7 @@ import asyncio
 import http
 from typing import TYPE_CHECKING, Any
 
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
@@ -131,7 +132,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
     def _read_on(self) -> None:
         """Parse some of what is there, and the rest in further turns of the loop."""
         self._reads_on = False
-        if self._held and not self._waits and not self.transport.is_closing():
+        if self._held and self._may_parse and not self.transport.is_closing():
             piece = bytes(self._held[: _TURN_BYTES if self._parsed else _SMALL_BYTES])
             del self._held[: len(piece)]
             self._parsed += len(piece)
@@ -140,7 +141,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
             self._held.clear()
             return
         self._count()
-        if self._held and not self._waits:
+        if self._held and self._may_parse:
             self._reads_on = True
             self.loop.call_soon(self._read_on)
         self._regulate()
@@ -149,6 +150,12 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
     def _waits(self) -> bool:
         """Whether nothing is to be parsed: the application has not taken the last message, the client does not read, or there is no room."""
         return self.read_paused or self._unread_since is not None or self._no_room_since is not None
+
+    @property
+    def _may_parse(self) -> bool:
+        """Whether frames may be read. Before the application has accepted, none is: uvicorn would answer them ahead of the opening,
+        and could not say that the connection is open."""
+        return self.handshake_complete and not self._waits
 
     def _regulate(self) -> None:
         if self.transport.is_closing():
@@ -248,7 +255,11 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """uvicorn: the application writes; one message at a time, for each shall wait until those before were read."""
         async with self._sending:
+            if message["type"] == "websocket.accept" and self.transport.is_closing():
+                raise ClientDisconnected  # uvicorn would drop it, and complain of an application that does not accept
             await super().send(message)
+        if self._held and not self._reads_on:
+            self._read_on()
 
     # The sweep and the end of the server.
 
