@@ -5,6 +5,7 @@ from math import inf
 from tests.batching.mill import Asked, listed
 
 from weir.batching.compose import Load
+from weir.batching.group import Group
 from weir.batching.line import Line
 
 
@@ -29,6 +30,24 @@ def test_a_group_is_forgotten_when_it_is_empty() -> None:
         request.settled = True
         line.leave(request)
     assert (line.waiting, len(line.groups), line.turns.first()) == (0, 0, None)
+
+
+def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
+    line = Line(10)
+
+    def enter_and_leave(key: object) -> Group:
+        request = Asked(0, key=key)
+        line.enter(request)
+        group = line.groups[key]
+        request.settled = True
+        line.leave(request)
+        assert (group.waiting, len(line.groups), line.turns.first()) == (0, 0, None)
+        return group
+
+    first = enter_and_leave("a")
+    assert enter_and_leave("a") is first
+    assert enter_and_leave("b") is not first
+    assert enter_and_leave("a") is not first
 
 
 def test_the_group_without_a_key_stays() -> None:

@@ -96,10 +96,12 @@ def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, m
         small = level.small
         if level.large.waiting:
             Sharing(load, level, max_overtakes, nobody_is_late).fill()
-        elif nobody_is_late and not small.odd and load.cost + min(len(small), max_rows - load.rows) <= max_cost:
-            _take_plain(load, small, min(len(small), max_rows - load.rows))
         else:
-            _take_in_order(load, small)
+            count = min(len(small.waiting) - small.dead, max_rows - load.rows)
+            if nobody_is_late and not small.odd and load.cost + count <= max_cost:
+                _take_plain(load, small, count)
+            else:
+                _take_in_order(load, small)
         if load.rows >= max_rows:
             break
     group.departed += load.departed

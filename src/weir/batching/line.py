@@ -13,10 +13,11 @@ from weir.messages import Request
 
 
 class Line:
-    """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key."""
+    """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key, and for the last
+    one: where callers are few, each request finds no other, and its key is that of the one before."""
 
     __slots__ = (
-        "_divided", "_lane", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
+        "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
     )  # fmt: skip
 
     def __init__(self, max_rows: int, lane: type[Lane] = Lane, capacity: int | None = None) -> None:
@@ -25,6 +26,7 @@ class Line:
         self.capacity = inf if capacity is None else capacity  # rows that may wait or run
         self.running = 0  # rows that are with workers
         self.again = 0  # rows that wait to be run again, as their worker died
+        self._last_empty: Group | None = None
         self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
         self.groups: dict[Hashable, Group] = {}
         self.turns = Turns()
@@ -77,12 +79,16 @@ class Line:
         """Add a request of any kind, and wake its group."""
         group = self.groups.get(request.key)
         if group is None:
-            group = self.groups[request.key] = Group(request.key, self._lane)
+            group = self.groups[request.key] = self._new_group(request.key)
         group.add(request)
         self.arrivals += request.rows
         self.last_arrival = max(self.last_arrival, request.arrival)
         if group.asleep or request.deadline < group.turn:
             self.turns.wake(group)
+
+    def _new_group(self, key: Hashable) -> Group:
+        group, self._last_empty = self._last_empty, None
+        return group if group is not None and group.key == key else Group(key, self._lane)
 
     def leave(self, request: Request) -> None:
         """A waiting request was settled: take the rest of it out."""
@@ -129,7 +135,7 @@ class Line:
             return
         self.turns.close(group)
         if group.key is not None:
-            del self.groups[group.key]
+            self._last_empty = self.groups.pop(group.key)
 
     def passed(self, now: float) -> list[Request]:
         """Take out, settle and return the requests whose deadline is not after `now`."""

@@ -7,6 +7,8 @@ turn, so that thousands of groups cost no more than a few).
 The groups of express calls do not wait behind the others: theirs is every second batch, while both kinds are awake.
 """
 
+from math import inf
+
 from weir.batching.agenda import Agenda
 from weir.batching.group import Group
 
@@ -83,12 +85,15 @@ class Turns:
     def end_of_wait(self) -> float:
         """Return the earliest instant until which a group waits; infinity if none does."""
         first = self._parked.first()
-        return float("inf") if first is None else first[0][0]
+        return inf if first is None else first[0][0]
 
     def earliest_deadline(self) -> float:
         """Return an instant before which no deadline of an awake group passes; infinity if all sleep."""
-        firsts = (self._awake.first(), self._express.first())
-        return min((first[0][0] for first in firsts if first is not None), default=float("inf"))
+        first = self._awake.first()
+        earliest = inf if first is None else first[0][0]
+        if self._express.entries and (express := self._express.first()) is not None:
+            earliest = min(earliest, express[0][0])
+        return earliest
 
     def passed(self, now: float) -> list[Group]:
         """Return the groups that may have a deadline not after `now`, awake."""

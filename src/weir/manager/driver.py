@@ -112,7 +112,7 @@ class Driver:
         give_up = self._clock() + seconds
         limit = Timer(self._clock, self._loop, lambda: self._drain_limit(limit, give_up))
         limit.arm(give_up)
-        self._poll(Wakeup.ARRIVAL)
+        self._poll(Wakeup.ARRIVAL, self._clock())
         await self._emptied.wait()
         limit.cancel()
 
@@ -221,7 +221,7 @@ class Driver:
     def policy_changed(self) -> None:
         """The policy decides otherwise than before: ask it anew about all that waits."""
         self.batcher.reconsider()
-        self._poll(Wakeup.TIMER)
+        self._poll(Wakeup.TIMER, self._clock())
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""
@@ -255,15 +255,16 @@ class Driver:
         if self.failed:
             self.failed = self.not_ready_reason = ""
         self._worker_changed(worker, "ready", "")
-        self.batcher.worker_ready(worker, places, self._clock())
-        self._poll(Wakeup.WORKER)
+        now = self._clock()
+        self.batcher.worker_ready(worker, places, now)
+        self._poll(Wakeup.WORKER, now)
 
     def worker_lost(self, worker: int, reason: str) -> None:
         self._worker_changed(worker, "stopped" if self.leaving.lost(worker) else "lost", reason)
         now = self._clock()
         for lost in self.batcher.worker_lost(worker, now):
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
-        self._poll(Wakeup.WORKER)
+        self._poll(Wakeup.WORKER, now)
 
     def received(self, worker: int, events: Events) -> None:
         now = self._clock()
@@ -279,7 +280,7 @@ class Driver:
             self.batcher.finished(events.batch_id, now)
             if self.leaving:
                 self.leaving.finished(worker)
-            self._poll(Wakeup.WORKER)
+            self._poll(Wakeup.WORKER, now)
         refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
         self._delivery.give(dispatch, events, now)
         if self._alertness is not None:
@@ -303,13 +304,14 @@ class Driver:
         self._polling = False
         now = self._clock()
         self.batcher.took_turn(now - self._turn_began)
-        self._poll(Wakeup.ARRIVAL)
+        self._poll(Wakeup.ARRIVAL, now)
         if self._alertness is not None:
             self._alertness.expect(now, now)
 
     def _timer_due(self) -> None:
-        self._expire(self._clock())
-        self._poll(Wakeup.TIMER)
+        now = self._clock()
+        self._expire(now)
+        self._poll(Wakeup.TIMER, now)
         self._arm()
 
     def _arm(self) -> None:
@@ -317,10 +319,9 @@ class Driver:
         if self.outside.waiting:
             self._timer.arm(self.outside.next_deadline())
 
-    def _poll(self, wakeup: Wakeup) -> None:
+    def _poll(self, wakeup: Wakeup, now: float) -> None:
         if not (self.batcher.has_waiting or self.outside.waiting or self.draining):
             return  # nothing to decide; what runs has the timer armed already
-        now = self._clock()
         self._run_all(self.batcher.poll(now, wakeup), now)
         while self.outside.waiting and self._admit(now):
             self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
