@@ -51,6 +51,13 @@ def there_and_back(values: list[Any], memory: Memory) -> tuple[Cells, list[Any]]
     return cells, unpack_cells(travelled, memory, InvalidRequest)
 
 
+def unchanged(values: list[Any]) -> Cells:
+    """Return how `values` travel, of which the same must arrive."""
+    cells, came = there_and_back(values, Memory())
+    assert repr(came) == repr(values)
+    return cells
+
+
 def test_alike() -> None:
     values = [{"a": large(index), "b": large(-index, 2, 3, LARGE, dtype=numpy.int64)} for index in range(3)]
     cells, came = there_and_back(values, Memory())
@@ -78,10 +85,7 @@ OTHERS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_all_else_travels_as_before(name: str) -> None:
-    values = OTHERS[name]
-    cells, came = there_and_back(values, Memory())
-    assert cells.alike is None
-    assert repr(came) == repr(values)
+    assert unchanged(OTHERS[name]).alike is None
 
 
 def test_without_room_for_all_none_stays() -> None:
@@ -142,10 +146,7 @@ NOT_SMALL: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", NOT_SMALL)
 def test_what_is_not_small_arrays_travels_as_before(name: str) -> None:
-    values = NOT_SMALL[name]
-    cells, came = there_and_back(values, Memory())
-    assert cells.small is None
-    assert repr(came) == repr(values)
+    assert unchanged(NOT_SMALL[name]).small is None
 
 
 def test_small_arrays_that_cannot_be_had_again_are_an_error_for_each() -> None:

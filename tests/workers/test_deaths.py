@@ -22,6 +22,7 @@ from weir.errors import ModelError
 from weir.messages import OCTETS
 from weir.workers.backoff import Backoff
 from weir.workers.child import Child
+from weir.workers.template import KILL_GRACE
 
 
 def is_gone(pid: int) -> bool:
@@ -273,8 +274,12 @@ def test_a_system_that_refuses_what_a_worker_needs_is_asked_again(what: str, mon
 
 def unkillable(monkeypatch: pytest.MonkeyPatch, *pids: int) -> None:
     """Have the kernel leave these processes alone, as it does while they are in uninterruptible sleep."""
-    signal_all = Child._signal
-    monkeypatch.setattr("weir.workers.child.KILL_GRACE", 0.01)
+    signal_all, set_timer = Child._signal, Child._set_timer
+
+    def hurry(child: Child, seconds: float, act: Any, *arguments: Any) -> None:
+        set_timer(child, 0.01 if seconds == KILL_GRACE and child.pid in pids else seconds, act, *arguments)
+
+    monkeypatch.setattr(Child, "_set_timer", hurry)  # others that are killed have the time that they need
     monkeypatch.setattr(Child, "_signal", lambda child: None if child.pid in pids else signal_all(child))
 
 
