@@ -1,5 +1,6 @@
 """The fast lane on a fake transport: bodies and answers, where they are received, and what is refused."""
 
+import asyncio
 import gzip
 
 import pytest
@@ -18,6 +19,7 @@ from tests.protocols.fastlane.kit import (
 )
 
 from weir.testing import FakeExecutor
+from weir.wire.pickles import LARGE_BYTES
 
 
 def test_continue_is_sent_when_the_body_is_wanted() -> None:
@@ -284,3 +286,20 @@ def test_large_answers_are_compressed_for_those_who_ask(size: int) -> None:
             assert gzip.decompress(answer.body) == b'"' + b"x" * size + b'"'
 
     run(body)
+
+
+def test_a_large_body_that_is_refused_as_it_comes_closes_its_connection() -> None:
+    async def main() -> None:
+        async with site() as here:
+            transport = here.connect()
+            path = "/v2/models/square/infer"
+            body = b"[]".ljust(LARGE_BYTES + 1)
+            request = post(body, "Connection: close", "Inference-Header-Content-Length: 2", path=path)
+            transport.receive(request[:20])  # so that it is not begun where it has been received
+            transport.receive(request[20:])
+            await settled()
+            assert transport.sent.startswith(b"HTTP/1.1 400 ")
+            assert transport.is_closing()
+            assert not here.lane.connections
+
+    asyncio.run(main())

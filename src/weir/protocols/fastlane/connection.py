@@ -217,22 +217,27 @@ class Connection(Link):
             return True
         size = min(len(self._pending), plan.length)
         with memoryview(self._pending) as pending, pending[:size] as beginning:
-            complete = self._receive(place, beginning)
-        del self._pending[:size]
+            complete = self._fill(place, beginning)
+        del self._pending[:size]  # before the request begins, which may end at once and close the connection
+        if complete:
+            self._dispatch_received(place)
         if plan.expects_continue and not complete:
             self.transport.write(CONTINUE)
         return complete
 
     def _receive(self, place: Place, beginning: memoryview) -> bool:
-        """Receive the body of `_plan` into `place`; tell whether it is complete with its `beginning`."""
+        """Receive the body of `_plan` into `place`; tell whether it is complete with its `beginning`, and begin the request if it is."""
+        complete = self._fill(place, beginning)
+        if complete:
+            self._dispatch_received(place)
+        return complete
+
+    def _fill(self, place: Place, beginning: memoryview) -> bool:
         self.phase = LARGE
         self._place = place
         if place.claim is None:
             self.lane.receiving.add(self)
-        complete = fill(place, beginning)
-        if complete:
-            self._dispatch_received(place)
-        return complete
+        return fill(place, beginning)
 
     def _reserve(self, plan: "Plan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
