@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import numpy as np
@@ -113,7 +114,7 @@ def test_pairs_words_and_token_ids_pass(client: Any, server: EmbeddingServer) ->
 
 
 def test_an_answer_says_which_token_ids_are_of_another_model(client: Any, caplog: pytest.LogCaptureFixture) -> None:
-    who = {"client": f"ids of {id(client)}"}  # the server is the same for all clients
+    who = {"client": f"ids of {uuid4()}"}  # the server is the same for all clients, and warns once of each
     fine = client.infer("small", texts("it"), parameters=who)
     piece = tiny_tokens.pieces(tiny_tokens.SQUARE).index("##s")  # no text of its own begins within a word
     other = client.infer("small", {"input": np.array([[piece] * 3, [piece, 9, -1]], np.int32)}, parameters=who)
