@@ -25,6 +25,7 @@ _REQUESTED = 4  # calls that can be taken from the core without asking it for th
 _UNIMPLEMENTED = 12
 _EVENTS_AT_ONCE = 64  # that the event loop hears of in one turn; a call has three, of some tens of microseconds
 _LOOK_EVERY = 1.0  # seconds between two looks at calls whose messages take long, while others wait
+_LOOP_LOOK_EVERY = 1.0  # seconds between two looks of the thread whether the loop that has the queue was closed
 
 _TIMEOUT, _SHUTDOWN = cygrpc.CompletionType.queue_timeout, cygrpc.CompletionType.queue_shutdown
 
@@ -75,6 +76,7 @@ class Core:
         self._over = False  # the queue will never tell of anything again
         self._loop = asyncio.get_running_loop()
         self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._handed: Any = None  # the event that the thread has told the loop of, until the loop hears it
         self._given = threading.Lock()  # released when the thread has the queue again
         self._given.acquire()
         self._thread = threading.Thread(target=self._wait, name="weir-grpc", daemon=True)
@@ -117,17 +119,28 @@ class Core:
 
     def _wait(self) -> None:
         while not self._over:
-            event: Any = self._poll()
+            self._handed = self._poll()
             try:
-                self._loop.call_soon_threadsafe(self._take, event)
-            except RuntimeError:  # the loop is closed: nobody is there to hear of it
-                if event is not None and event.completion_type == _SHUTDOWN:
-                    return
-                if event is not None and event.tag == self._shut:
-                    self._shut(event)
+                self._loop.call_soon_threadsafe(self._take)
+            except RuntimeError:  # the loop is closed
+                self._hear_alone()
                 continue
-            event = None  # nor its call kept alive while the loop has the queue
-            self._given.acquire()
+            while not self._given.acquire(timeout=_LOOP_LOOK_EVERY):
+                if (
+                    self._loop.is_closed()
+                ):  # before it heard of the event, or before its next turn: it gives nothing back
+                    self._hear_alone()
+                    break
+
+    def _hear_alone(self) -> None:
+        """Do what is left to do about an event that no loop will hear of any more: go on with the end of the server."""
+        event, self._handed = self._handed, None
+        if event is None:
+            return
+        if event.completion_type == _SHUTDOWN:
+            self._over = True
+        elif event.tag == self._shut:
+            self._shut(event)
 
     def _poll(self, until: float | None = None) -> Any:
         """Return the next event; None for one that is lost."""
@@ -139,9 +152,11 @@ class Core:
 
     # On the event loop.
 
-    def _take(self, event: Any) -> None:
+    def _take(self) -> None:
         """Have the queue, from the thread, with the event that has just come."""
+        event, self._handed = self._handed, None
         self._hear(event)
+        event = None  # nor its call kept alive while others are heard
         self._turn()
 
     def _turn(self) -> None:
