@@ -314,6 +314,7 @@ def check_model(model: Any) -> type[Model]:
     check_attributes(model, [name for name in vars(Model) if not name.startswith("_")])
     if not overrides(model, "predict"):
         raise SettingsError(f"{model.__name__}: must implement predict(batch)")
+    _check_content_types(model)
     if bool(model.inputs) != bool(model.outputs):
         raise SettingsError(f"{model.__name__}: a tensor model declares both inputs and outputs")
     if overrides(model, "measure") and not isinstance(_raw(model, "measure"), (classmethod, staticmethod)):
@@ -324,6 +325,16 @@ def check_model(model: Any) -> type[Model]:
     elif not is_batched(model):
         _check_not_joined(model, "a model without batches")
     return model
+
+
+def _check_content_types(model: type[Model]) -> None:
+    """Refuse content types that are no sequence of texts, and those that no method of `model` reads or writes."""
+    types: Any = model.content_types
+    where = f"{model.__name__}: content_types={types!r:.100}"
+    if isinstance(types, str) or not isinstance(types, Sequence) or not all(isinstance(each, str) for each in types):
+        raise SettingsError(f'{where}, must be a list of texts, such as ["image/png"]')
+    if types and not overrides(model, "decode") and not overrides(model, "encode"):
+        raise SettingsError(f"{where}, must implement decode(body), encode(value) or both, which read and write them")
 
 
 def function_of(model: type[Model]) -> Callable[..., Any] | None:

@@ -46,6 +46,11 @@ def added(entries: list[Any]) -> list[Any]:
     return [{"sum": entry["a"] + entry["b"]} for entry in entries]
 
 
+def typed(content_types: Any) -> type[Model]:
+    """Return a model class with these content types, and no method that reads or writes them."""
+    return type("Typed", (Square,), {"content_types": content_types})
+
+
 def test_a_service_is_named_after_its_model_unless_told_otherwise() -> None:
     assert Service(Square).name == "square"
     assert Service(Square, name="quadrat").name == "quadrat"
@@ -61,6 +66,12 @@ def test_a_service_is_named_after_its_model_unless_told_otherwise() -> None:
     [
         ({"model": int}, "must be a subclass of weir.Model"),
         ({"model": None}, r"must implement predict\(batch\)"),
+        (
+            {"model": typed(["image/png"])},
+            r"^Typed: content_types=\['image/png'\], must implement decode\(body\), encode",
+        ),
+        ({"model": typed("image/png")}, "^Typed: content_types='image/png', must be a list of texts"),
+        ({"model": typed([b"image/png"])}, r"^Typed: content_types=\[b'image/png'\], must be a list of texts"),
         ({"model": Square, "policy": "greed"}, "policy='greed'"),
         ({"model": Square, "max_batch_sise": 3}, "did you mean max_batch_size"),
         ({"model": Square, "policy": "size-or-delay:size=128,delay=5ms"}, "max_batch_size=64"),
