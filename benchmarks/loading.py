@@ -9,6 +9,7 @@ system's scheduler alone makes of a busy CPU: no server can load a model and do 
 
 import argparse
 import asyncio
+import gc
 import os
 import re
 import statistics
@@ -119,6 +120,9 @@ async def measure(url: str, rounds: int, rate: float) -> None:
     quiet, loading, beside = (list[tuple[float, float]]() for _ in range(3))
     load = Load(int(url.rpartition(":")[2]), rate)
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as client, load.running():
+        (
+            await client.get("/health/ready")
+        ).raise_for_status()  # what a client does once must not hold up the requests of a window
         await asyncio.sleep(2.0)
         for _ in range(rounds):
             begun = time.perf_counter()
@@ -170,6 +174,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
     asked = parser.parse_args()
+    gc.disable()  # a collection would hold up the requests, and be taken for the server's time
     with tempfile.TemporaryDirectory() as folder:
         for name, code in (("first", SERVED), ("second", LOADED)):
             version = Path(folder) / name / "1"

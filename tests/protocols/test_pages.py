@@ -3,10 +3,14 @@
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 from tests.protocols.doors import Serve
 from tests.protocols.models import Echo, Square
 
+from weir.manager.registry import Registry
 from weir.manager.service import Service
+from weir.protocols.rest import make_app
+from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 
 
@@ -169,3 +173,15 @@ class TestCors:
         assert refused.headers["access-control-allow-origin"] == "http://page.example"
         stranger = server.client.post("/infer/square", json=3, headers={"origin": "http://other.example"})
         assert "access-control-allow-origin" not in stranger.headers
+
+
+def test_applications_are_made_whole_before_the_first_request() -> None:
+    # Starlette otherwise puts the parts together with the first request, while all others wait.
+    app = make_app(Registry([]), HttpSettings())
+    layer: Any = app.middleware_stack
+    found = [app]
+    while layer is not None:
+        found += [part for part in vars(layer).values() if isinstance(part, Starlette)]
+        layer = getattr(layer, "app", None) or getattr(layer, "_app", None)
+    assert len(found) == 2
+    assert all(each.middleware_stack is not None for each in found)

@@ -107,4 +107,6 @@ def make_app(
         lifespan=lifespan,
     )
     app.router.redirect_slashes = False  # its redirects repeat whatever Host the client sent
+    # Now: with the first request it would hold up all others, for tens of milliseconds.
+    app.middleware_stack = app.build_middleware_stack()
     return app

@@ -46,6 +46,9 @@ class Kserve:
             exception_handlers={HTTPException: _router_error},
         )
         self._kserve.router.redirect_slashes = False
+        self._kserve.middleware_stack = (
+            self._kserve.build_middleware_stack()
+        )  # not with the first request, which would hold up others
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
