@@ -67,3 +67,21 @@ def test_import_weir_loads_no_framework() -> None:
 def test_help_loads_no_server() -> None:
     loaded = loaded_by("import weir.cli")
     assert not loaded & {"uvicorn", "starlette", "uvloop", "numpy", "structlog", "prometheus_client", "weir.app"}
+
+
+def test_only_request_state_writes_the_state_of_a_request() -> None:
+    written: dict[str, set[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            targets = (
+                node.targets
+                if isinstance(node, ast.Assign)
+                else [node.target]
+                if isinstance(node, (ast.AugAssign, ast.AnnAssign))
+                else []
+            )
+            for target in targets:
+                if isinstance(target, ast.Attribute) and target.attr in {"settled", "taken", "overtaken", "partial"}:
+                    written.setdefault(name_of(path), set()).add(target.attr)
+    elsewhere = {"weir.policy.leftovers": {"taken"}, "weir.wire.kserve_grpc": {"taken"}}  # not of requests
+    assert written == {"weir.batching.request_state": {"settled", "taken", "overtaken", "partial"}, **elsewhere}

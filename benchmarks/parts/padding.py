@@ -7,10 +7,11 @@ from typing import NamedTuple
 from benchmarks.paragraphs import paragraphs
 from benchmarks.result import Part, Result, Run, count
 from weir.batching.batcher import Batcher
+from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.embedding.budget import PADDING
 from weir.errors import SettingsError
-from weir.messages import RequestBase, Wakeup
+from weir.messages import Wakeup
 from weir.policy.rules import Greedy
 
 WAITING = (16, 64, 256, 512, 10_000)

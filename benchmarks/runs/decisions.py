@@ -10,9 +10,10 @@ import time
 from statistics import median
 
 from weir.batching.batcher import Batcher
+from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import WeirError
-from weir.messages import Dispatch, RequestBase, Wakeup
+from weir.messages import Dispatch, Wakeup
 from weir.policy.rules import Greedy
 
 BATCH = 64

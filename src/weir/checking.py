@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weir.batching.request_state import RequestBase
 from weir.errors import WeirError
 from weir.manager.chains.order import missing
 from weir.manager.health import same
@@ -14,7 +15,7 @@ from weir.manager.making import make_service
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.manager.spec import ModelToServe
-from weir.messages import JSON, Dispatch, RequestBase
+from weir.messages import JSON, Dispatch
 from weir.model import Example, is_tensor_model
 
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 from enum import Enum, IntEnum
 from typing import Any, NamedTuple, Protocol
 
-from weir.errors import ModelError, Unsupported, WeirError
+from weir.errors import ModelError, WeirError
 
 # How a payload is encoded: a content type, or OBJECT for a Python value of this process tree.
 OBJECT = "object"
@@ -121,45 +121,6 @@ class NoAnswer(Enum):
 
 
 NO_ANSWER = NoAnswer.NO_ANSWER  # what `finish` gets of a streaming request whose last answer was a part
-
-
-class RequestBase:
-    """The attributes of a Request, for doors to subclass (`finish` and `fail` are theirs)."""
-
-    __slots__ = (
-        "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
-        "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
-    )  # fmt: skip
-    tag: float = 0.0
-    brief: bool = False
-
-    def __init__(
-        self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
-        accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
-        large: bool = False, door: str = "python", trace: Any = None,
-    ) -> None:  # fmt: skip
-        self.payload = payload
-        self.arrival = arrival
-        self.timeout = timeout
-        self.deadline = arrival + timeout
-        self.kind = kind
-        self.content_type = content_type
-        self.accept = accept
-        self.rows = rows
-        self.cost = cost
-        self.key = key
-        self.priority = priority
-        self.large = large
-        self.door = door
-        self.trace = trace
-        self.settled = False
-        self.taken = 0
-        self.overtaken = 0
-        self.partial: Any = None
-
-    def part(self, output: Any, dispatch: "Dispatch") -> None:
-        """Refuse it: this door gives one answer."""
-        raise Unsupported(f"door {self.door!r} gives one answer to a request, a streaming model gives several")
 
 
 class Dispatch:

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from weir.batching.request_state import RequestBase
 from weir.errors import ModelError, WeirError
 from weir.messages import (
     JSON,
@@ -25,7 +26,6 @@ from weir.messages import (
     Kind,
     Observer,
     Request,
-    RequestBase,
     Timing,
 )  # fmt: skip
 from weir.workers.executor import Block, Listener

@@ -11,10 +11,10 @@ from weir.batching.batcher import Batcher
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
 from weir.batching.group import Share
 from weir.batching.lengths import LengthShare, length_of
-from weir.batching.pieces import rows_left
+from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
-from weir.messages import Dispatch, Events, Kind, Reason, RequestBase, Wakeup
+from weir.messages import Dispatch, Events, Kind, Reason, Wakeup
 from weir.policy.decision import Policy
 from weir.policy.rules import Greedy
 

@@ -7,7 +7,7 @@ import pytest
 from tests.batching.mill import Asked, Mill, listed, many
 
 from weir.batching.collate import Lost, answers_in, deliver, dropped_in, entries_of, fail_entries, is_done, to_batch
-from weir.batching.gather import left_in
+from weir.batching.request_state import gathered
 from weir.errors import InvalidRequest, ModelCrashed, ModelError, WorkerLost
 from weir.messages import JSON, NO_ANSWER, OBJECT, Dispatch, EventKind, Events, Kind, Reason, Wakeup
 
@@ -113,13 +113,13 @@ def test_outputs_that_nobody_gets() -> None:
 
 def test_what_was_gathered_is_left_when_the_whole_fails() -> None:
     request = listed(3)
-    assert left_in(request) == []
+    assert gathered(request) == []
     deliver(dispatch(request), Events(1, ["a"], indices=[1], final=False))
-    assert [each for each in left_in(request) if isinstance(each, str)] == ["a"]
+    assert [each for each in gathered(request) if isinstance(each, str)] == ["a"]
     tensors = Asked({"x": numpy.zeros((4, 1))}, kind=Kind.TENSORS, rows=4)
     cut = dispatch(tensors, slices=[(0, 2)])
     deliver(cut, Events(1, [{"y": 1}], indices=[0], final=False))
-    assert left_in(tensors) == [{"y": 1}]
+    assert gathered(tensors) == [{"y": 1}]
 
 
 def test_plain_answers_are_answers_of_a_stream_too() -> None:

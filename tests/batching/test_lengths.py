@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from tests.batching.mill import Asked, listed
 
-from weir.batching.group import is_gone
 from weir.batching.lengths import LengthLane, length_of
+from weir.batching.request_state import is_gone
 
 
 def of(length: float, arrival: float = 0.0) -> Asked:

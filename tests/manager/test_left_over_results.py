@@ -7,7 +7,8 @@ import pytest
 from tests.manager.kit import Watch
 
 from weir import Model, Service, WeirError
-from weir.messages import JSON, Dispatch, Kind, RequestBase
+from weir.batching.request_state import RequestBase
+from weir.messages import JSON, Dispatch, Kind
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy
 import pytest
 
+from weir.batching.request_state import RequestBase
 from weir.errors import WeirError
 from weir.manager.service import Service
-from weir.messages import KSERVE, LENT, Dispatch, Kind, RequestBase
+from weir.messages import KSERVE, LENT, Dispatch, Kind
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.wire.inference import ArenaArrays
 from weir.wire.kserve_outline import Outliner

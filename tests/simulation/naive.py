@@ -4,9 +4,10 @@ from math import inf
 from typing import Any, NamedTuple
 
 from weir.batching.batcher import Batcher
+from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
-from weir.messages import Dispatch, RequestBase, Wakeup
+from weir.messages import Dispatch, Wakeup
 from weir.policy.decision import Policy
 from weir.policy.profile import Profile
 from weir.simulation.services import Services

@@ -8,8 +8,9 @@ from subprocess import PIPE
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
-from weir.messages import Dispatch, Reason, Request, RequestBase, Timing, Wakeup
+from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
 from weir.telemetry.exposition import Exposition, Levels
 from weir.telemetry.metrics import Metrics
 

@@ -10,9 +10,9 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.trace import SpanKind, StatusCode
 from tests.streaming_models import Count
 
+from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.manager.service import Service
-from weir.messages import RequestBase
 from weir.model import Model
 from weir.telemetry.opening import open_tracing
 from weir.telemetry.settings import TelemetrySettings

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from weir.batching.pieces import steps
+from weir.batching.request_state import steps
 from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest
 from weir.messages import Request

@@ -26,6 +26,7 @@ from weir.batching.outlook import UNKNOWN_WAIT, Outlook
 from weir.batching.padded import ByLength
 from weir.batching.padded_time import PaddedTime
 from weir.batching.places import Places
+from weir.batching.request_state import settle
 from weir.batching.retry import Suspects, load_of
 from weir.batching.running import Running
 from weir.batching.settings import BatchingSettings
@@ -79,7 +80,7 @@ class Batcher:
     # Requests come and go.
 
     def submit(self, request: Request, now: float) -> None:
-        """Put `request` in the line; its `settled`, `taken`, `overtaken` and `partial` are as RequestBase makes them.
+        """Put `request` in the line; its state is as `request_state.begin` makes it.
 
         Raises Draining; InvalidRequest if it, or an indivisible item of it, exceeds what a batch may hold;
         DeadlineExceeded if the deadline has passed or can no longer be met; Overloaded with `retry_after`, when
@@ -136,9 +137,8 @@ class Batcher:
 
         Returns where it runs, as (worker, batch id, entry indices); nobody waits for those any more.
         """
-        if request.settled:
+        if not settle(request):
             return []
-        request.settled = True
         if request.taken < request.rows:
             self._line.leave(request)
         if not request.taken:
@@ -166,9 +166,8 @@ class Batcher:
         late, self._late = self._late, []
         late += self._line.passed(now)
         for request in [*self._running.passed(now), *self._suspects.passed(now)]:
-            if not request.settled:
+            if settle(request):
                 self._miss(request)
-                request.settled = True
                 late.append(request)
         if self._suspects.parts:
             self._count_suspects()
@@ -371,7 +370,7 @@ class Batcher:
         late, self._late = self._late, []
         left = self.unsettled()
         for request in left:
-            request.settled = True
+            settle(request)
         self._line.clear()
         self._suspects.clear()
         self._count_suspects()

@@ -7,7 +7,7 @@ entry is (request, start, stop), the range being that of its items (0 to 1 for a
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from weir.batching.gather import gather_of
+from weir.batching.request_state import answer, answer_each, has_answer
 from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
 from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, Request
 
@@ -54,7 +54,7 @@ def _entries(request: Request, part: tuple[int, int] | None) -> list[Entry]:
 def is_done(entry: Entry) -> bool:
     """Tell whether this entry has its answer, or its request has had its end."""
     request, start, _ = entry
-    return request.settled or (request.partial is not None and gather_of(request).has(start))
+    return has_answer(request, start)
 
 
 def to_batch(dispatch: Dispatch) -> Batch:
@@ -94,12 +94,7 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
     outputs = events.outputs
     requests = dispatch.requests
     if dispatch.plain and events.indices is None and events.kinds is None and len(outputs) == len(requests):
-        ends = []
-        for request, output in zip(requests, outputs, strict=True):
-            if not request.settled:
-                request.settled = True
-                ends.append((request, output))
-        return ends
+        return list(answer_each(requests, outputs, []))
     return _deliver_each(dispatch, events)
 
 
@@ -126,7 +121,7 @@ def _deliver_each(dispatch: Dispatch, events: Events) -> list[End]:
             dispatch.begun = dispatch.begun or set()
             dispatch.begun.add(index)
         elif 0 <= index < len(entries):
-            _put(ends, entries[index], NO_ANSWER if kind == EventKind.END else output)
+            ends += _answered(entries[index], NO_ANSWER if kind == EventKind.END else output)
     if events.final:
         forgotten = [entry for entry in entries if not is_done(entry)]
         ends += _fail(forgotten, lambda: ModelError("the worker ended the batch without an answer to this item"))
@@ -179,20 +174,10 @@ def fail_entries(lost: Lost, reason: str = "the worker died") -> list[End]:
 
 
 def _fail(entries: Iterable[Entry], error: Callable[[], WeirError]) -> list[End]:
-    ends: list[End] = []
-    for entry in entries:
-        _put(ends, entry, error())
-    return ends
+    return [end for entry in entries for end in _answered(entry, error())]
 
 
-def _put(ends: list[End], entry: Entry, output: Any) -> None:
-    request, start, stop = entry
-    if request.settled:
-        return
-    if request.kind is not Kind.ITEM:
-        gather = gather_of(request)
-        if not gather.put(start, stop, output):
-            return
-        output = gather.result()
-    request.settled = True
-    ends.append((request, output))
+def _answered(entry: Entry, output: Any) -> list[End]:
+    """Return the end of the entry's request, if this output is that."""
+    end = answer(*entry, output)
+    return [] if end is None else [end]

@@ -11,7 +11,7 @@ of the larger does not fit into what is left, small ones are tried, and the othe
 from math import inf
 
 from weir.batching.group import Group, Lane, Level, Share
-from weir.batching.pieces import rows_left, steps
+from weir.batching.request_state import dispatch, dispatch_items, lead, overtake, rows_left, settle, steps
 from weir.messages import Kind, Request
 
 
@@ -73,7 +73,7 @@ class Load:
             self.slices.append(None if whole else (start, stop))
         self.requests.append(request)
         self.plain = self.plain and request.kind is Kind.ITEM
-        request.taken = request.rows if stop == total else stop
+        dispatch(request, stop, total)
 
     def _affordable(self, unit_cost: float, total: int) -> int:
         if self.cost + total * unit_cost <= self.max_cost:
@@ -112,8 +112,7 @@ def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, m
 def _take_plain(load: Load, lane: Lane, count: int) -> None:
     """Take `count` from a lane of plain requests that all fit and are in time."""
     requests = lane.pop(count)
-    for request in requests:
-        request.taken = 1
+    dispatch_items(requests)
     load.requests = load.requests + requests if load.requests else requests
     if load.slices is not None:
         load.slices += [None] * count
@@ -145,7 +144,7 @@ def _take_head(load: Load, lane: Lane, request: Request) -> bool:
 def _leave_out(load: Load, lane: Lane, request: Request) -> None:
     load.departed += rows_left(request)
     load.late.append(request)
-    request.settled = True
+    settle(request)
     lane.advance(request)
 
 
@@ -188,7 +187,10 @@ class Sharing:
                 self._take_small(request)
         level.is_away = self._small.head is None
         if self._has_led or self._was_overtaken:
-            self._oldest.overtaken = 0 if self._has_led else self._oldest.overtaken + 1
+            if self._has_led:
+                lead(self._oldest)
+            else:
+                overtake(self._oldest, 1)
 
     def _next(self) -> tuple[Level | Share, Request] | None:
         """Return whose turn it is; None when nobody is left who may fit."""

@@ -12,7 +12,7 @@ from itertools import takewhile
 from math import inf, log2, nan, nextafter
 
 from weir.batching.deadlines import Deadlines
-from weir.batching.pieces import rows_left
+from weir.batching.request_state import is_gone, rows_left
 from weir.messages import Express, Kind, Request
 
 MIXED = nan  # equal to no timeout, not even to itself
@@ -23,11 +23,6 @@ SLACK = 64  # settled requests in the middle of a lane that are tolerated before
 def is_plain(request: Request) -> bool:
     """Tell whether `request` is one item of one row and unit cost, so that requests need only be counted."""
     return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
-
-
-def is_gone(request: Request) -> bool:
-    """Tell whether nothing of `request` waits any more."""
-    return request.settled or request.taken >= request.rows
 
 
 class Lane:

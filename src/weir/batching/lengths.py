@@ -10,8 +10,8 @@ from collections import deque
 from math import inf
 from typing import cast
 
-from weir.batching.group import SLACK, Lane, Share, SharedLane, is_gone, size_class
-from weir.batching.pieces import rows_left
+from weir.batching.group import SLACK, Lane, Share, SharedLane, size_class
+from weir.batching.request_state import is_gone, rows_left
 from weir.messages import Request
 
 

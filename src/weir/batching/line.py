@@ -8,6 +8,7 @@ from math import inf
 
 from weir.batching.compose import Load
 from weir.batching.group import Group, Lane
+from weir.batching.request_state import settle
 from weir.batching.turns import Turns
 from weir.messages import Request
 
@@ -142,7 +143,7 @@ class Line:
         late: list[Request] = []
         for group in self.turns.passed(now):
             for request in group.passed(now):
-                request.settled = True
+                settle(request)
                 late.append(request)
                 self.depart(group.remove(request))
                 self._divided.pop(id(request), None)

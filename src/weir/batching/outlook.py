@@ -3,10 +3,11 @@
 from math import inf
 
 from weir.batching.estimate import ServiceTime
-from weir.batching.group import Group, Lane, is_gone
+from weir.batching.group import Group, Lane
 from weir.batching.lengths import length_of
 from weir.batching.line import Line
 from weir.batching.places import Places
+from weir.batching.request_state import is_gone
 from weir.batching.settings import BatchingSettings
 from weir.messages import Request
 from weir.policy.decision import Observation

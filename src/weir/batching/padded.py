@@ -20,9 +20,9 @@ from math import inf
 from typing import cast
 
 from weir.batching.compose import Load
-from weir.batching.group import Group, Level, Share, is_gone
+from weir.batching.group import Group, Level, Share
 from weir.batching.lengths import LengthLane, LengthShare, length_of
-from weir.batching.pieces import rows_left, steps
+from weir.batching.request_state import is_gone, lead, overtake, rows_left, settle, steps
 from weir.messages import Request
 
 # Times `max_padding`: if that is half of what a batch costs beyond its tokens, one that small requests share with large ones does
@@ -216,9 +216,9 @@ def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool)
         if is_gone(head):
             continue
         if head is not leader:
-            head.overtaken += head.arrival <= leader.arrival
+            overtake(head, head.arrival <= leader.arrival)
         elif is_first:
-            head.overtaken = 0
+            lead(head)
 
 
 def _fill(load: PaddedLoad, level: Level, lane: LengthLane, max_cost: float) -> None:
@@ -292,4 +292,4 @@ def _take_queue(load: PaddedLoad, queue: deque[Request], gone: list[Request]) ->
 def _leave_out(load: Load, request: Request) -> None:
     load.departed += rows_left(request)
     load.late.append(request)
-    request.settled = True
+    settle(request)

@@ -6,6 +6,7 @@ from functools import partial
 from types import NoneType, TracebackType
 from typing import Any, NamedTuple, Self
 
+from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.manager.background import Background, Lifecycle
 from weir.manager.call import ThreadCall
@@ -220,7 +221,7 @@ def _take(posted: Posted) -> None:
     try:
         posted.action(posted.call)
     except Exception as error:  # a timeout or a key that cannot be compared: whoever waits is in another thread
-        posted.call.settled = True
+        settle(posted.call)
         posted.call.fail(error)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Hashable
 from contextlib import suppress
 from typing import Any
 
+from weir.batching.request_state import begin, refuse
 from weir.errors import ModelError, Unsupported, WeirError, for_caller
 from weir.messages import OBJECT, Dispatch, Kind
 
@@ -58,7 +59,18 @@ class Call(InProcess, asyncio.Future[Any]):
     """
 
     # What each call sets has a slot, so that an ordinary one needs no dictionary.
-    __slots__ = ("_withdraw", "arrival", "deadline", "outside", "payload", "settled", "taken", "timeout")
+    __slots__ = (
+        "_withdraw",
+        "arrival",
+        "deadline",
+        "outside",
+        "overtaken",
+        "partial",
+        "payload",
+        "settled",
+        "taken",
+        "timeout",
+    )
 
     _generator: Generator[Any, None, Any] | None = None
 
@@ -71,8 +83,7 @@ class Call(InProcess, asyncio.Future[Any]):
         self.arrival = arrival
         self.timeout = timeout
         self.deadline = arrival + timeout
-        self.settled = False
-        self.taken = 0
+        begin(self)
         self.outside = False
         self._withdraw = withdraw
 
@@ -179,8 +190,7 @@ def fail_all(error: WeirError) -> None:
     for each in found:
         if isinstance(each, ThreadCall) and not each.done():
             each._condition = threading.Condition()  # a thread that is not here may have held the old one
-            each.settled = True
-            each.fail(error)
+            refuse(each, error)
 
 
 def for_callers(answers: list[Any]) -> list[Any]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from weir.batching.collate import answers_in, deliver, dropped_in
-from weir.batching.gather import left_in
+from weir.batching.request_state import answer_each, gathered
 from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Kind, Observer, Request
 from weir.telemetry.silent import SilentObserver
@@ -44,20 +44,18 @@ class Delivery:
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
         # The hot path: every request is in the batch whole, and every entry has its answer.
-        answered: Sequence[Request] = dispatch.requests
-        before: set[int] = set()
-        for request, output in zip(dispatch.requests, outputs, strict=True):
-            if request.settled:
-                before.add(id(request))
-                discard(output)
-                continue
-            request.settled = True
+        unwanted: list[tuple[Request, Any]] = []
+        for request, output in answer_each(dispatch.requests, outputs, unwanted):
             try:
                 request.finish(output, dispatch)
             except Exception:
                 door_failed(request)
-        if before:
+        answered: Sequence[Request] = dispatch.requests
+        if unwanted:
+            before = {id(request) for request, _ in unwanted}
             answered = [request for request in dispatch.requests if id(request) not in before]
+            for _, output in unwanted:
+                discard(output)
         self._had_their_end(answered, None, now)
 
     def give_parts(self, dispatch: Dispatch, events: Events, now: float) -> list[tuple[Request, WeirError]]:
@@ -168,7 +166,7 @@ def drop_payload(request: Request) -> None:
 
 def _discard_gathered(request: Request) -> None:
     if request.partial is not None:
-        for output in left_in(request):
+        for output in gathered(request):
             discard(output)
 
 

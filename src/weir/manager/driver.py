@@ -12,6 +12,7 @@ from typing import cast
 
 from weir.batching.batcher import Batcher
 from weir.batching.collate import entries_of, fail_entries, to_batch
+from weir.batching.request_state import refuse, settle
 from weir.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -137,8 +138,10 @@ class Driver:
             return
         try:
             self.batcher.submit(request, now)
-        except WeirError as error:
-            self._delivery.refused(request, error)
+        except Exception as error:
+            settle(request)
+            if isinstance(error, WeirError):
+                self._delivery.refused(request, error)
             raise
         if not self._polling:
             self._polling, self._turn_began = True, now
@@ -182,9 +185,8 @@ class Driver:
 
     def refuse(self, call: Patient, error: WeirError) -> None:
         """Fail `call`, which was never taken."""
-        call.settled = True
         self._delivery.refused(call, error)
-        call.fail(error)
+        refuse(call, error)
 
     def _refusal(self) -> WeirError:
         name = self._delivery.model
@@ -375,7 +377,7 @@ class Driver:
                 batcher.submit(request, now)
                 admitted = True
             except WeirError as error:
-                request.settled = True
+                settle(request)
                 self._delivery.give_error(request, error, now)
         return admitted
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from weir.batching.deadlines import Deadlines
+from weir.batching.request_state import settle
 from weir.messages import Request
 
 # How many that have gone may stay behind before they are swept out.
@@ -56,7 +57,7 @@ class Outside:
 
     def drop(self, request: Patient) -> None:
         """Settle a request that waits: its caller left."""
-        request.settled = True
+        settle(request)
         self._note_settled(1)
 
     def next_deadline(self) -> float | None:
@@ -68,7 +69,7 @@ class Outside:
         passed = cast(list[Patient], self._deadlines.passed(now))  # only `append` adds to it
         late = [request for request in passed if request.outside]
         for request in late:
-            request.settled = True
+            settle(request)
         self._note_settled(len(late))
         return late
 
@@ -76,7 +77,7 @@ class Outside:
         """Settle and return all that wait."""
         left = [request for request in self.waiting if not request.settled]
         for request in left:
-            request.settled = True
+            settle(request)
         self._note_settled(len(left))
         return left
 

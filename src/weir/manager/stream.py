@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterable
 from typing import Any, Generic, TypeVar
 
+from weir.batching.request_state import refuse
 from weir.errors import InvalidRequest, RequestError, WeirError
 from weir.manager.call import Call, ThreadCall
 
@@ -70,8 +71,7 @@ def preprocessing(
             prepared = preprocessor(item)
         except Exception as error:
             call = refused(item)
-            call.settled = True
-            call.fail(error if isinstance(error, RequestError) else _unprepared(error))
+            refuse(call, error if isinstance(error, RequestError) else _unprepared(error))
             return call
         return infer(prepared)
 

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Hashable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from weir.batching.request_state import RequestBase
 from weir.errors import ModelError, Overloaded, Unsupported, WeirError, for_caller
 from weir.manager.delivery import discard, is_block
-from weir.messages import NO_ANSWER, Dispatch, Request, RequestBase
+from weir.messages import NO_ANSWER, Dispatch, Request
 
 if TYPE_CHECKING:
     from weir.manager.service import Service

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from weir.batching.request_state import RequestBase, refuse
 from weir.errors import WeirError
 from weir.manager.delivery import discard, drop_payload
-from weir.messages import Dispatch, RequestBase
+from weir.messages import Dispatch
 from weir.protocols.native import DOOR, Ask
 from weir.protocols.payloads import NOTHING, Work
 
@@ -75,8 +76,7 @@ def submit(ask: Ask, works: Sequence[Work | WeirError]) -> tuple[list[AsgiReques
                     raise
                 refusal = error
         if refusal is not None:
-            request.settled = True
-            request.fail(refusal)
+            refuse(request, refusal)
         requests.append(request)
     return requests, countdown
 

@@ -3,9 +3,10 @@
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from weir.batching.request_state import RequestBase
 from weir.errors import WeirError
 from weir.manager.delivery import discard, is_block
-from weir.messages import JSON, Dispatch, RequestBase
+from weir.messages import JSON, Dispatch
 
 if TYPE_CHECKING:
     from weir.manager.service import Service

@@ -26,7 +26,7 @@ ENTRY_POINTS = "weir.doors"
 class Door(Protocol):
     """Opens at `start`. At the end come `refuse`, `drain` and `stop`; `stop` alone when the start of another failed.
 
-    What it does with a request: makes a `messages.RequestBase` of it that knows how to `finish` and `fail`, finds the
+    What it does with a request: makes a `RequestBase` of it that knows how to `finish` and `fail`, finds the
     service in the registry, and calls `service.submit`. When the caller leaves, `service.cancel`.
     """
 

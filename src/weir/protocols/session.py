@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
-from weir.messages import Dispatch, RequestBase
+from weir.messages import Dispatch
 from weir.protocols import inferring
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.contents import response_of
@@ -245,11 +246,9 @@ class Session:
                 service.submit(request, request.arrival)
                 return
         except Exception as error:
-            taken = self._under_way.pop(asked.id, None)
+            self._under_way.pop(asked.id, None)
             self._claim.give(size)
             if not isinstance(error, WeirError):
-                if isinstance(taken, Queued):
-                    taken.settled = True  # it may stand in the queue
                 _log.exception("a request for %s cannot be taken", asked.model)
             self.post_failure(asked.id, error if isinstance(error, WeirError) else WeirError("internal error"))
             return

@@ -4,6 +4,7 @@ from collections.abc import Hashable
 from math import inf
 from typing import Any
 
+from weir.batching.request_state import begin
 from weir.errors import WeirError
 from weir.messages import OBJECT, Dispatch, Kind
 
@@ -36,6 +37,11 @@ class Asking(_Alike):
         "arrival", "deadline", "index", "kind", "large", "overtaken", "partial", "rows", "settled", "taken", "timeout",
     )  # fmt: skip
 
+    settled: bool
+    taken: int
+    overtaken: int
+    partial: Any
+
     def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:
         self.index = index
         self.arrival = arrival
@@ -44,10 +50,7 @@ class Asking(_Alike):
         self.rows = rows
         self.kind = ITEM if rows == 1 else TENSORS
         self.large = False
-        self.settled = False
-        self.taken = 0
-        self.overtaken = 0
-        self.partial: Any = None
+        begin(self)
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """No simulated model gives several answers."""

@@ -24,8 +24,9 @@ from weir import (
     Switch,
     WeirError,
 )  # fmt: skip
+from weir.batching.request_state import RequestBase
 from weir.inprocess import InProcess
-from weir.messages import JSON, Dispatch, RequestBase
+from weir.messages import JSON, Dispatch
 from weir.testing import FakeExecutor
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 from tests.protocols.fastlane.kit import site
 
-from weir.messages import RequestBase
+from weir.batching.request_state import RequestBase
 from weir.protocols.access import Access
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.head import HeadReader

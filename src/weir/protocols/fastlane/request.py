@@ -5,9 +5,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
 from weir.manager.delivery import discard
-from weir.messages import Dispatch, Kind, RequestBase
+from weir.messages import Dispatch, Kind
 from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body, trace_headers
 from weir.protocols.fastlane.plan import HotAsk, Plan
 from weir.protocols.native import DOOR
@@ -47,10 +48,7 @@ class HttpRequest(RequestBase):
         self.large = False
         self.door = DOOR
         self.trace = ask.traceparent
-        self.settled = False
-        self.taken = 0
-        self.overtaken = 0
-        self.partial = None
+        begin(self)
         self.connection = connection
         self.plan = plan
         self.ask = ask
@@ -66,13 +64,7 @@ class HttpRequest(RequestBase):
             self.stop_thread = work_later(size, self.reader(), self._has_read)
 
     def _submit(self) -> None:
-        try:
-            self.ask.service.submit(self, self.arrival)
-        except WeirError:
-            raise
-        except Exception:
-            self.settled = True  # it may stand in the line
-            raise
+        self.ask.service.submit(self, self.arrival)
 
     def _read(self) -> Step | Exception:
         try:
@@ -104,8 +96,7 @@ class HttpRequest(RequestBase):
         if stop is None:
             self.ask.service.cancel(self)
             return
-        is_read = not self.settled
-        self.settled = True
+        is_read = settle(self)
         if stop() and is_read:  # what a thread reads already it gives back itself
             discard(self.payload)
 

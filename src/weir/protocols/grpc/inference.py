@@ -4,8 +4,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from weir.batching.request_state import RequestBase
 from weir.errors import Draining, WeirError
-from weir.messages import Dispatch, RequestBase
+from weir.messages import Dispatch
 from weir.model import is_tensor_model
 from weir.protocols.contents import response_of
 from weir.protocols.grpc.call import Call, Trailers

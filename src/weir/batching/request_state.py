@@ -1,0 +1,255 @@
+"""A request's life, and the only module that writes it down: `settled`, `taken`, `overtaken` and `partial`.
+
+A request is made unsettled. It waits until all of it was dispatched, at once or in pieces: an item of a list or a row of tensors each, in steps
+of equal size. Its answers are gathered until the last is there. It is settled once, by that answer, an error, or its caller who leaves; what
+else comes for it is dropped. Whoever wants to know where it stands asks here or reads the attributes.
+"""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+from weir.errors import ModelError, Unsupported, WeirError
+from weir.messages import OBJECT, Dispatch, Kind, Request
+
+MISSING = object()
+
+
+class State(Protocol):
+    """What is written of a request here."""
+
+    settled: bool
+    taken: int
+    overtaken: int
+    partial: Any
+
+
+def begin(request: State) -> None:
+    """Give a request that is being made its first state: all of it is still to be dispatched."""
+    request.settled = False
+    request.taken = 0
+    request.overtaken = 0
+    request.partial = None
+
+
+class RequestBase:
+    """The attributes of a Request, for protocols to subclass (`finish` and `fail` are theirs)."""
+
+    __slots__ = (
+        "accept", "arrival", "content_type", "cost", "deadline", "door", "key", "kind", "large", "overtaken", "partial",
+        "payload", "priority", "rows", "settled", "taken", "timeout", "trace",
+    )  # fmt: skip
+    settled: bool
+    taken: int
+    overtaken: int
+    partial: Any
+    tag: float = 0.0
+    brief: bool = False
+
+    def __init__(
+        self, payload: Any, arrival: float, timeout: float, *, kind: Kind = Kind.ITEM, content_type: str = OBJECT,
+        accept: str = OBJECT, rows: int = 1, cost: float = 1.0, key: Hashable = None, priority: int = 0,
+        large: bool = False, door: str = "python", trace: Any = None,
+    ) -> None:  # fmt: skip
+        self.payload = payload
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        self.kind = kind
+        self.content_type = content_type
+        self.accept = accept
+        self.rows = rows
+        self.cost = cost
+        self.key = key
+        self.priority = priority
+        self.large = large
+        self.door = door
+        self.trace = trace
+        begin(self)
+
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """Refuse it: this request has one answer."""
+        raise Unsupported(f"door {self.door!r} gives one answer to a request, a streaming model gives several")
+
+
+# It is dispatched, at once or in pieces.
+
+
+def steps(request: Request) -> int:
+    """Return into how many pieces `request` could be divided: 1 if it cannot. Items of unequal size are kept together."""
+    if request.kind is Kind.TENSORS:
+        return request.rows
+    if request.kind is Kind.ITEMS:
+        items = len(request.payload)
+        return items if items and request.rows % items == 0 else 1
+    return 1
+
+
+def rows_left(request: Request) -> int:
+    """Return how many rows of `request` are still to be dispatched."""
+    taken = request.taken
+    if not taken:
+        return request.rows
+    if taken >= request.rows:
+        return 0
+    return request.rows - taken * (request.rows // steps(request))
+
+
+def is_gone(request: Request) -> bool:
+    """Tell whether nothing of `request` waits any more."""
+    return request.settled or request.taken >= request.rows
+
+
+def dispatch(request: Request, stop: int, total: int) -> None:
+    """`request` is dispatched up to step `stop` of `total`. `taken` is `rows` once nothing is left, whatever the number of steps."""
+    request.taken = request.rows if stop == total else stop
+
+
+def dispatch_items(requests: Iterable[Request]) -> None:
+    """Each of `requests`, which are items of one row, is dispatched."""
+    for request in requests:
+        request.taken = 1
+
+
+def overtake(request: Request, times: int) -> None:
+    """So many more batches have gone before `request`."""
+    request.overtaken += times
+
+
+def lead(request: Request) -> None:
+    """`request` is the first in a batch: nobody has gone before it any more."""
+    request.overtaken = 0
+
+
+# It is answered, in pieces or whole.
+
+
+class ListGather:
+    """Answers of the items of a list, in order; a WeirError stands in the place of a failed one."""
+
+    __slots__ = ("left", "outputs")
+
+    def __init__(self, count: int) -> None:
+        self.outputs: list[Any] = [MISSING] * count
+        self.left = count
+
+    def has(self, start: int) -> bool:
+        """Tell whether the item at `start` has its answer."""
+        return self.outputs[start] is not MISSING
+
+    def put(self, start: int, stop: int, output: Any) -> bool:
+        """Store one item's answer, the first time; tell whether all are there."""
+        if self.outputs[start] is MISSING:
+            self.outputs[start] = output
+            self.left -= 1
+        return not self.left
+
+    def result(self) -> Any:
+        """Return the whole answer."""
+        return self.outputs
+
+
+class TensorGather:
+    """Answers of ranges of rows: dicts of arrays. One error is the end of all."""
+
+    __slots__ = ("error", "left", "pieces")
+
+    def __init__(self, rows: int) -> None:
+        self.pieces: dict[int, dict[str, Any]] = {}
+        self.left = rows
+        self.error: WeirError | None = None
+
+    def has(self, start: int) -> bool:
+        """Tell whether the rows from `start` have their answer."""
+        return start in self.pieces
+
+    def put(self, start: int, stop: int, output: Any) -> bool:
+        """Store the answer for rows `start` to `stop`, the first time; tell whether the request is at its end."""
+        if isinstance(output, WeirError):
+            self.error = output
+        elif start not in self.pieces:
+            self.pieces[start] = output
+            self.left -= stop - start
+        return self.error is not None or not self.left
+
+    def result(self) -> Any:
+        """Return the error, or the arrays joined along the first dimension."""
+        if self.error is not None:
+            return self.error
+        pieces = [self.pieces[start] for start in sorted(self.pieces)]
+        return pieces[0] if len(pieces) == 1 else _join(pieces)
+
+
+def _join(pieces: list[dict[str, Any]]) -> Any:
+    import numpy  # only tensor models need it, and it takes a while to load
+
+    try:
+        return {name: numpy.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+    except (ValueError, KeyError, TypeError) as error:
+        return ModelError(f"the answers to the pieces of a divided request do not fit together: {error!r}")
+
+
+def has_answer(request: Request, start: int) -> bool:
+    """Tell whether what begins at item or row `start` has its answer, or the whole request its end."""
+    return request.settled or (request.partial is not None and _gather_of(request).has(start))
+
+
+def answer(request: Request, start: int, stop: int, output: Any) -> tuple[Request, Any] | None:
+    """Items or rows `start` to `stop` of `request` have their answer, or error. If that is the end of the request, settle it and return it with its
+    whole output or its WeirError."""
+    if request.settled:
+        return None
+    if request.kind is not Kind.ITEM:
+        gather = _gather_of(request)
+        if not gather.put(start, stop, output):
+            return None
+        output = gather.result()
+    request.settled = True
+    return request, output
+
+
+def _gather_of(request: Request) -> ListGather | TensorGather:
+    """Return where the answers of `request` are gathered, made at the first call."""
+    if request.partial is None:
+        request.partial = (
+            TensorGather(request.rows) if request.kind is Kind.TENSORS else ListGather(len(request.payload))
+        )
+    gather: ListGather | TensorGather = request.partial
+    return gather
+
+
+def gathered(request: Request) -> list[Any]:
+    """Return the answers that were gathered for a request which is at its end without them."""
+    gather = request.partial
+    if gather is None:
+        return []
+    return gather.outputs if isinstance(gather, ListGather) else list(gather.pieces.values())
+
+
+def answer_each(
+    requests: Sequence[Request], outputs: Sequence[Any], unwanted: list[tuple[Request, Any]]
+) -> Iterator[tuple[Request, Any]]:
+    """Settle each of `requests`, which are items, by its output, and yield both; one at a time, since what is done with an answer may end another
+    request. Requests that have had their end already are added to `unwanted` instead, with their outputs."""
+    for request, output in zip(requests, outputs, strict=True):
+        if request.settled:
+            unwanted.append((request, output))
+        else:
+            request.settled = True
+            yield request, output
+
+
+# It ends otherwise.
+
+
+def settle(request: Request) -> bool:
+    """`request` has its end: its caller left, its deadline passed, or nobody is there to run it. Tell whether it had none before."""
+    if request.settled:
+        return False
+    request.settled = True
+    return True
+
+
+def refuse(request: Request, error: WeirError) -> None:
+    """`request` was not taken: settle it, and have it fail with `error`."""
+    request.settled = True
+    request.fail(error)

@@ -1,0 +1,152 @@
+"""A request is dispatched, gathers its answers in any order, and is settled once."""
+
+from typing import Any
+
+import numpy
+import pytest
+from tests.batching.mill import Asked, listed
+
+from weir.batching.request_state import (
+    ListGather,
+    TensorGather,
+    answer,
+    answer_each,
+    dispatch,
+    gathered,
+    has_answer,
+    is_gone,
+    refuse,
+    rows_left,
+    settle,
+    steps,
+)
+from weir.errors import ModelError, Overloaded, Unsupported
+from weir.messages import Dispatch, Kind, Reason, Wakeup
+
+
+def test_a_list_keeps_its_order_and_the_first_answer() -> None:
+    gather = ListGather(3)
+    assert not gather.put(2, 3, "c")
+    assert gather.has(2)
+    assert not gather.has(0)
+    assert not gather.put(2, 3, "again")
+    error = ModelError("bad")
+    assert not gather.put(0, 1, error)
+    assert gather.put(1, 2, "b")
+    assert gather.result() == [error, "b", "c"]
+
+
+def test_tensors_are_joined_in_order() -> None:
+    gather = TensorGather(5)
+    assert not gather.put(3, 5, {"x": numpy.array([3, 4])})
+    assert not gather.put(3, 5, {"x": numpy.array([9, 9])})
+    assert gather.put(0, 3, {"x": numpy.array([0, 1, 2])})
+    assert gather.has(0)
+    assert gather.result()["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_single_piece_is_not_copied() -> None:
+    piece = {"x": numpy.array([1])}
+    gather = TensorGather(1)
+    assert gather.put(0, 1, piece)
+    assert gather.result() is piece
+
+
+def test_one_error_is_the_end_of_tensors() -> None:
+    gather = TensorGather(5)
+    error = ModelError("bad")
+    assert gather.put(0, 3, error)
+    assert gather.result() is error
+
+
+@pytest.mark.parametrize("other", [{"y": numpy.zeros((2, 2))}, {"x": numpy.zeros((2, 3))}, {"x": None}, None])
+def test_pieces_that_do_not_fit_together(other: object) -> None:
+    gather = TensorGather(4)
+    gather.put(0, 2, {"x": numpy.zeros((2, 2))})
+    assert gather.put(2, 4, other)
+    result = gather.result()
+    assert isinstance(result, ModelError)
+    assert "do not fit together" in result.message
+
+
+@pytest.mark.parametrize(
+    ("request_", "expected"),
+    [
+        (Asked(0), 1),
+        (Asked(0, rows=7), 1),
+        (listed(5), 5),
+        (Asked([1, 2, 3], kind=Kind.ITEMS, rows=6), 3),
+        (Asked([1, 2, 3], kind=Kind.ITEMS, rows=7), 1),  # unequal items: kept together
+        (Asked([], kind=Kind.ITEMS, rows=0), 1),
+        (Asked({"x": numpy.zeros((4, 2))}, kind=Kind.TENSORS, rows=4), 4),
+    ],
+)
+def test_steps(request_: Asked, expected: int) -> None:
+    assert steps(request_) == expected
+
+
+def test_a_request_is_gone_once_its_last_piece_is_dispatched() -> None:
+    request = Asked([1, 2, 3], kind=Kind.ITEMS, rows=6)
+    assert rows_left(request) == 6
+    dispatch(request, 1, 3)
+    assert rows_left(request) == 4
+    assert not is_gone(request)
+    dispatch(request, 3, 3)
+    assert rows_left(request) == 0
+    assert is_gone(request)
+    settled = Asked(0)
+    assert settle(settled)
+    assert is_gone(settled)
+
+
+def test_the_last_piece_is_the_end_of_a_list() -> None:
+    request = listed(2)
+    assert not has_answer(request, 1)
+    assert answer(request, 1, 2, "b") is None
+    assert has_answer(request, 1)
+    assert not has_answer(request, 0)
+    assert answer(request, 0, 1, "a") == (request, ["a", "b"])
+    assert request.settled
+    assert answer(request, 0, 1, "again") is None
+
+
+def test_the_last_piece_is_the_end_of_tensors() -> None:
+    request = Asked({}, kind=Kind.TENSORS, rows=3)
+    assert gathered(request) == []
+    assert answer(request, 2, 3, {"x": numpy.array([3])}) is None
+    assert [list(each) for each in gathered(request)] == [["x"]]
+    ended = answer(request, 0, 2, {"x": numpy.array([1, 2])})
+    assert ended is not None
+    assert ended[1]["x"].tolist() == [1, 2, 3]
+
+
+def test_a_request_has_one_end() -> None:
+    request = Asked(0)
+    assert settle(request)
+    assert not settle(request)
+    assert answer(request, 0, 1, "late") is None
+    assert has_answer(request, 0)
+    assert request.ends == []
+
+
+def test_a_request_that_is_refused_fails() -> None:
+    request, error = Asked(0), Overloaded("full")
+    refuse(request, error)
+    assert request.settled
+    assert request.ends == [error]
+
+
+def test_an_answer_may_end_another_request_of_its_batch() -> None:
+    requests, unwanted, given = [Asked(0), Asked(1), Asked(2)], list[Any](), []
+    for request, output in answer_each(requests, ["a", "b", "c"], unwanted):
+        given.append(output)
+        assert request.settled
+        settle(requests[1])  # its caller left when it saw the first answer
+    assert given == ["a", "c"]
+    assert unwanted == [(requests[1], "b")]
+
+
+def test_a_request_has_one_answer_unless_its_protocol_takes_parts() -> None:
+    cut = Dispatch(1, 0, [], None, 1, 1.0, Reason.IDLE, 1, 0.0, None, Wakeup.ARRIVAL, 0.0)
+    with pytest.raises(Unsupported, match="'python' gives one answer"):
+        Asked(0).part("a", cut)
