@@ -9,8 +9,8 @@ import pytest
 
 from weir.batching.batcher import Batcher
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
-from weir.batching.group import Share
-from weir.batching.lengths import LengthShare, length_of
+from weir.batching.group import SizeClass
+from weir.batching.lengths import LengthSizeClass, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost
@@ -267,7 +267,7 @@ def check_order(accepted: Iterable[Asked], cuts: Iterable[Dispatch], *, padded: 
     lanes: dict[tuple[Any, ...], list[Asked]] = {}
     for request in accepted:
         if id(request) in first:
-            size = (LengthShare if padded else Share).class_of(request) if request.large else None
+            size = (LengthSizeClass if padded else SizeClass).class_of(request) if request.large else None
             lanes.setdefault((lane(request), size, length_of(request) if padded else None), []).append(request)
     for members in lanes.values():
         members.sort(key=lambda each: each.arrival)

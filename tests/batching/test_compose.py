@@ -7,8 +7,8 @@ import numpy
 import pytest
 from tests.batching.mill import Asked, listed, many
 
-from weir.batching.compose import Load, compose
-from weir.batching.group import Group, Share
+from weir.batching.compose import BatchDraft, compose
+from weir.batching.group import Group, SizeClass
 from weir.messages import Kind
 
 
@@ -20,7 +20,7 @@ def filled(*requests: Asked) -> Group:
     return group
 
 
-def take(group: Group, rows: int, cost: float = inf, start_cutoff: float = 0.0, overtakes: int = 4) -> Load:
+def take(group: Group, rows: int, cost: float = inf, start_cutoff: float = 0.0, overtakes: int = 4) -> BatchDraft:
     """Compose a batch."""
     before = group.waiting
     load = compose(group, rows, cost, start_cutoff, overtakes)
@@ -28,7 +28,7 @@ def take(group: Group, rows: int, cost: float = inf, start_cutoff: float = 0.0, 
     return load
 
 
-def payloads(load: Load) -> list[Any]:
+def payloads(load: BatchDraft) -> list[Any]:
     """Return what was taken."""
     return [request.payload for request in load.requests]
 
@@ -270,14 +270,14 @@ def test_the_oldest_large_one_takes_turns_with_other_sizes() -> None:
 def test_small_ones_do_not_have_the_turns_of_large_ones_worked_out_anew(
     cost: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Share] = []
-    work_out = Share.tag
+    asked: list[SizeClass] = []
+    work_out = SizeClass.tag
 
-    def tag(share: Share, max_rows: int) -> float:
+    def tag(share: SizeClass, max_rows: int) -> float:
         asked.append(share)
         return work_out(share, max_rows)
 
-    monkeypatch.setattr(Share, "tag", tag)
+    monkeypatch.setattr(SizeClass, "tag", tag)
     group = filled(*(listed(256, large=True) for _ in range(8)), *many(40, 1.0, cost=cost))
     load = take(group, 64, overtakes=1000)
     assert len(load.requests) == 41

@@ -31,7 +31,7 @@ def test_a_part_is_done_sooner_unless_batches_cost_the_same() -> None:
 
 def test_before_anything_was_measured() -> None:
     service = ServiceTime()
-    assert service.expected(64) == service.careful(64) == service.optimistic(64) == 0.0
+    assert service.expected(64) == service.upper(64) == service.lower(64) == 0.0
     assert not service.is_trusted(0.0)
     assert service.rate(64) == inf
     assert service.typical_rows() == inf
@@ -67,11 +67,11 @@ def test_a_change_is_followed() -> None:
 
 def test_the_spread_widens_the_bounds() -> None:
     steady, shaky = learned(*[(8, 0.01)] * 30), learned(*[(8, 0.005), (8, 0.015)] * 15)
-    assert steady.careful(8) == pytest.approx(0.01)
-    assert steady.optimistic(8) == pytest.approx(0.01)
-    assert shaky.careful(8) > 0.013
-    assert shaky.optimistic(8) < 0.007
-    assert learned((8, 1.0), (8, 0.0), (8, 1.0)).optimistic(1) == 0.0
+    assert steady.upper(8) == pytest.approx(0.01)
+    assert steady.lower(8) == pytest.approx(0.01)
+    assert shaky.upper(8) > 0.013
+    assert shaky.lower(8) < 0.007
+    assert learned((8, 1.0), (8, 0.0), (8, 1.0)).lower(1) == 0.0
 
 
 def test_it_is_trusted_only_with_enough_and_fresh_samples() -> None:

@@ -5,7 +5,7 @@ from math import inf
 import pytest
 from tests.batching.mill import Asked, listed, many
 
-from weir.batching.group import SLACK, Group, Lane
+from weir.batching.group import SLACK, FifoQueue, Group
 
 
 def filled(*requests: Asked) -> Group:
@@ -26,7 +26,7 @@ def test_an_empty_group() -> None:
     group = Group("key")
     assert (group.waiting, len(group), group.oldest(), group.earliest(), list(group)) == (0, 0, inf, inf, [])
     assert group.passed(1e9) == []
-    assert Lane().head is None
+    assert FifoQueue().head is None
 
 
 def test_equal_timeouts_need_no_deadlines_of_their_own() -> None:

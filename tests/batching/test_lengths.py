@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from tests.batching.mill import Asked, listed
 
-from weir.batching.lengths import LengthLane, length_of
+from weir.batching.lengths import LengthQueue, length_of
 from weir.batching.request_state import is_gone
 
 
@@ -21,7 +21,7 @@ def test_a_length_is_what_a_row_costs() -> None:
 
 
 def test_those_of_equal_length_are_in_order_of_arrival() -> None:
-    lane = LengthLane()
+    lane = LengthQueue()
     first, second, late, other = of(5.0, 1.0), of(5.0, 2.0), of(5.0, 1.5), of(3.0, 3.0)
     for request in (first, second, other, late):
         lane.add(request)
@@ -31,7 +31,7 @@ def test_those_of_equal_length_are_in_order_of_arrival() -> None:
 
 
 def test_the_front_of_every_queue_waits() -> None:
-    lane = LengthLane()
+    lane = LengthQueue()
     first, second, third = of(5.0), of(5.0), of(5.0)
     for request in (first, second, third):
         lane.add(request)
@@ -47,7 +47,7 @@ def test_the_front_of_every_queue_waits() -> None:
 
 
 def test_who_has_gone_does_not_pile_up() -> None:
-    lane, random = LengthLane(), Random(1)
+    lane, random = LengthQueue(), Random(1)
     head = of(1.0)
     lane.add(head)
     for number in range(5000):
@@ -67,7 +67,7 @@ def test_who_has_gone_does_not_pile_up() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_it_holds_what_a_list_would_hold(seed: int) -> None:
     """Whatever comes, is taken or leaves, one by one or many at a time before any of it is told."""
-    chance, lane, model = Random(seed), LengthLane(), list[Asked]()
+    chance, lane, model = Random(seed), LengthQueue(), list[Asked]()
     for number in range(600):
         if chance.random() < (0.4, 0.6)[number // 100 % 2] or not model:
             request = of(float(chance.randrange(1, 6)), number - chance.choice([0.0, 0.0, 2.5]))

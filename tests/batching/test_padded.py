@@ -7,9 +7,9 @@ from random import Random
 import pytest
 from tests.batching.mill import Asked, Mill, listed
 
-from weir.batching.compose import Load
+from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
-from weir.batching.lengths import LengthLane
+from weir.batching.lengths import LengthQueue
 from weir.batching.padded import ByLength
 from weir.errors import DeadlineExceeded, InvalidRequest
 from weir.messages import Reason
@@ -22,13 +22,13 @@ def of(length: float, arrival: float = 0.0, **rest: float) -> Asked:
 
 def filled(*requests: Asked) -> Group:
     """Return a group with these in it."""
-    group = Group(None, LengthLane)
+    group = Group(None, LengthQueue)
     for request in requests:
         group.add(request)
     return group
 
 
-def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None = None, **rest: float) -> Load:
+def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None = None, **rest: float) -> BatchDraft:
     """Compose a batch."""
     before = group.waiting
     seconds = rest.get("seconds", 0.0)
@@ -39,7 +39,7 @@ def take(group: Group, rows: int = 64, cost: float = inf, padding: float | None 
     return load
 
 
-def lengths(load: Load) -> list[float]:
+def lengths(load: BatchDraft) -> list[float]:
     """Return the lengths that were taken, in order."""
     return [request.payload for request in load.requests]
 

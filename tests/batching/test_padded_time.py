@@ -22,7 +22,7 @@ def learned(*batches: tuple[int, float], max_cost: float | None = None) -> Padde
 
 def test_before_anything_was_measured() -> None:
     service = PaddedTime(None)
-    assert service.expected(64) == service.careful(64) == service.optimistic(64) == service.alone(1, 512.0) == 0.0
+    assert service.expected(64) == service.upper(64) == service.lower(64) == service.alone(1, 512.0) == 0.0
     assert service.rate(64) == service.typical_rows() == inf and not service.is_trusted(0.0)
 
 
@@ -33,13 +33,13 @@ def test_equal_rows_of_other_lengths_are_told_apart() -> None:
     assert service.typical_rows() == pytest.approx(4)
     mean = service.expected(1) - FIXED
     assert service.expected(4) == pytest.approx(FIXED + 4 * mean, rel=0.01)
-    assert service.optimistic(4) <= service.expected(4) <= service.careful(4)
+    assert service.lower(4) <= service.expected(4) <= service.upper(4)
 
 
 def test_no_batch_costs_more_than_the_budget() -> None:
     service = learned(*[(2, 100.0), (4, 200.0)] * 10, max_cost=200.0)  # 50 for a row: four at once
     assert service.expected(1000) == service.expected(4) == pytest.approx(0.21)
-    assert 0.21 <= service.careful(1000) == service.careful(4)
+    assert 0.21 <= service.upper(1000) == service.upper(4)
     assert service.rate(1000) == service.rate(4) == pytest.approx(4 / 0.21)
     assert service.rate(2) == pytest.approx(2 / 0.11)
     assert learned(*[(1, 500.0), (1, 600.0)] * 9, max_cost=200.0).rate(8) == pytest.approx(

@@ -6,13 +6,13 @@ import pytest
 from tests.batching.mill import Asked, Mill, crashed, listed, many
 
 from weir.batching.collate import Entry, entries_of
-from weir.batching.retry import Suspects, load_of
+from weir.batching.retry import CrashRetry, load_of
 from weir.errors import DeadlineExceeded, ModelCrashed, WorkerLost
 from weir.messages import EventKind, Events, Kind, Reason
 
 
 def test_no_suspects() -> None:
-    suspects = Suspects()
+    suspects = CrashRetry()
     assert suspects.pop() is None
     assert len(suspects) == 0
 

@@ -16,18 +16,18 @@ from weir.batching.admission import check_size
 from weir.batching.bound import Bound
 from weir.batching.choice import at_once, bounded, greedily
 from weir.batching.collate import Lost, indices_of
-from weir.batching.compose import Load, compose
+from weir.batching.compose import BatchDraft, compose
 from weir.batching.estimate import ServiceTime
-from weir.batching.group import Group, Lane
+from weir.batching.forecast import UNKNOWN_WAIT, QueueForecast
+from weir.batching.group import FifoQueue, Group
 from weir.batching.history import History
-from weir.batching.lengths import LengthLane
-from weir.batching.line import Line
-from weir.batching.outlook import UNKNOWN_WAIT, Outlook
+from weir.batching.lengths import LengthQueue
 from weir.batching.padded import ByLength
 from weir.batching.padded_time import PaddedTime
 from weir.batching.places import Places
+from weir.batching.queue import RequestQueue
 from weir.batching.request_state import settle
-from weir.batching.retry import Suspects, load_of
+from weir.batching.retry import CrashRetry, load_of
 from weir.batching.running import Running
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Draining, Overloaded
@@ -58,13 +58,15 @@ class Batcher:
         self.service = PaddedTime(settings.max_batch_cost) if settings.padded else ServiceTime()
         self.draining = False
         self.policy_error: Exception | None = None
-        self._line = Line(settings.max_queue_size, LengthLane if settings.padded else Lane, settings.capacity)
+        self._line = RequestQueue(
+            settings.max_queue_size, LengthQueue if settings.padded else FifoQueue, settings.capacity
+        )
         by_length = ByLength(settings.max_padding, self.service.expected, settings.padding_cost)
         self._compose = by_length if settings.padded else compose
         self._places = Places()
-        self._outlook = Outlook(settings, self.service, self._line, self._places)
+        self._outlook = QueueForecast(settings, self.service, self._line, self._places)
         self._running = Running()
-        self._suspects = Suspects()
+        self._suspects = CrashRetry()
         self._history = History()
         self._bound = Bound(self._line)
         self._late: list[Request] = []  # left out at dispatch, settled, for `expire` to hand over
@@ -267,7 +269,7 @@ class Batcher:
         load = self._compose(
             group, rows, self._max_cost, self._outlook.start_cutoff(seen, rows, group), settings.max_overtakes
         )
-        line.settle_up(group, load)
+        line.account(group, load)
         if load.late:
             self._late += load.late
             self._late_at = now
@@ -321,7 +323,7 @@ class Batcher:
         return dispatch
 
     def _start(
-        self, load: Load, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
+        self, load: BatchDraft, reason: Reason, waiting: int, oldest_age: float, limit: int | None, wakeup: Wakeup,
         now: float, earliest_deadline: float, attempt: int = 0,
     ) -> Dispatch:  # fmt: skip
         batch_id = self._next_id

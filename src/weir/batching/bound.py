@@ -1,6 +1,6 @@
 """How many rows may wait, where the policy has a say in it."""
 
-from weir.batching.line import Line
+from weir.batching.queue import RequestQueue
 from weir.policy.decision import Policy
 
 
@@ -9,7 +9,7 @@ class Bound:
 
     __slots__ = ("_largest", "_line", "rows")
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: RequestQueue) -> None:
         self._line = line
         self._largest = line.max_rows
         self.rows: int | None = None

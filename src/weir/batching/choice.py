@@ -41,7 +41,7 @@ def bounded(decision: Decision, seen: Observation, service: ServiceTime) -> Choi
 def clamp(seen: Observation, until: float | None, service: ServiceTime) -> tuple[float, Reason]:
     """Return when a wait ends at the latest, and why then."""
     end, reason = seen.oldest_arrival + seen.max_queue_delay, DELAY
-    latest_start = seen.earliest_deadline - service.careful(min(seen.waiting, seen.max_batch_size)) - MARGIN
+    latest_start = seen.earliest_deadline - service.upper(min(seen.waiting, seen.max_batch_size)) - MARGIN
     if latest_start < end:
         end, reason = latest_start, DEADLINE
     if until is not None and until < end:

@@ -10,12 +10,12 @@ of the larger does not fit into what is left, small ones are tried, and the othe
 
 from math import inf
 
-from weir.batching.group import Group, Lane, Level, Share
+from weir.batching.group import FifoQueue, Group, PriorityLevel, SizeClass
 from weir.batching.request_state import dispatch, dispatch_items, lead, overtake, rows_left, settle, steps
 from weir.messages import Kind, Request
 
 
-class Load:
+class BatchDraft:
     """What was taken for one batch, and what was left out because its answer would come after its deadline."""
 
     __slots__ = (
@@ -84,18 +84,18 @@ class Load:
         return count
 
 
-def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> Load:
+def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> BatchDraft:
     """Take up to `max_rows` rows and `max_cost` cost from `group`, in order; one item that is larger goes alone.
 
     Requests whose deadline is not after `start_cutoff` leave the line too, as `late`; they are marked settled. The load may be
     empty if all are. `group.departed` is brought up to date.
     """
-    load = Load(max_rows, max_cost, start_cutoff)
+    load = BatchDraft(max_rows, max_cost, start_cutoff)
     nobody_is_late = group.earliest() > start_cutoff
     for level in group.levels:
         small = level.small
         if level.large.waiting:
-            Sharing(load, level, max_overtakes, nobody_is_late).fill()
+            FairTurns(load, level, max_overtakes, nobody_is_late).fill()
         else:
             count = min(len(small.waiting) - small.dead, max_rows - load.rows)
             if nobody_is_late and not small.odd and load.cost + count <= max_cost:
@@ -109,7 +109,7 @@ def compose(group: Group, max_rows: int, max_cost: float, start_cutoff: float, m
     return load
 
 
-def _take_plain(load: Load, lane: Lane, count: int) -> None:
+def _take_plain(load: BatchDraft, lane: FifoQueue, count: int) -> None:
     """Take `count` from a lane of plain requests that all fit and are in time."""
     requests = lane.pop(count)
     dispatch_items(requests)
@@ -121,7 +121,7 @@ def _take_plain(load: Load, lane: Lane, count: int) -> None:
     load.cost += count
 
 
-def _take_in_order(load: Load, lane: Lane) -> None:
+def _take_in_order(load: BatchDraft, lane: FifoQueue) -> None:
     """Take from a lane, whatever requests it has, until one does not fit."""
     while load.rows < load.max_rows and (request := lane.head) is not None:
         if request.deadline <= load.start_cutoff:
@@ -130,7 +130,7 @@ def _take_in_order(load: Load, lane: Lane) -> None:
             return
 
 
-def _take_head(load: Load, lane: Lane, request: Request) -> bool:
+def _take_head(load: BatchDraft, lane: FifoQueue, request: Request) -> bool:
     """Take what fits of `request`; tell whether another in the lane may be tried."""
     taken = request.taken
     if load.take(request):
@@ -141,14 +141,14 @@ def _take_head(load: Load, lane: Lane, request: Request) -> bool:
     return False
 
 
-def _leave_out(load: Load, lane: Lane, request: Request) -> None:
+def _leave_out(load: BatchDraft, lane: FifoQueue, request: Request) -> None:
     load.departed += rows_left(request)
     load.late.append(request)
     settle(request)
     lane.advance(request)
 
 
-class Sharing:
+class FairTurns:
     """Fills a batch from a level where large requests wait: small ones and each size class of large ones have their shares.
 
     `tags` says, for each size class, what each request of it will have had once the next one is taken, and `lowest` is the class
@@ -160,7 +160,7 @@ class Sharing:
         "_small", "_tags", "_takes_large", "_takes_small", "_was_overtaken",
     )  # fmt: skip
 
-    def __init__(self, load: Load, level: Level, max_overtakes: int, nobody_is_late: bool) -> None:
+    def __init__(self, load: BatchDraft, level: PriorityLevel, max_overtakes: int, nobody_is_late: bool) -> None:
         self._load = load
         self._level = level
         self._small, self._large = level.small, level.large
@@ -179,7 +179,7 @@ class Sharing:
         level.come_back()
         while load.rows < load.max_rows and (turn := self._next()) is not None:
             share, request = turn
-            if isinstance(share, Share):
+            if isinstance(share, SizeClass):
                 self._take_large(share, request)
             elif self._is_plain and load.cost + self._level.count <= load.max_cost:
                 self._take_plain()
@@ -192,7 +192,7 @@ class Sharing:
             else:
                 overtake(self._oldest, 1)
 
-    def _next(self) -> tuple[Level | Share, Request] | None:
+    def _next(self) -> tuple[PriorityLevel | SizeClass, Request] | None:
         """Return whose turn it is; None when nobody is left who may fit."""
         first = self._small.head if self._takes_small else None
         oldest = self._large.head if self._takes_large else None
@@ -232,7 +232,7 @@ class Sharing:
         if load.rows > rows:
             self._charge(self._level, self._level.had + (load.rows - rows) / waiting, request)
 
-    def _take_large(self, share: Share, request: Request) -> None:
+    def _take_large(self, share: SizeClass, request: Request) -> None:
         load, waiting, rows = self._load, share.count, self._load.rows
         if request.deadline <= load.start_cutoff:
             _leave_out(load, self._large, request)
@@ -244,7 +244,7 @@ class Sharing:
                 self._has_led = self._has_led or (leads and request is self._oldest)
         self._tag(share)
 
-    def _charge(self, share: Level | Share, had: float, last: Request) -> None:
+    def _charge(self, share: PriorityLevel | SizeClass, had: float, last: Request) -> None:
         """Each request of `share` has had so much now; `last` is the last that was taken."""
         share.had = had
         oldest, is_oldest = self._oldest, last is self._oldest
@@ -252,7 +252,7 @@ class Sharing:
             self._large.clock = max(self._large.clock, had)
         self._was_overtaken = self._was_overtaken or (not is_oldest and oldest.arrival <= last.arrival)
 
-    def _tag(self, share: Share) -> None:
+    def _tag(self, share: SizeClass) -> None:
         """A request of `share` was taken or left out: work out its tag anew, and which is the lowest."""
         if share.count:
             self._tags[share] = share.tag(self._load.max_rows)

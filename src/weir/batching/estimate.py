@@ -48,17 +48,17 @@ class ServiceTime:
         """Return the expected service time of a batch of `rows`."""
         return self._fixed + self._per_row * rows
 
-    def careful(self, rows: float) -> float:
+    def upper(self, rows: float) -> float:
         """Return a time in which most batches of `rows` are done."""
         return self._fixed + self._per_row * rows + 2.0 * self._spread
 
-    def optimistic(self, rows: float) -> float:
+    def lower(self, rows: float) -> float:
         """Return a time in which hardly any batch of `rows` is done."""
         return max(0.0, self._fixed + self._per_row * rows - 2.0 * self._spread)
 
     def alone(self, rows: float, length: float) -> float:
         """Return a time in which hardly any batch with `rows` is done, each of such a length; which does not count here."""
-        return self.optimistic(rows)
+        return self.lower(rows)
 
     def is_sooner(self, rows: float, among: float, share: float) -> bool:
         """Tell whether a batch of `rows` is done within that share of the time of one of `among`. Where enough batches came back, all of one

@@ -25,7 +25,7 @@ def is_plain(request: Request) -> bool:
     return request.rows == 1 and request.cost == 1.0 and request.kind is Kind.ITEM
 
 
-class Lane:
+class FifoQueue:
     """Requests of one group, priority and size class, in order of arrival. The head, if there is one, is not settled."""
 
     __slots__ = ("dead", "odd", "waiting")
@@ -36,9 +36,9 @@ class Lane:
         self.odd = 0  # those among the others that are not plain
 
     @staticmethod
-    def beside() -> "SharedLane":
+    def beside() -> "FairQueue":
         """Return a lane for the large requests of the same priority."""
-        return SharedLane(Share)
+        return FairQueue(SizeClass)
 
     def __len__(self) -> int:
         return len(self.waiting) - self.dead
@@ -116,7 +116,7 @@ def size_class(size: float) -> int:
     return round(CLASSES_PER_OCTAVE * log2(size))
 
 
-class Share:
+class SizeClass:
     """The requests of one size class, in order of arrival. `had` is the rows that each of them has had, had it always been there."""
 
     __slots__ = ("count", "had", "waiting")
@@ -159,7 +159,7 @@ class Share:
             self.waiting = deque(request for request in self.waiting if not is_gone(request))
 
 
-class SharedLane(Lane):
+class FairQueue(FifoQueue):
     """Large requests, with a share for each size class that waits. `waiting` is in order of arrival, whatever the size.
 
     `clock` is the most that a request of any size has had; a size class that comes anew begins there. `kind` is the class of the
@@ -168,14 +168,14 @@ class SharedLane(Lane):
 
     __slots__ = ("_away", "clock", "kind", "shares")
 
-    def __init__(self, kind: type[Share]) -> None:
+    def __init__(self, kind: type[SizeClass]) -> None:
         super().__init__()
         self.clock = 0.0
         self.kind = kind
-        self.shares: dict[int, Share] = {}
-        self._away: dict[int, Share] = {}  # of sizes that nobody has now
+        self.shares: dict[int, SizeClass] = {}
+        self._away: dict[int, SizeClass] = {}  # of sizes that nobody has now
 
-    def share_of(self, request: Request) -> Share:
+    def share_of(self, request: Request) -> SizeClass:
         """Return the share of a request that waits."""
         return self.shares[self.kind.class_of(request)]
 
@@ -208,12 +208,12 @@ class SharedLane(Lane):
             self._away[size] = self.shares.pop(size)
 
 
-class Level:
+class PriorityLevel:
     """The two lanes of one priority. `had` is the rows that each small request has had, as in a Share."""
 
     __slots__ = ("had", "is_away", "large", "priority", "small")
 
-    def __init__(self, priority: int, lane: type[Lane] = Lane) -> None:
+    def __init__(self, priority: int, lane: type[FifoQueue] = FifoQueue) -> None:
         self.priority = priority
         self.had = 0.0
         self.small = lane()
@@ -230,7 +230,7 @@ class Level:
         if self.is_away:
             self.had = max(self.had, self.large.clock)
 
-    def share_of(self, request: Request) -> "Level | Share":
+    def share_of(self, request: Request) -> "PriorityLevel | SizeClass":
         """Return what `request`, which waits here, shares with: small ones, or large ones of its size."""
         return self.large.share_of(request) if request.large else self
 
@@ -254,11 +254,11 @@ class Group:
         "timeout", "turn",
     )  # fmt: skip
 
-    def __init__(self, key: object, lane: type[Lane] = Lane) -> None:
+    def __init__(self, key: object, lane: type[FifoQueue] = FifoQueue) -> None:
         self.key = key
         self.express = isinstance(key, Express)
         self._lane = lane
-        level = Level(0, lane)
+        level = PriorityLevel(0, lane)
         self._by_priority = {0: level}
         self.levels = [level]
         self.plain = level.small
@@ -283,11 +283,11 @@ class Group:
             for lane in (level.small, level.large):
                 yield from (each for each in lane.waiting if not each.settled and each.taken < each.rows)
 
-    def lane_of(self, request: Request) -> Lane:
+    def lane_of(self, request: Request) -> FifoQueue:
         """Return the lane where `request` belongs."""
         level = self._by_priority.get(request.priority)
         if level is None:
-            level = self._by_priority[request.priority] = Level(request.priority, self._lane)
+            level = self._by_priority[request.priority] = PriorityLevel(request.priority, self._lane)
             self.levels = sorted(self._by_priority.values(), key=lambda each: -each.priority)
         return level.large if request.large else level.small
 

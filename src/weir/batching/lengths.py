@@ -10,7 +10,7 @@ from collections import deque
 from math import inf
 from typing import cast
 
-from weir.batching.group import SLACK, Lane, Share, SharedLane, size_class
+from weir.batching.group import SLACK, FairQueue, FifoQueue, SizeClass, size_class
 from weir.batching.request_state import is_gone, rows_left
 from weir.messages import Request
 
@@ -25,7 +25,7 @@ def turn_of(request: Request) -> tuple[float, float]:
     return request.tag, request.arrival
 
 
-class LengthLane(Lane):
+class LengthQueue(FifoQueue):
     """A lane whose requests are found by length as well. `waiting` is in order of arrival. Each queue of `by_length` is in order of turns,
     and the first of it waits; of the others some may be gone. `lengths` are its keys, sorted."""
 
@@ -40,9 +40,9 @@ class LengthLane(Lane):
         self.lengths: list[float] = []
 
     @staticmethod
-    def beside() -> SharedLane:
+    def beside() -> FairQueue:
         """Return a lane for the large requests of the same priority."""
-        return SharedLane(LengthShare)
+        return FairQueue(LengthSizeClass)
 
     @property
     def head(self) -> Request | None:
@@ -122,14 +122,14 @@ class LengthLane(Lane):
             queue.extend(left)
 
 
-class LengthShare(Share):
+class LengthSizeClass(SizeClass):
     """The requests of one size class, which are found by length in `lane`. Sizes, and what each `had`, are in units of cost."""
 
     __slots__ = ("lane",)
 
     def __init__(self, had: float) -> None:
         super().__init__(had)
-        self.lane = LengthLane()
+        self.lane = LengthQueue()
 
     @staticmethod
     def class_of(request: Request) -> int:

@@ -19,9 +19,9 @@ from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import cast
 
-from weir.batching.compose import Load
-from weir.batching.group import Group, Level, Share
-from weir.batching.lengths import LengthLane, LengthShare, length_of
+from weir.batching.compose import BatchDraft
+from weir.batching.group import Group, PriorityLevel, SizeClass
+from weir.batching.lengths import LengthQueue, LengthSizeClass, length_of
 from weir.batching.request_state import is_gone, lead, overtake, rows_left, settle, steps
 from weir.messages import Request
 
@@ -32,7 +32,7 @@ BESIDE_BRIEF = 2  # times what brief requests cost that are in a batch, or soon:
 SOON = 2  # times what a batch may cost: who is within that goes before others that are as near in length
 
 
-class PaddedLoad(Load):
+class PaddedDraft(BatchDraft):
     """A load whose cost is its rows times `longest`, where what is beyond its `tokens` counts `padding_cost` times."""
 
     __slots__ = ("longest", "max_padding", "padding_cost", "tokens")
@@ -88,9 +88,11 @@ class ByLength:
         self._expected = expected
         self._padding_cost = padding_cost
 
-    def __call__(self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int) -> Load:
+    def __call__(
+        self, group: Group, max_rows: int, max_cost: float, start_cutoff: float, max_overtakes: int
+    ) -> BatchDraft:
         """Take up to `max_rows` rows and `max_cost` cost from `group`; see `compose`."""
-        load = PaddedLoad(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
+        load = PaddedDraft(max_rows, max_cost, start_cutoff, self._max_padding, self._padding_cost)
         tight = group.tight(start_cutoff + self._expected(max_rows))
         for level in group.levels:
             _take_level(load, level, max_overtakes, tight)
@@ -101,7 +103,7 @@ class ByLength:
         return load
 
 
-def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> None:
+def _take_level(load: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> None:
     heads, is_first = _heads(level), not load.requests
     hurried = _hurried(load, level, max_overtakes, tight) if is_first else None
     due = _due(level, max_overtakes)
@@ -116,7 +118,7 @@ def _take_level(load: PaddedLoad, level: Level, max_overtakes: int, tight: Seque
         _count_overtaking(heads, leader, is_first)
 
 
-def _due(level: Level, max_overtakes: int) -> Request | None:
+def _due(level: PriorityLevel, max_overtakes: int) -> Request | None:
     """Return the oldest large request if it has been overtaken enough."""
     first, oldest = level.small.head, level.large.head
     if oldest is None or oldest.overtaken < max_overtakes:
@@ -124,15 +126,15 @@ def _due(level: Level, max_overtakes: int) -> Request | None:
     return oldest if first is None or oldest.arrival <= first.arrival else None
 
 
-def _turns(load: PaddedLoad, level: Level, due: Request | None) -> list[Level | Share]:
+def _turns(load: PaddedDraft, level: PriorityLevel, due: Request | None) -> list[PriorityLevel | SizeClass]:
     """Return what shares the batch, in the order of turns: small requests and each size class of large ones; that of `due` first."""
-    tags: dict[Level | Share, float] = {}
+    tags: dict[PriorityLevel | SizeClass, float] = {}
     if level.large.waiting:
         level.come_back()
     if level.small.head is not None:
         tags[level] = level.had
     for share in level.large.shares.values():
-        tags[share] = cast(LengthShare, share).tag(load.max_rows, load.max_cost)
+        tags[share] = cast(LengthSizeClass, share).tag(load.max_rows, load.max_cost)
     turns = sorted(tags, key=tags.__getitem__)  # small ones go before others with the same tag
     if due is not None:
         turns.sort(key=lambda share: share is not level.share_of(due))
@@ -142,7 +144,7 @@ def _turns(load: PaddedLoad, level: Level, due: Request | None) -> list[Level | 
 class _Sharing:
     """Fills a batch from one level, where what is large waits, each of `turns` is charged for what it has had."""
 
-    def __init__(self, load: PaddedLoad, level: Level, turns: Sequence[Level | Share]) -> None:
+    def __init__(self, load: PaddedDraft, level: PriorityLevel, turns: Sequence[PriorityLevel | SizeClass]) -> None:
         self._load = load
         self._level = level
         self._turns = turns
@@ -169,30 +171,30 @@ class _Sharing:
         if self._counts:
             level.is_away = level.small.head is None
 
-    def _charge(self, share: Level | Share) -> bool:
+    def _charge(self, share: PriorityLevel | SizeClass) -> bool:
         tokens, self._tokens = self._load.tokens - self._tokens, self._load.tokens
         if tokens and self._counts:
             share.had += tokens / self._counts[share]
         return bool(tokens)
 
 
-def _lane_of(share: Level | Share) -> LengthLane:
-    return cast(LengthLane, share.small) if isinstance(share, Level) else cast(LengthShare, share).lane
+def _lane_of(share: PriorityLevel | SizeClass) -> LengthQueue:
+    return cast(LengthQueue, share.small) if isinstance(share, PriorityLevel) else cast(LengthSizeClass, share).lane
 
 
-def _heads(level: Level) -> list[Request]:
+def _heads(level: PriorityLevel) -> list[Request]:
     """Return whose turn it is in each lane, and who arrived first there."""
-    small = cast(LengthLane, level.small)
+    small = cast(LengthQueue, level.small)
     return list(dict.fromkeys(each for each in (small.head, small.oldest, level.large.head) if each is not None))
 
 
-def _leader(lane: LengthLane, max_overtakes: int) -> Request:
+def _leader(lane: LengthQueue, max_overtakes: int) -> Request:
     """Return whose turn it is in a lane: by tag, but who arrived first there is not passed over for more than `max_overtakes` batches."""
     head, oldest = cast(Request, lane.head), cast(Request, lane.oldest)
     return head if oldest.overtaken < max_overtakes else oldest
 
 
-def _hurried(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
+def _hurried(load: PaddedDraft, level: PriorityLevel, max_overtakes: int, tight: Sequence[Request]) -> Request | None:
     """Return who would miss the deadline without leading; None if nobody would, or somebody older has been overtaken enough."""
     mine = [each for each in tight if each.priority == level.priority and each.deadline > load.start_cutoff]
     if not mine:
@@ -206,7 +208,7 @@ def _hurried(load: PaddedLoad, level: Level, max_overtakes: int, tight: Sequence
     return hurried
 
 
-def _has_small(load: PaddedLoad, level: Level) -> bool:
+def _has_small(load: PaddedDraft, level: PriorityLevel) -> bool:
     return level.small.head is not None or not all(each.large for each in load.requests)
 
 
@@ -221,7 +223,7 @@ def _count_overtaking(heads: Sequence[Request], leader: Request, is_first: bool)
             lead(head)
 
 
-def _fill(load: PaddedLoad, level: Level, lane: LengthLane, max_cost: float) -> None:
+def _fill(load: PaddedDraft, level: PriorityLevel, lane: LengthQueue, max_cost: float) -> None:
     """Take from a lane what is nearest in length, up to `max_cost` in all; from an empty load, first whose turn it is. Where some are brief,
     those whose turn is next come before the others, and the batch is short."""
     gone: list[Request] = []
@@ -246,7 +248,7 @@ def _by_length(requests: Sequence[Request]) -> tuple[list[float], dict[float, de
     return sorted(queues), queues
 
 
-def _lead(load: PaddedLoad, level: Level, lane: LengthLane, gone: list[Request]) -> Request | None:
+def _lead(load: PaddedDraft, level: PriorityLevel, lane: LengthQueue, gone: list[Request]) -> Request | None:
     """Take the first of the lane that can still make it."""
     while (request := lane.head) is not None:
         if request.deadline > load.start_cutoff:
@@ -259,7 +261,7 @@ def _lead(load: PaddedLoad, level: Level, lane: LengthLane, gone: list[Request])
 
 
 def _spread(
-    load: PaddedLoad, lengths: Sequence[float], by_length: Mapping[float, deque[Request]], gone: list[Request]
+    load: PaddedDraft, lengths: Sequence[float], by_length: Mapping[float, deque[Request]], gone: list[Request]
 ) -> None:
     """Take from the queues around `load.longest`, that which costs less padding first."""
     up = bisect_right(lengths, load.longest)
@@ -275,7 +277,7 @@ def _spread(
             up = up + 1 if _take_queue(load, by_length[lengths[up]], gone) else len(lengths)
 
 
-def _take_queue(load: PaddedLoad, queue: deque[Request], gone: list[Request]) -> bool:
+def _take_queue(load: PaddedDraft, queue: deque[Request], gone: list[Request]) -> bool:
     """Take what fits of a queue; tell whether that was all of it."""
     while queue:
         request = queue[0]
@@ -289,7 +291,7 @@ def _take_queue(load: PaddedLoad, queue: deque[Request], gone: list[Request]) ->
     return True
 
 
-def _leave_out(load: Load, request: Request) -> None:
+def _leave_out(load: BatchDraft, request: Request) -> None:
     load.departed += rows_left(request)
     load.late.append(request)
     settle(request)

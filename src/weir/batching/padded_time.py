@@ -28,17 +28,17 @@ class PaddedTime(ServiceTime):
         """Return the expected service time of a batch of `rows`."""
         return super().expected(self._cost(rows))
 
-    def careful(self, rows: float) -> float:
+    def upper(self, rows: float) -> float:
         """Return a time in which most batches of `rows` are done."""
-        return super().careful(self._cost(rows))
+        return super().upper(self._cost(rows))
 
-    def optimistic(self, rows: float) -> float:
+    def lower(self, rows: float) -> float:
         """Return a time in which hardly any batch of `rows` is done."""
-        return super().optimistic(self._cost(rows))
+        return super().lower(self._cost(rows))
 
     def alone(self, rows: float, length: float) -> float:
         """Return a time in which hardly any batch with `rows` of such a length is done."""
-        return super().optimistic(rows * length)
+        return super().lower(rows * length)
 
     def rate(self, rows: float) -> float:
         """Return the rows per second that one worker serves in batches of `rows`, or of as many as the budget allows."""

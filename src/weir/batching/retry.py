@@ -9,12 +9,12 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from weir.batching.collate import Entry, Lost, entries_of, is_done
-from weir.batching.compose import Load
+from weir.batching.compose import BatchDraft
 from weir.batching.lengths import length_of
 from weir.messages import Dispatch, Kind, Request
 
 
-class Part(NamedTuple):
+class RetryBatch(NamedTuple):
     """Entries that run again together. `last`: it is the one more try of a single entry."""
 
     entries: list[Entry]
@@ -22,13 +22,13 @@ class Part(NamedTuple):
     last: bool
 
 
-class Suspects:
+class CrashRetry:
     """The `parts` that are to run again, in the order in which their workers died."""
 
     __slots__ = ("_last_tries", "parts")
 
     def __init__(self) -> None:
-        self.parts: deque[Part] = deque()
+        self.parts: deque[RetryBatch] = deque()
         self._last_tries: set[int] = set()  # batches that are somebody's last try
 
     def __len__(self) -> int:
@@ -51,18 +51,18 @@ class Suspects:
         middle = (len(entries) + 1) // 2
         for half in (entries[:middle], entries[middle:]):
             if half:
-                self.parts.append(Part(half, attempt, last))
+                self.parts.append(RetryBatch(half, attempt, last))
 
-    def pop(self) -> Part | None:
+    def pop(self) -> RetryBatch | None:
         """Return the next part, without what has had its end meanwhile; None if nothing is left."""
         while self.parts:
             entries, attempt, last = self.parts.popleft()
             left = [entry for entry in entries if not is_done(entry)]
             if left:
-                return Part(left, attempt, last)
+                return RetryBatch(left, attempt, last)
         return None
 
-    def started(self, batch_id: int, part: Part) -> None:
+    def started(self, batch_id: int, part: RetryBatch) -> None:
         """`part` runs as batch `batch_id`."""
         if part.last:
             self._last_tries.add(batch_id)
@@ -95,10 +95,10 @@ class Suspects:
         self._last_tries.clear()
 
 
-def load_of(entries: list[Entry], padding_cost: float | None = None) -> Load:
+def load_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDraft:
     """Return a load that consists of `entries`; neighbouring ones of one request become one slice. If they are padded, and
     padding costs `padding_cost`, it costs what a PaddedLoad does."""
-    load = Load(0, inf, 0.0)
+    load = BatchDraft(0, inf, 0.0)
     load.slices = []
     rows = 0.0
     for request, start, stop in entries:

@@ -5,7 +5,7 @@ from math import inf
 from tests.batching.mill import Asked
 
 from weir.batching.group import Group
-from weir.batching.turns import WOKEN_AT_ONCE, Turns
+from weir.batching.group_scheduler import WOKEN_AT_ONCE, GroupScheduler
 
 
 def group(key: object, *requests: Asked) -> Group:
@@ -17,13 +17,13 @@ def group(key: object, *requests: Asked) -> Group:
 
 
 def test_nobody() -> None:
-    turns = Turns()
+    turns = GroupScheduler()
     assert turns.first() is None
     assert (turns.end_of_wait(), turns.earliest_deadline(), turns.passed(1e9)) == (inf, inf, [])
 
 
 def test_earliest_deadline_then_oldest() -> None:
-    turns = Turns()
+    turns = GroupScheduler()
     groups = [group("late", Asked(0, 0.0, 9.0)), group("young", Asked(0, 2.0, 5.0)), group("old", Asked(0, 1.0, 6.0))]
     for each in groups:
         turns.wake(each)
@@ -37,7 +37,7 @@ def test_earliest_deadline_then_oldest() -> None:
 def test_what_gave_a_group_its_turn_may_have_gone() -> None:
     urgent = Asked(0, 0.0, 1.0)
     first, second = group("a", urgent, Asked(0, 0.0, 9.0)), group("b", Asked(0, 0.0, 5.0))
-    turns = Turns()
+    turns = GroupScheduler()
     turns.wake(first)
     turns.wake(second)
     assert turns.first() is first
@@ -49,7 +49,7 @@ def test_what_gave_a_group_its_turn_may_have_gone() -> None:
 
 
 def test_a_parked_group_wakes_when_its_wait_is_over() -> None:
-    turns = Turns()
+    turns = GroupScheduler()
     first, second = group("a", Asked(0, 0.0, 9.0)), group("b", Asked(0, 0.0, 5.0))
     for each, until in ((first, 1.0), (second, 2.0)):
         turns.wake(each)
@@ -66,7 +66,7 @@ def test_a_parked_group_wakes_when_its_wait_is_over() -> None:
 
 
 def test_a_free_place_wakes_some_in_turn() -> None:
-    turns = Turns()
+    turns = GroupScheduler()
     groups = [group(number, Asked(0, 0.0, 9.0)) for number in range(WOKEN_AT_ONCE + 10)]
     for each in groups:
         turns.park(each, 5.0)
@@ -81,7 +81,7 @@ def test_a_free_place_wakes_some_in_turn() -> None:
 
 
 def test_groups_with_a_passed_deadline() -> None:
-    turns = Turns()
+    turns = GroupScheduler()
     first, second, third = (group(n, Asked(0, 0.0, float(n))) for n in (1, 2, 3))
     turns.wake(first)
     turns.park(second, 1.5)

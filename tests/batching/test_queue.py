@@ -4,13 +4,13 @@ from math import inf
 
 from tests.batching.mill import Asked, listed
 
-from weir.batching.compose import Load
+from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
-from weir.batching.line import Line
+from weir.batching.queue import RequestQueue
 
 
 def test_room() -> None:
-    line = Line(4)
+    line = RequestQueue(4)
     assert line.room(4)
     assert line.room(400)  # larger than the line, and nothing waits
     line.enter(listed(3))
@@ -23,7 +23,7 @@ def test_room() -> None:
 
 
 def test_a_group_is_forgotten_when_it_is_empty() -> None:
-    line = Line(1000)
+    line = RequestQueue(1000)
     for number in range(100):
         request = Asked(0, key=number)
         line.enter(request)
@@ -33,7 +33,7 @@ def test_a_group_is_forgotten_when_it_is_empty() -> None:
 
 
 def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
 
     def enter_and_leave(key: object) -> Group:
         request = Asked(0, key=key)
@@ -51,7 +51,7 @@ def test_a_group_that_was_emptied_last_serves_its_key_again() -> None:
 
 
 def test_the_group_without_a_key_stays() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
     request = Asked(0)
     line.enter(request)
     request.settled = True
@@ -61,7 +61,7 @@ def test_the_group_without_a_key_stays() -> None:
 
 
 def test_a_shorter_deadline_moves_a_group_forward() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
     line.enter(Asked(0, 0.0, 5.0, key="a"))
     line.enter(Asked(0, 0.0, 4.0, key="b"))
     line.enter(Asked(0, 0.0, 9.0, key="a"))
@@ -71,7 +71,7 @@ def test_a_shorter_deadline_moves_a_group_forward() -> None:
 
 
 def test_leaving_one_of_several_keeps_the_group() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
     first, second = Asked(0, key="a"), Asked(0, key="a")
     line.enter(first)
     line.enter(second)
@@ -83,13 +83,13 @@ def test_leaving_one_of_several_keeps_the_group() -> None:
 
 
 def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
     ended, gone, alive = listed(4, key="a"), listed(4, key="a"), listed(4, key="a")
     for request in (ended, gone, alive):
         line.enter(request)
-    load = Load(1, inf, 0.0)
+    load = BatchDraft(1, inf, 0.0)
     load.divided = [ended, gone, alive]
-    line.settle_up(line.groups["a"], load)
+    line.account(line.groups["a"], load)
     ended.settled = True
     gone.taken = 4
     line.groups["a"].departed += 4
@@ -97,14 +97,14 @@ def test_the_rest_of_a_request_that_had_its_end_is_swept_out() -> None:
     line.sweep()
     assert line.waiting == 4
     load.divided, load.late = [], [alive]
-    line.settle_up(line.groups["a"], load)
+    line.account(line.groups["a"], load)
     alive.settled = True
     line.sweep()
     assert line.waiting == 4  # forgotten: somebody else has taken it out
 
 
 def test_passed_deadlines_leave_the_line() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
     requests = [Asked(0, 0.0, timeout, key=key) for timeout, key in ((1.0, "a"), (2.0, "b"), (9.0, "b"), (1.0, None))]
     for request in requests:
         line.enter(request)
@@ -115,7 +115,7 @@ def test_passed_deadlines_leave_the_line() -> None:
 
 
 def test_clear() -> None:
-    line = Line(10)
+    line = RequestQueue(10)
     requests = [Asked(0, key=key) for key in ("a", "b", None)]
     for request in requests:
         line.enter(request)

@@ -9,22 +9,22 @@ The groups of express calls do not wait behind the others: theirs is every secon
 
 from math import inf
 
-from weir.batching.agenda import Agenda
 from weir.batching.group import Group
+from weir.batching.indexed_heap import IndexedHeap
 
 WOKEN_AT_ONCE = 64
 
 
-class Turns:
+class GroupScheduler:
     """The groups that wait for something."""
 
     __slots__ = ("_awake", "_express", "_express_was_last", "_parked")
 
     def __init__(self) -> None:
-        self._awake: Agenda[Group] = Agenda()
-        self._express: Agenda[Group] = Agenda()  # those of express calls; no policy lets them wait
+        self._awake: IndexedHeap[Group] = IndexedHeap()
+        self._express: IndexedHeap[Group] = IndexedHeap()  # those of express calls; no policy lets them wait
         self._express_was_last = False
-        self._parked: Agenda[Group] = Agenda()
+        self._parked: IndexedHeap[Group] = IndexedHeap()
 
     def wake(self, group: Group) -> None:
         """`group` is to be asked; also when its rank has changed."""

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as some
 
-from weir.batching.agenda import SLACK, Agenda
+from weir.batching.indexed_heap import SLACK, IndexedHeap
 
 
 def test_the_lowest_rank_is_first_and_equal_ranks_keep_their_order() -> None:
-    agenda: Agenda[str] = Agenda()
+    agenda: IndexedHeap[str] = IndexedHeap()
     assert agenda.first() is None
     agenda.put("late", (2.0, 0.0))
     agenda.put("a", (1.0, 5.0))
@@ -24,7 +24,7 @@ def test_the_lowest_rank_is_first_and_equal_ranks_keep_their_order() -> None:
 
 
 def test_members_come_in_the_order_in_which_they_joined() -> None:
-    agenda: Agenda[int] = Agenda()
+    agenda: IndexedHeap[int] = IndexedHeap()
     for number in range(5):
         agenda.put(number, (float(-number), 0.0))
     assert agenda.members(3) == [0, 1, 2]
@@ -32,7 +32,7 @@ def test_members_come_in_the_order_in_which_they_joined() -> None:
 
 
 def test_outdated_entries_do_not_pile_up() -> None:
-    agenda: Agenda[str] = Agenda()
+    agenda: IndexedHeap[str] = IndexedHeap()
     for number in range(10_000):
         agenda.put("only", (float(number), 0.0))
     assert len(agenda._heap) <= 2 + SLACK + 1
@@ -41,7 +41,7 @@ def test_outdated_entries_do_not_pile_up() -> None:
 
 @given(some.lists(some.tuples(some.integers(0, 5), some.none() | some.integers(0, 9)), max_size=200))
 def test_it_agrees_with_a_dictionary(moves: list[tuple[int, int | None]]) -> None:
-    agenda: Agenda[int] = Agenda()
+    agenda: IndexedHeap[int] = IndexedHeap()
     truth: dict[int, float] = {}
     for member, rank in moves:
         if rank is None:

@@ -3,10 +3,10 @@
 from math import inf
 
 from weir.batching.estimate import ServiceTime
-from weir.batching.group import Group, Lane
+from weir.batching.group import FifoQueue, Group
 from weir.batching.lengths import length_of
-from weir.batching.line import Line
 from weir.batching.places import Places
+from weir.batching.queue import RequestQueue
 from weir.batching.request_state import is_gone
 from weir.batching.settings import BatchingSettings
 from weir.messages import Request
@@ -22,7 +22,7 @@ FIRST_MARGIN = 0.1  # of the time of a batch
 TURNS, TURN_FADE = 2.0, 0.9
 
 
-class Outlook:
+class QueueForecast:
     """Expectations about one line and its workers. Rates are in rows per second, of all workers together.
 
     `margin` is what requests have to spare, in seconds, that are started while more wait than can be answered in time; `turn` is
@@ -31,7 +31,7 @@ class Outlook:
 
     __slots__ = ("_largest", "_line", "_max_rows", "_padded", "_places", "_service", "margin", "turn")
 
-    def __init__(self, settings: BatchingSettings, service: ServiceTime, line: Line, places: Places) -> None:
+    def __init__(self, settings: BatchingSettings, service: ServiceTime, line: RequestQueue, places: Places) -> None:
         self._largest = settings.max_batch_size
         self._max_rows = settings.max_queue_size
         self._padded = settings.padded
@@ -60,14 +60,14 @@ class Outlook:
     def time_in_sight(self) -> float:
         """Return a time in which a request that arrives now is surely answered, unless the line grows a lot meanwhile."""
         rows = min(self._max_rows, 2 * self._line.waiting + 16 * self._largest)
-        return self._service.careful(self._largest) + (rows + self._largest) / self.rate(rows)
+        return self._service.upper(self._largest) + (rows + self._largest) / self.rate(rows)
 
     def cannot_make_it(self, request: Request, now: float) -> bool:
         """Tell whether even with luck the answer would be late: whoever is ahead for certain, then its own service."""
         if not self._service.is_trusted(now) or not len(self._places):
             return False
         group = self._line.groups.get(request.key)
-        lane = Lane() if group is None else group.lane_of(request)
+        lane = FifoQueue() if group is None else group.lane_of(request)
         rate = self.rate(self._line.waiting)
         done = now + self._service.alone(min(request.rows, self._largest), length_of(request))
         if done + lane.ahead(request) / rate < request.deadline:
@@ -84,8 +84,8 @@ class Outlook:
         if seen.earliest_deadline == inf or not self._service.is_trusted(seen.now):
             return seen.now
         if seen.waiting <= rows:
-            return seen.now + self._service.optimistic(seen.waiting)
-        needed = self._service.careful(rows)
+            return seen.now + self._service.lower(seen.waiting)
+        needed = self._service.upper(rows)
         spare = seen.earliest_deadline - seen.oldest_arrival - needed
         margin = min(max(self.margin, TURNS * self.turn), spare / 2.0)
         if margin <= 0.0:
@@ -102,7 +102,7 @@ class Outlook:
         Under overload all that is started is as old as it may be. What this server cannot see, how long a request was on its
         way here and its answer back, then makes all answers late rather than a few.
         """
-        needed = self._service.careful(self._largest)
+        needed = self._service.upper(self._largest)
         grown = max(FIRST_MARGIN * needed, MARGIN_GROWTH * self.margin)
         self.margin = max(self.margin, min(grown, (request.timeout - needed) / 2.0))
 
@@ -111,7 +111,7 @@ class Outlook:
         self.margin *= MARGIN_DECAY
 
 
-def _before(lane: Lane, request: Request) -> int:
+def _before(lane: FifoQueue, request: Request) -> int:
     """Return how many of a lane are ahead of `request` for certain where those who would miss their deadlines go before those who would not."""
     deadline, tag = request.deadline, request.tag
     return sum(each.deadline <= deadline and each.tag <= tag for each in lane.waiting if not is_gone(each))

@@ -6,14 +6,14 @@ Rows are counted as two numbers that only grow, `arrivals` and `departed`, so th
 from collections.abc import Hashable
 from math import inf
 
-from weir.batching.compose import Load
-from weir.batching.group import Group, Lane
+from weir.batching.compose import BatchDraft
+from weir.batching.group import FifoQueue, Group
+from weir.batching.group_scheduler import GroupScheduler
 from weir.batching.request_state import settle
-from weir.batching.turns import Turns
 from weir.messages import Request
 
 
-class Line:
+class RequestQueue:
     """The requests that wait, by group. A group that is empty is forgotten, but for the one of requests without a key, and for the last
     one: where callers are few, each request finds no other, and its key is that of the one before."""
 
@@ -21,7 +21,7 @@ class Line:
         "_divided", "_lane", "_last_empty", "again", "arrivals", "capacity", "ceiling", "departed", "groups", "last_arrival", "max_rows", "running", "turns",
     )  # fmt: skip
 
-    def __init__(self, max_rows: int, lane: type[Lane] = Lane, capacity: int | None = None) -> None:
+    def __init__(self, max_rows: int, lane: type[FifoQueue] = FifoQueue, capacity: int | None = None) -> None:
         self._lane = lane
         self.max_rows = max_rows  # that may wait; negative once closed
         self.capacity = inf if capacity is None else capacity  # rows that may wait or run
@@ -30,7 +30,7 @@ class Line:
         self._last_empty: Group | None = None
         self._divided: dict[int, Request] = {}  # by id(): dispatched in part, the rest still waits
         self.groups: dict[Hashable, Group] = {}
-        self.turns = Turns()
+        self.turns = GroupScheduler()
         self.arrivals = 0
         self.departed = 0
         self.ceiling: float = 0  # `arrivals` from which on the line is full
@@ -107,7 +107,7 @@ class Line:
         elif self.max_rows > 0:
             self.ceiling += rows
 
-    def settle_up(self, group: Group, load: Load) -> None:
+    def account(self, group: Group, load: BatchDraft) -> None:
         """Bring the books up to date with what was taken from `group`.
 
         Should a request of which a part was dispatched have its end meanwhile, the rest is swept out.

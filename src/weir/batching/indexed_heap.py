@@ -11,7 +11,7 @@ Rank = tuple[float, float]
 SLACK = 64  # outdated entries that are tolerated before the heap is built anew
 
 
-class Agenda(Generic[M]):
+class IndexedHeap(Generic[M]):
     """Members in order of rank; equal ranks in the order in which they were put. Each operation is O(log n), amortised.
 
     An entry that a member no longer stands for stays in the heap until it comes to the front, or until such entries
