@@ -15,7 +15,7 @@ from weir.policy.bank import Bank, solve_bank
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats
-from weir.policy.stages import SILENCE, Stage, Stages
+from weir.policy.rate_bands import SILENCE, RateBand, Stages
 from weir.simulation.outcome import Comparison
 from weir.simulation.processes import Trace
 from weir.simulation.simulator import run, simulate
@@ -35,7 +35,7 @@ class Knowing:
     def decide(self, seen: Observation) -> Decision:
         """Look up; wait for a silence at most."""
         rate = max(self._rates[bisect(self._edges, seen.now) - 1], 1e-9)
-        stage: Stage = self._stages.at(rate)
+        stage: RateBand = self._stages.at(rate)
         answer = stage.first[min(seen.waiting, len(stage.first) - 1)]
         if answer is not None:
             return answer

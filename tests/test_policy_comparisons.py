@@ -13,7 +13,7 @@ from benchmarks.policies.lines import Effort, estimate, known, play_all, real, r
 from benchmarks.policies.table import Compared, keep, marks, write_page
 from tests.policy.random_models import SHAPES
 
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.tables import limit_table
@@ -32,7 +32,7 @@ def test_every_player_meets_the_same_lines() -> None:
         "batcher": real(GOOGLENET_P4, "control-limit:8"),
         "short cut": ruled(GOOGLENET_P4, Rule(limit_table(8, 32).tolist())),
         "best": tuned_limit(GOOGLENET_P4, Prices(1.0, 0.0)),
-        "none can": tuned_limit(GOOGLENET_P4, Prices(), objective=Objective(0.002)),
+        "none can": tuned_limit(GOOGLENET_P4, Prices(), objective=LatencySLO(0.002)),
     }
     seen = play_all(process, players, Effort(2, 3_000, steps.append))
     assert len(steps) == 8

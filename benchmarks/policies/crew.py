@@ -18,7 +18,7 @@ from benchmarks.policies.lines import (
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import solve_bank
-from weir.policy.crew import crew_table, start_limit
+from weir.policy.multi_worker import multi_worker_table, start_limit
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats
 from weir.simulation.banks import make_bank
@@ -70,7 +70,7 @@ def compare(effort: Effort) -> Compared:
         bank = make_bank(profile, PRICES, workers=workers)
         for load in LOADS:
             rate = load * workers * profile.max_rate
-            first = crew_table(profile, start_limit(profile, rate, PRICES)).tolist()
+            first = multi_worker_table(profile, start_limit(profile, rate, PRICES)).tolist()
             players: dict[str, Player] = {
                 "solved": real(profile, SolvedPolicy(bank), workers=workers),
                 "closed form": ruled(profile, Rule(first), workers=workers),

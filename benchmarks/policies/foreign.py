@@ -9,7 +9,7 @@ from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.bank import solve_bank
 from weir.policy.evaluation import evaluate
-from weir.policy.objective import unavoidable_power_w
+from weir.policy.latency_slo import unavoidable_power_w
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
 from weir.policy.solver import solve

@@ -5,7 +5,7 @@ import numpy as np
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, show
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.profile import GOOGLENET_P4, Profile
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Poisson
@@ -30,7 +30,7 @@ def compare(effort: Effort) -> Compared:
     for profile, deadline, loads, more in (
         (GOOGLENET_P4, 0.02, LOADS, ""), (VARIED, 0.03, LOADS_VARIED, f", CV {CV:g}, 30 ms")
     ):  # fmt: skip
-        objectives = {name: Objective.parse(f"{text}={1000.0 * deadline:g}ms") for name, text in OBJECTIVES.items()}
+        objectives = {name: LatencySLO.parse(f"{text}={1000.0 * deadline:g}ms") for name, text in OBJECTIVES.items()}
         players: dict[str, Player] = {
             name: real(profile, SolvedPolicy(make_bank(profile, objective=each)), deadline=deadline)
             for name, each in objectives.items()

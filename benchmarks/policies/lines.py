@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.policy.decision import Policy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.simulation.processes import Arrivals
@@ -68,7 +68,7 @@ def ruled(profile: Profile, rule: Rule, *, workers: int = 1, deadline: float = n
 
 
 def tuned_limit(
-    profile: Profile, prices: Prices, *, workers: int = 1, objective: Objective | None = None, max_waiting: int = 0
+    profile: Profile, prices: Prices, *, workers: int = 1, objective: LatencySLO | None = None, max_waiting: int = 0
 ) -> Player:
     """The best control limit for the very line that it is played on."""
 
@@ -90,7 +90,7 @@ def tuned_limit(
 
 def tuned_delay(
     profile: Profile, prices: Prices, delays: Sequence[float] = DELAYS, *, sizes: Sequence[int] = SIZES,
-    workers: int = 1, objective: Objective | None = None,
+    workers: int = 1, objective: LatencySLO | None = None,
 ) -> Player:  # fmt: skip
     """The best size and delay for the very line that it is played on."""
 

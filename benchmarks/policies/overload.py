@@ -5,14 +5,14 @@ from functools import partial
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, ruled, show
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.profile import GOOGLENET_P4
 from weir.policy.tables import greedy_table
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Arrivals, GammaRenewal, OnOff, Poisson
 from weir.simulation.rounds import Figures, Rule
 
-OBJECTIVE = Objective.parse("p99=20ms")
+OBJECTIVE = LatencySLO.parse("p99=20ms")
 LINES = (32, 64, 128)  # rows that may wait under greedy
 
 

@@ -17,7 +17,7 @@ from benchmarks.policies.lines import (
 )
 from benchmarks.policies.table import Compared, Comparison
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
 from weir.policy.response import response_time
@@ -27,7 +27,7 @@ from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures, Rule
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)
-OBJECTIVE = Objective.parse("p99=20ms")
+OBJECTIVE = LatencySLO.parse("p99=20ms")
 # Finer than any hand would: the rival must not lose for want of a setting.
 SIZES = (8, 16, 24, 32)
 DELAYS = tuple(half / 2000.0 for half in range(10, 38))

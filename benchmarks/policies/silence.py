@@ -18,7 +18,7 @@ from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import solve_bank
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
-from weir.policy.stages import SILENCE
+from weir.policy.rate_bands import SILENCE
 from weir.simulation.processes import Arrivals, OnOff, Poisson
 from weir.simulation.rounds import Figures, Rule
 

@@ -10,7 +10,7 @@ from tests.manager.solving_rig import running, turns
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
 from weir.manager.solving import Wish
 from weir.policy.auto import AutoPolicy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 
 
@@ -52,7 +52,7 @@ def test_a_change_that_fails_changes_nothing(error: Exception) -> None:
         async with running() as rig:
             change = asyncio.create_task(rig.resolver.change({"latency_objective": "p99=9ms"}))
             await turns()
-            assert rig.solver.wishes[0].objective == Objective(0.009, 0.01)
+            assert rig.solver.wishes[0].objective == LatencySLO(0.009, 0.01)
             await rig.solver.answer(error)
             with pytest.raises(type(error), match=str(error)):
                 await change

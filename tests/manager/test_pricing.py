@@ -6,25 +6,25 @@ import pytest
 
 from weir.errors import InvalidRequest, SettingsError
 from weir.manager.pricing import changed_prices
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 
 BEFORE = Prices(2.0, 3.0, 100.0)
 
 
 def test_what_is_not_said_stays() -> None:
-    objective = Objective(0.02)
+    objective = LatencySLO(0.02)
     assert changed_prices(BEFORE, objective, {}) == (BEFORE, objective)
     assert changed_prices(BEFORE, objective, {"energy_weight": 1}) == (Prices(2.0, 1, 100.0), objective)
 
 
 def test_null_takes_away() -> None:
     said = {"reference_rate": None, "latency_objective": None}
-    assert changed_prices(BEFORE, Objective(0.02), said) == (Prices(2.0, 3.0), None)
+    assert changed_prices(BEFORE, LatencySLO(0.02), said) == (Prices(2.0, 3.0), None)
 
 
 def test_an_objective_is_a_text() -> None:
-    assert changed_prices(BEFORE, None, {"latency_objective": "p99=20ms"}) == (BEFORE, Objective(0.02, 0.01))
+    assert changed_prices(BEFORE, None, {"latency_objective": "p99=20ms"}) == (BEFORE, LatencySLO(0.02, 0.01))
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ from weir.manager import solver_process
 from weir.manager.solver_process import SolvingProcess
 from weir.manager.solving import Wish, fulfil
 from weir.policy.bank import Bank, solve_bank
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
-LONG = Wish(SMALL, Prices(), 4, Objective(0.05, 0.01))  # takes many seconds
+LONG = Wish(SMALL, Prices(), 4, LatencySLO(0.05, 0.01))  # takes many seconds
 WISH = Wish(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
 
 
@@ -53,7 +53,7 @@ async def solve_outside(wish: Wish, limit: float) -> Bank:
 
 
 def test_a_wish_survives_its_way() -> None:
-    wish = WISH._replace(workers=3, objective=Objective(0.02, 0.01, 0.001))
+    wish = WISH._replace(workers=3, objective=LatencySLO(0.02, 0.01, 0.001))
     read = Wish.from_json(wish.to_json())
     assert read[1:] == wish[1:]
     assert read.profile.to_toml() == SMALL.to_toml()
@@ -76,7 +76,7 @@ def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_
             assert bank.prices == Prices(1.0, weight)
             seen |= processes() - before
         with pytest.raises(SettingsError, match="p99=2ms"):
-            await process.solve(WISH._replace(objective=Objective(0.002, 0.01)), 60.0)
+            await process.solve(WISH._replace(objective=LatencySLO(0.002, 0.01)), 60.0)
         assert seen == processes() - before and len(seen) == 1
         await process.close()
         assert processes() == before
@@ -149,7 +149,7 @@ def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
 
 
 def test_a_refusal_comes_with_its_reason() -> None:
-    wish = WISH._replace(objective=Objective(0.002, 0.01))
+    wish = WISH._replace(objective=LatencySLO(0.002, 0.01))
     with pytest.raises(SettingsError, match="p99=2ms"):
         asyncio.run(solve_outside(wish, 60.0))
 

@@ -7,7 +7,7 @@ import numpy as np
 from weir.messages import Reason
 from weir.policy.bank import Bank
 from weir.policy.decision import Decision, Observation
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.policy.tables import limit_table, stacked
@@ -39,7 +39,7 @@ def bank(**changes: Any) -> Bank:
 
 def promised() -> Bank:
     """Return the bank with a promise about latency: 40 ms, with a margin of 1."""
-    return bank(objective=Objective(0.04, 0.01, 0.001))
+    return bank(objective=LatencySLO(0.04, 0.01, 0.001))
 
 
 class Feed:

@@ -22,7 +22,7 @@ from weir.policy.account import (
 from weir.policy.decision import Observation
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
-from weir.policy.stages import Stage, Stages, answers_of
+from weir.policy.rate_bands import RateBand, Stages, answers_of
 from weir.policy.tables import limit_table
 from weir.simulation.runs import Run
 from weir.simulation.simulator import run
@@ -125,7 +125,7 @@ class Traffic:
     def __init__(self, prices: Prices, start: float = 0.0, limit: int = 4) -> None:
         self.bank = bank(prices=prices, tables=np.stack([limit_table(limit, 8)] * 3))
         self.account = Account(self.bank)
-        self.stage: Stage = Stages(self.bank).at(200.0)
+        self.stage: RateBand = Stages(self.bank).at(200.0)
         self.now = start
         self.arrivals = 0
 

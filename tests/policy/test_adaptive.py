@@ -11,10 +11,10 @@ from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.conformance import check_policy
 from weir.policy.decision import Decision
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Profile
-from weir.policy.stages import SILENCE, filling_of
+from weir.policy.rate_bands import SILENCE, filling_of
 from weir.policy.tables import limit_table
 
 
@@ -182,7 +182,7 @@ def test_a_promise_makes_batches_smaller_that_would_come_too_late() -> None:
 
 def close() -> Bank:
     """Return the bank with a promise of 22 ms: two batches of 7 are in time, one of 8 with one of 6."""
-    return bank(objective=Objective(0.022))
+    return bank(objective=LatencySLO(0.022))
 
 
 def test_a_promise_bounds_the_line_by_what_was_dispatched() -> None:
@@ -228,7 +228,7 @@ def test_a_promise_holds_at_rates_that_are_not_known_or_cannot_be_served(rate: f
 
 
 def test_a_bank_whose_promise_cannot_be_kept_under_overload_has_its_own_bounds() -> None:
-    policy, feed = SolvedPolicy(bank(objective=Objective(0.009), max_waiting=[0, 4, 4])), Feed()
+    policy, feed = SolvedPolicy(bank(objective=LatencySLO(0.009), max_waiting=[0, 4, 4])), Feed()
     feed.arrive(policy, 200.0, 10)
     assert policy.learning
     feed.arrive(policy, 200.0, 200)

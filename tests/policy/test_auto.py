@@ -7,8 +7,8 @@ from weir.errors import SettingsError
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.auto import AutoPolicy
 from weir.policy.conformance import check_policy
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.loading import load_policy
-from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 
 
@@ -27,7 +27,7 @@ def test_its_settings_in_a_text() -> None:
     )
     assert isinstance(policy, AutoPolicy)
     assert policy.prices == Prices(1.0, 0.5, 200.0)
-    assert policy.objective == Objective(0.02, 0.01)
+    assert policy.objective == LatencySLO(0.02, 0.01)
     assert (policy.power, policy.profile, policy.seconds) == (50.0, "square.profile.toml", 0.5)
     assert "energy_weight=0.5" in repr(policy)
 
@@ -65,7 +65,7 @@ def test_a_fresh_one_has_the_settings_and_the_bank() -> None:
 
 
 def test_its_objective_is_a_percentile_or_the_most_in_time() -> None:
-    assert AutoPolicy(p99=0.02).objective == Objective.parse("p99=20ms")
-    assert AutoPolicy(in_time=0.02).objective == Objective.parse("in-time=20ms")
+    assert AutoPolicy(p99=0.02).objective == LatencySLO.parse("p99=20ms")
+    assert AutoPolicy(in_time=0.02).objective == LatencySLO.parse("in-time=20ms")
     with pytest.raises(SettingsError, match=r"p99=0\.02, in_time=0\.05: must be one of them, not both"):
         AutoPolicy(p99=0.02, in_time=0.05)

@@ -9,7 +9,7 @@ import pytest
 
 from weir.errors import SettingsError
 from weir.policy.bank import Bank
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 
@@ -22,7 +22,7 @@ def bank(**changes: Any) -> Bank:
         "profile": PROFILE,
         "prices": Prices(1.0, 2.0, 100.0),
         "workers": 2,
-        "objective": Objective(0.02, 0.01, 0.001),
+        "objective": LatencySLO(0.02, 0.01, 0.001),
         "rates": [100.0, 400.0, 500.0],
         "tables": np.array([[0, 1, 2, 3], [0, 0, 2, 3], [0, 0, 0, 3]], dtype=np.uint16),
         "second_tables": np.array([[0, 1, 2, 3], [0, 0, 2, 3], [0, 0, 2, 3]], dtype=np.uint16),
@@ -46,8 +46,8 @@ def test_limits_and_indices() -> None:
     assert made.capacity == pytest.approx(2 * 600.0)
 
 
-@pytest.mark.parametrize("objective", [None, Objective(0.02, 0.01, 0.001)])
-def test_a_bank_survives_being_a_file(objective: Objective | None) -> None:
+@pytest.mark.parametrize("objective", [None, LatencySLO(0.02, 0.01, 0.001)])
+def test_a_bank_survives_being_a_file(objective: LatencySLO | None) -> None:
     made = bank(objective=objective)
     read = Bank.from_bytes(made.to_bytes())
     for name in ("rates", "tables", "second_tables", "shares", "max_waiting", "response_time_ms", "p99_ms", "power_w"):

@@ -9,12 +9,12 @@ from tests.policy.random_models import MODERATE, SHAPES, Drawn, drawn
 from tests.policy.whole_law import performance
 
 from weir.policy.bank import Bank, solve_bank
-from weir.policy.decays import decay
 from weir.policy.evaluation import evaluate
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.policy.solver import solve
 from weir.policy.tables import full_batch_table, greedy_table, limit_table, static_table
+from weir.policy.tail_decay import decay
 
 NUMBERS = range(32)
 SMALL = [number for number in NUMBERS if drawn(number).profile.max_batch_size <= 24]

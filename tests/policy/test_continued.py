@@ -5,12 +5,12 @@ import pytest
 from tests.policy.whole_law import performance
 
 from weir.policy.continued import Continued, Costs
-from weir.policy.decays import descent
 from weir.policy.long_lines import Served, improve, rates_of, solve_long
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.smdp import arrivals, arrivals_up_to
 from weir.policy.tables import Table, greedy_table, limit_table, static_table
+from weir.policy.tail_decay import descent
 
 VARIED = Profile(GOOGLENET_P4.service_time_ms, GOOGLENET_P4.energy_mj, np.full(32, 0.5))
 TABLES = [greedy_table(32), limit_table(20, 32), static_table(32)]

@@ -1,11 +1,11 @@
-"""make_bank: one entry for every crew and objective (objectives: test_promises.py)."""
+"""make_bank: one entry for every crew and objective (objectives: test_slo_search.py)."""
 
 import numpy as np
 import pytest
 
 from weir.errors import SettingsError
 from weir.policy.bank import solve_bank
-from weir.policy.crew import crew_table
+from weir.policy.multi_worker import multi_worker_table
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4
 from weir.simulation import banks
@@ -50,16 +50,18 @@ def test_one_line_for_all_workers_costs_less_than_a_line_for_each() -> None:
     workers, rate = 2, 0.5 * 2 * P4.max_rate
     shared = Trials(P4, workers=workers, requests=30_000)
     limit = crew_limit(rate, Prices(), shared)
-    together = shared(rate, Rule(crew_table(P4, limit).tolist())).excess_cost(1.0, 1.0)
+    together = shared(rate, Rule(multi_worker_table(P4, limit).tolist())).excess_cost(1.0, 1.0)
     alone = Trials(P4, requests=30_000)
     # Each of two lines draws half of the power: energy weighs twice as much against its latency.
-    apart = alone(rate / workers, Rule(crew_table(P4, crew_limit(rate / workers, Prices(1.0, 2.0), alone)).tolist()))
+    apart = alone(
+        rate / workers, Rule(multi_worker_table(P4, crew_limit(rate / workers, Prices(1.0, 2.0), alone)).tolist())
+    )
     assert together < 0.92 * (apart.response_time_ms + 2.0 * apart.excess_w)
 
 
 def test_the_limit_found_is_the_best_there_is() -> None:
     trials, rate = Trials(P4, workers=2, requests=10_000), 0.4 * 2 * P4.max_rate
-    costs = [trials(rate, Rule(crew_table(P4, limit).tolist())).excess_cost(1.0, 1.0) for limit in range(1, 33)]
+    costs = [trials(rate, Rule(multi_worker_table(P4, limit).tolist())).excess_cost(1.0, 1.0) for limit in range(1, 33)]
     found = crew_limit(rate, Prices(), trials)
     assert costs[found - 1] <= min(costs) * 1.002
 

@@ -3,11 +3,11 @@
 import gc
 
 from weir.policy.profile import GOOGLENET_P4, Profile
-from weir.simulation.asking import Asking
-from weir.simulation.book import PART, Book, Part
 from weir.simulation.engine import Engine
-from weir.simulation.measuring import Stretches
+from weir.simulation.event_log import PART, EventLog, LogPart
+from weir.simulation.measuring import BatchMeans
 from weir.simulation.policies import policy_for, settings_for
+from weir.simulation.requests import SimulatedRequest
 from weir.simulation.services import Services
 from weir.simulation.simulator import simulate
 
@@ -16,7 +16,7 @@ def test_requests_that_had_their_end_are_forgotten() -> None:
     alive: list[int] = []
 
     def look(policy: str, done: int, total: int) -> None:
-        alive.append(sum(type(each) is Asking for each in gc.get_objects()))
+        alive.append(sum(type(each) is SimulatedRequest for each in gc.get_objects()))
 
     simulate(GOOGLENET_P4, ["control-limit:8"], "poisson:0.7", requests=50_000, progress=look)
     assert len(alive) == 4
@@ -25,7 +25,7 @@ def test_requests_that_had_their_end_are_forgotten() -> None:
 
 def test_what_is_kept_of_a_run_has_one_size() -> None:
     def kept(requests: int) -> int:
-        seen = Stretches(GOOGLENET_P4, requests // 10, requests)
+        seen = BatchMeans(GOOGLENET_P4, requests // 10, requests)
         arrays = [
             *seen.sums.values(),
             seen.starts,
@@ -42,17 +42,17 @@ def test_what_is_kept_of_a_run_has_one_size() -> None:
 def test_a_part_is_handed_over_before_it_is_large() -> None:
     sizes: list[int] = []
 
-    class Noting(Stretches):
+    class Noting(BatchMeans):
         """Notes how large the parts are."""
 
-        def __call__(self, part: Part) -> None:
+        def __call__(self, part: LogPart) -> None:
             sizes.append(len(part.request))
             super().__call__(part)
 
     profile = Profile.linear(alpha_ms=0.1, tau0_ms=1.0, max_batch_size=32)
     count = 2 * PART + 10
     seen = Noting(profile, 0, count)
-    engine = Engine(settings_for(profile), policy_for("full:32", profile), Services(profile, 1), Book(seen))
+    engine = Engine(settings_for(profile), policy_for("full:32", profile), Services(profile, 1), EventLog(seen))
     engine.arrive(0, [0.0002 * number for number in range(count)])
     engine.finish()
     assert sum(sizes) == count

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.simulation.asking import Asking
+from weir.simulation.requests import SimulatedRequest
 from weir.simulation.traces import read_trace, write_trace
 from weir.telemetry.recording import Recorder
 
@@ -65,7 +65,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 def test_what_a_server_records_is_read(tmp_path: Path) -> None:
     path = tmp_path / "it.csv"
     with Recorder(path) as recorder:
-        recorder.answered("square", [Asking(0, 7.5), Asking(1, 7.75, rows=3)], None, 8.0)
+        recorder.answered("square", [SimulatedRequest(0, 7.5), SimulatedRequest(1, 7.75, rows=3)], None, 8.0)
     times, rows = read_trace(path)
     assert times.tolist() == [0.0, 0.25]
     assert rows.tolist() == [1, 3]

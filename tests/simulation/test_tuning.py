@@ -5,7 +5,7 @@ import pytest
 
 from weir.errors import SettingsError
 from weir.policy.evaluation import evaluate
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Floats
 from weir.policy.tables import limit_table
@@ -46,7 +46,7 @@ def test_a_timeout_that_never_ends_a_wait_is_a_limit() -> None:
 
 
 def test_an_objective_rules_out_what_is_late_too_often() -> None:
-    times, objective = poisson(0.5), Objective(0.02, 0.01)
+    times, objective = poisson(0.5), LatencySLO(0.02, 0.01)
     delays = (0.01, 0.02)
     for found in (
         best_limit(P4, times, objective=objective),
@@ -54,7 +54,7 @@ def test_an_objective_rules_out_what_is_late_too_often() -> None:
     ):
         assert found is not None
         assert found.figures.late_share <= 0.01
-    assert best_limit(P4, times, objective=Objective(0.002, 0.01)) is None
+    assert best_limit(P4, times, objective=LatencySLO(0.002, 0.01)) is None
 
 
 def test_tells_how_far_it_is() -> None:

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 from weir.errors import InvalidRequest, SettingsError, brief
 
 if TYPE_CHECKING:
-    from weir.policy.objective import Objective
+    from weir.policy.latency_slo import LatencySLO
     from weir.policy.prices import Prices
 
 WEIGHTS = ("latency_weight", "energy_weight")
 FIELDS = (*WEIGHTS, "reference_rate", "latency_objective")
 
 
-def changed_prices(prices: "Prices", objective: "Objective | None", said: Any) -> "tuple[Prices, Objective | None]":
+def changed_prices(prices: "Prices", objective: "LatencySLO | None", said: Any) -> "tuple[Prices, LatencySLO | None]":
     """Return `prices` and `objective` with what is `said` put over them; what is not said stays.
 
     `said` is a mapping of FIELDS: numbers, or None for a `reference_rate` or `latency_objective` ("p99=20ms") that is to
     be no more. Raises InvalidRequest for anything else, SettingsError for a value that cannot be.
     """
-    from weir.policy.objective import Objective
+    from weir.policy.latency_slo import LatencySLO
     from weir.policy.prices import Prices
 
     if not isinstance(said, Mapping):
@@ -29,7 +29,7 @@ def changed_prices(prices: "Prices", objective: "Objective | None", said: Any) -
     numbers = {name: said.get(name, getattr(prices, name)) for name in (*WEIGHTS, "reference_rate")}
     if "latency_objective" in said:
         text = said["latency_objective"]
-        objective = None if text is None else Objective.parse(text)
+        objective = None if text is None else LatencySLO.parse(text)
     return Prices(**numbers), objective
 
 

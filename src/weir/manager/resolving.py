@@ -20,7 +20,7 @@ from weir.messages import Dispatch, Timing
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank
 from weir.policy.drift import DriftDetector
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.telemetry.silent import SilentObserver
@@ -46,7 +46,7 @@ class Resolver(SilentObserver):
     """
 
     def __init__(
-        self, model: str, policy: SolvedPolicy, prices: Prices, objective: Objective | None, *,
+        self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
         learned: Learned | None = None, solve: Solve | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self.policy = policy
@@ -165,7 +165,7 @@ class Resolver(SilentObserver):
         finally:
             self._look(self._why)
 
-    async def _change(self, prices: Prices, objective: Objective | None) -> None:
+    async def _change(self, prices: Prices, objective: LatencySLO | None) -> None:
         if self.profile is not None:
             workers = len(self._ready) or (self._fulfilled.workers if self._fulfilled else 1)
             wish = Wish(self.profile, prices, workers, objective)

@@ -16,7 +16,7 @@ from weir.errors import SettingsError
 from weir.workers.process import die_with
 
 if TYPE_CHECKING:
-    from weir.policy.objective import Objective
+    from weir.policy.latency_slo import LatencySLO
     from weir.policy.prices import Prices
     from weir.policy.profile import Profile
 
@@ -31,7 +31,7 @@ class Wish(NamedTuple):
     profile: "Profile"
     prices: "Prices"
     workers: int
-    objective: "Objective | None"
+    objective: "LatencySLO | None"
 
     def to_json(self) -> bytes:
         """Return the request for a solving process."""
@@ -49,7 +49,7 @@ class Wish(NamedTuple):
     @classmethod
     def from_json(cls, text: bytes) -> "Wish":
         """Return the wish that `to_json` wrote. Raises SettingsError for values that cannot be."""
-        from weir.policy.objective import Objective
+        from weir.policy.latency_slo import LatencySLO
         from weir.policy.prices import Prices
         from weir.policy.profile import Profile
 
@@ -59,7 +59,7 @@ class Wish(NamedTuple):
             Profile(**document["profile"]),
             Prices(*document["prices"]),
             document["workers"],
-            None if objective is None else Objective(*objective).checked(),
+            None if objective is None else LatencySLO(*objective).checked(),
         )
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from weir.policy.bank import Bank
 from weir.policy.decision import Observation
 from weir.policy.profile import Profile
-from weir.policy.stages import SILENCE, Answers, Stage
+from weir.policy.rate_bands import SILENCE, Answers, RateBand
 
 ALLOWED = 0.0025  # of greedy's cost, that the policy may cost more
 ENOUGH = 0.75  # of that, at which the tables have their turn again
@@ -233,7 +233,7 @@ class Account:
         self._rows = self._seconds = 0.0  # seen, as far as they are remembered
         self.greedy, self.excess = False, 0.0
 
-    def observe(self, seen: Observation, stage: Stage, answers: Answers, rate: float) -> bool:
+    def observe(self, seen: Observation, stage: RateBand, answers: Answers, rate: float) -> bool:
         """Let both queues see what the policy sees, which would decide by `answers` of `stage`; return `greedy`."""
         now, count = seen.now, seen.arrivals - self._arrivals
         if now < self._now or count < 0:  # the first look, or another queue or clock

@@ -18,12 +18,12 @@ from weir.policy.account import Account
 from weir.policy.bank import Bank
 from weir.policy.decision import Decision, Observation
 from weir.policy.explanation import explain
+from weir.policy.latency_slo import trimmed
 from weir.policy.mixing import Mixing
-from weir.policy.objective import trimmed
 from weir.policy.overload import OPEN, Gate
 from weir.policy.rate import Rate
+from weir.policy.rate_bands import SILENCE, RateBand, Stages
 from weir.policy.rules import Greedy
-from weir.policy.stages import SILENCE, Stage, Stages
 
 GREEDY = Greedy()
 POLICY = Reason.POLICY  # a member of an enum is looked up slowly
@@ -52,7 +52,7 @@ class SolvedPolicy:
         self._mixing = Mixing()
         self._account: Account | None = None  # of `_of`, where there is no promise
         self._stages: Stages | None = None if bank is None else Stages(bank)
-        self._stage: Stage | None = None  # of `_stages`, or of those before
+        self._stage: RateBand | None = None  # of `_stages`, or of those before
         self._of: Stages | None = None  # what `_stage` belongs to
         self._gate = OPEN
         self._rows = 0  # that were dispatched last; 0 if none were, or more have been let in since
@@ -116,7 +116,7 @@ class SolvedPolicy:
             self.max_waiting += more
         return self.max_waiting
 
-    def _move(self, rate: float) -> Stage | None:
+    def _move(self, rate: float) -> RateBand | None:
         """Take the stage for `rate`; None if there is none. While the rate is unknown only a promise has one."""
         stages, stage = self._stages, self._stage
         if stages is None:
@@ -172,7 +172,7 @@ class SolvedPolicy:
         stage = self._current()
         return 0 if stage is None else stage.entry
 
-    def _current(self) -> Stage | None:
+    def _current(self) -> RateBand | None:
         stages, rate = self._stages, self.rate
         if stages is None or not rate:
             return None
@@ -185,7 +185,7 @@ class SolvedPolicy:
         return explain(self.bank, self._current(), self.rate, account)
 
 
-def guard(stage: Stage, rate: float, seen: Observation) -> float:
+def guard(stage: RateBand, rate: float, seen: Observation) -> float:
     """Return the instant at which a wait ends."""
     oldest = seen.oldest_arrival
     until = min(seen.last_arrival + SILENCE / rate, oldest + stage.filling / rate)

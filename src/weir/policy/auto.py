@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.policy.adaptive import SolvedPolicy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 
 
@@ -49,12 +49,12 @@ class AutoPolicy(SolvedPolicy):
         if self.profile is not None and not self.profile:
             raise SettingsError(f"profile={self.profile!r}: must be the path of a file")
 
-    def _objective(self) -> Objective | None:
+    def _objective(self) -> LatencySLO | None:
         if self.p99 is not None and self.in_time is not None:
             raise SettingsError(f"p99={self.p99:g}, in_time={self.in_time:g}: must be one of them, not both")
         if self.in_time is not None:
-            return Objective(self.in_time, refusal_price=1.0).checked()
-        return None if self.p99 is None else Objective(self.p99, 0.01).checked()
+            return LatencySLO(self.in_time, refusal_price=1.0).checked()
+        return None if self.p99 is None else LatencySLO(self.p99, 0.01).checked()
 
     def fresh(self) -> "AutoPolicy":
         """Return a policy with the same settings, and the same bank if there is one, that has seen nothing."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import checked_table, stacked
@@ -48,7 +48,7 @@ class Bank:
     profile: Profile
     prices: Prices
     workers: int
-    objective: Objective | None
+    objective: LatencySLO | None
     rates: Floats
     tables: NDArray[np.uint16]
     second_tables: NDArray[np.uint16]
@@ -122,7 +122,7 @@ class Bank:
             profile=profile or Profile.from_toml(about["profile"]),
             prices=Prices(*about["prices"]),
             workers=about["workers"],
-            objective=None if objective is None else Objective(*objective).checked(),
+            objective=None if objective is None else LatencySLO(*objective).checked(),
             **arrays,
         )
 

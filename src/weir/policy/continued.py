@@ -18,9 +18,9 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from weir.policy.decays import descent
 from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, arrivals_up_to
+from weir.policy.tail_decay import descent
 
 _NEVER = 1e-32  # a step of the line less likely than this is left out
 _NEGLIGIBLE = 1e-12  # a step less likely than this does not connect two lines: beside 1, the equations hardly see it

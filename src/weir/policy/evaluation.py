@@ -6,13 +6,13 @@ from math import ceil, inf, log
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.decays import decay
 from weir.policy.long_lines import Served
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, arrivals
 from weir.policy.stationary import band, stationary
 from weir.policy.tables import Table, checked_table, extended, limit_of
+from weir.policy.tail_decay import decay
 
 _TAIL = 1e-14  # about the share of the decisions that may lie beyond the states that are looked at
 
@@ -44,7 +44,7 @@ class Performance:
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class QueueLaw:
     """The stationary law of the decisions under a table: `law` and `actions` by state, `rows` waiting in each, and the
     `arrivals` during a batch by its size. The last state stands for all above."""
 
@@ -81,7 +81,7 @@ def is_stable(profile: Profile, rate: float, table: Table) -> bool:
     return rate * float(profile.service_time_ms[size - 1]) < 1000.0 * size
 
 
-def line_of(profile: Profile, rate: float, table: Table) -> Line:
+def line_of(profile: Profile, rate: float, table: Table) -> QueueLaw:
     """Return the stationary law of a line under a stable table, over as many states as matter."""
     size = _enough_states(profile, rate / 1000.0, table)
     return _line(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
@@ -102,14 +102,14 @@ def _enough_states(profile: Profile, rate_per_ms: float, table: Table) -> int:
     return len(table) + profile.max_batch_size + ceil(-log(_TAIL) / fall)
 
 
-def _line(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> Line:
+def _line(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> QueueLaw:
     actions: Actions = extended(table, len(rows)).astype(np.int64)
     counts = arrivals(profile, rate_per_ms)
     law = stationary(*band(counts, actions, rows))
-    return Line(law, actions, rows, counts, rate_per_ms)
+    return QueueLaw(law, actions, rows, counts, rate_per_ms)
 
 
-def _bounded(profile: Profile, line: Line, prices: Prices, max_waiting: int) -> Performance:
+def _bounded(profile: Profile, line: QueueLaw, prices: Prices, max_waiting: int) -> Performance:
     """Return what a table does, from the law of the line under it, which is never longer than `max_waiting`."""
     rate, serves = line.rate_per_ms, line.actions > 0
     times = np.where(serves, profile.service_time_ms[line.actions - 1], 1.0 / rate)
@@ -133,7 +133,7 @@ def _bounded(profile: Profile, line: Line, prices: Prices, max_waiting: int) -> 
     )
 
 
-def _areas(profile: Profile, line: Line, times: Floats, max_waiting: int) -> tuple[Floats, Floats]:
+def _areas(profile: Profile, line: QueueLaw, times: Floats, max_waiting: int) -> tuple[Floats, Floats]:
     """Return the expected rows·ms in the system and the expected rows refused until the next decision, by state."""
     rate, serves = line.rate_per_ms, line.actions > 0
     areas = line.rows * times

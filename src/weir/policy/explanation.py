@@ -9,10 +9,10 @@ from weir.policy.account import Account
 from weir.policy.bank import Bank
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats
-from weir.policy.stages import SILENCE, Stage
+from weir.policy.rate_bands import SILENCE, RateBand
 
 
-def explain(bank: Bank | None, stage: Stage | None, rate: float, account: Account | None = None) -> dict[str, Any]:
+def explain(bank: Bank | None, stage: RateBand | None, rate: float, account: Account | None = None) -> dict[str, Any]:
     """Return the document of a policy that decides by `stage` of `bank` at `rate`; 0, None and None while it learns."""
     return {
         "learning": stage is None,
@@ -51,7 +51,7 @@ def _between(bank: Bank, values: Floats, rate: float) -> float:
     return float(np.interp(rate, bank.rates, values))
 
 
-def _table(bank: Bank, stage: Stage) -> dict[str, Any]:
+def _table(bank: Bank, stage: RateBand) -> dict[str, Any]:
     return {
         "index": stage.entry,
         "rate": float(bank.rates[stage.entry]),
@@ -60,7 +60,7 @@ def _table(bank: Bank, stage: Stage) -> dict[str, Any]:
     }
 
 
-def _guards(stage: Stage, rate: float) -> dict[str, float | None]:
+def _guards(stage: RateBand, rate: float) -> dict[str, float | None]:
     """For how long: since the last arrival, since the oldest, and since the oldest if it is alone."""
     return {
         "silence": SILENCE / rate,

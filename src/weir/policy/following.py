@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.policy.ages import Grid, longer_services, poisson
-from weir.policy.evaluation import Line
-from weir.policy.leftovers import Leftovers
+from weir.policy.evaluation import QueueLaw
 from weir.policy.profile import Floats, Profile
-from weir.policy.rules_in_line import Rules
+from weir.policy.residual_rows import ResidualRows
+from weir.policy.table_shape import Rules
 from weir.policy.tables import Table
 
 _RARE = 1e-9  # a share of the rows not worth following
@@ -45,7 +45,7 @@ class Service:
     met: Floats
 
 
-def follow(profile: Profile, line: Line, table: Table, cells: int, span: float | None = None) -> Waits:
+def follow(profile: Profile, line: QueueLaw, table: Table, cells: int, span: float | None = None) -> Waits:
     """Return how long rows wait until their own batch starts, in so many cells; they reach as far as `span` ms, or as can be
     told from the line's law."""
     rules = Rules(table)
@@ -65,11 +65,11 @@ def follow(profile: Profile, line: Line, table: Table, cells: int, span: float |
 
 
 def _with_leftovers(
-    profile: Profile, line: Line, services: list[Service], idle: Floats, grid: Grid, rules: Rules
+    profile: Profile, line: QueueLaw, services: list[Service], idle: Floats, grid: Grid, rules: Rules
 ) -> Floats:
     """Return what `_next_decision` and those who move up come to, where batches leave some rows behind."""
     longest = int(np.flatnonzero(line.law > _RARE)[-1]) + profile.max_batch_size
-    rest = Leftovers(profile, line.arrivals, grid, rules, max(longest, rules.steady + 1), line.rate_per_ms)
+    rest = ResidualRows(profile, line.arrivals, grid, rules, max(longest, rules.steady + 1), line.rate_per_ms)
     places = _places(services, grid, 0, line.rate_per_ms)
     low = _moved_up(profile, places[rules.steady + 1 :], grid, rules)
     near = places[: rules.steady + 1]
@@ -83,7 +83,7 @@ def _with_leftovers(
     return rest.taken
 
 
-def _met(profile: Profile, line: Line) -> tuple[list[Service], Floats]:
+def _met(profile: Profile, line: QueueLaw) -> tuple[list[Service], Floats]:
     """Return what batches rows meet under way, and the shares of rows that find the worker waiting, by the line's length
     without them."""
     rate, serves = line.rate_per_ms, line.actions > 0
@@ -99,7 +99,7 @@ def _met(profile: Profile, line: Line) -> tuple[list[Service], Floats]:
     return services, np.where(serves, 0.0, shares)
 
 
-def _grid(profile: Profile, line: Line, rules: Rules, cells: int) -> Grid:
+def _grid(profile: Profile, line: QueueLaw, rules: Rules, cells: int) -> Grid:
     """Return cells that reach as far as all but a negligible share of the rows wait, with their own batch's time."""
     likely = line.law > _RARE
     used = np.unique(line.actions[(line.actions > 0) & likely]) - 1

@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.policy.continued import Chain, Continued, Costs, Values
-from weir.policy.decays import decay
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, weights_of
 from weir.policy.stationary import stationary
 from weir.policy.tables import Table, extended, steady_table, with_full_batches
+from weir.policy.tail_decay import decay
 
 VISITED = 1e-8  # a state that fewer of the decisions meet is not visited
 _TAIL = 1e-9  # about the share of the decisions in longer lines than are looked at first

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.objective import ROUNDING, Objective
+from weir.policy.latency_slo import ROUNDING, LatencySLO
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, full_batch_table
 
@@ -80,7 +80,7 @@ class Admission(NamedTuple):
         return table, Gate(bounds, self.gate.times[: self.steady + 1], self.gate.within)
 
 
-def admission(profile: Profile, objective: Objective, workers: int = 1) -> Admission | None:
+def admission(profile: Profile, objective: LatencySLO, workers: int = 1) -> Admission | None:
     """Return the batch and the line that serve most rows per second, all of them in time, when more arrive than can be
     served; None if even a row that comes behind one alone may be late.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.ages import Grid
-from weir.policy.evaluation import Line, is_stable, line_of
+from weir.policy.evaluation import QueueLaw, is_stable, line_of
 from weir.policy.following import follow
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, checked_table
@@ -94,7 +94,7 @@ def response_time(profile: Profile, rate: float, table: Table, *, cells: int = C
     return response_of(profile, line_of(profile, rate, table), table, cells=cells)
 
 
-def response_of(profile: Profile, line: Line, table: Table, *, cells: int = CELLS) -> ResponseTime:
+def response_of(profile: Profile, line: QueueLaw, table: Table, *, cells: int = CELLS) -> ResponseTime:
     """Return the distribution of the response time under `table`, from the law of the line under it."""
     found = _on_grid(profile, line, table, cells, None)
     while found.masses[-1] > _BEYOND:  # the last cell has all that is longer
@@ -106,7 +106,7 @@ def response_of(profile: Profile, line: Line, table: Table, *, cells: int = CELL
     return found
 
 
-def _on_grid(profile: Profile, line: Line, table: Table, cells: int, span: float | None) -> ResponseTime:
+def _on_grid(profile: Profile, line: QueueLaw, table: Table, cells: int, span: float | None) -> ResponseTime:
     waits = follow(profile, line, table, cells, span)
     masses = np.zeros(cells)
     for index in np.flatnonzero(waits.later.sum(axis=1)):

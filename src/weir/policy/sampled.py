@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.policy.continued import Continued, Costs
-from weir.policy.decays import decay
 from weir.policy.long_lines import Served
 from weir.policy.profile import Floats
-from weir.policy.rules_in_line import Rules
 from weir.policy.smdp import Actions
+from weir.policy.table_shape import Rules
 from weir.policy.tables import extended
+from weir.policy.tail_decay import decay
 
 FIRST, ROWS, MOST_ROWS = 8_192, 16_384, 131_072
 _OFF = 0.005  # a standard error, relative to the percentile, with which more rows are drawn

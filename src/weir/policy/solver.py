@@ -10,8 +10,8 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.evaluation import Performance, evaluate
+from weir.policy.latency_slo import unavoidable_power_w
 from weir.policy.long_lines import LONGEST, Found, longest_of, solve_long
-from weir.policy.objective import unavoidable_power_w
 from weir.policy.policy_iteration import Solved, iterate_policies, quick_law, safe_overflow_cost, start_actions
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.decays import decay
 from weir.policy.long_lines import VISITED
 from weir.policy.policy_iteration import iterate_policies, start_actions
 from weir.policy.prices import Prices
@@ -14,6 +13,7 @@ from weir.policy.profile import Floats, Profile
 from weir.policy.smdp import Actions, Model, model_of
 from weir.policy.stationary import band, stationary
 from weir.policy.tables import Table, with_full_batches
+from weir.policy.tail_decay import decay
 from weir.policy.value_iteration import iterate_values
 
 MOST_STATES = 1_000  # with which a step of policy iteration takes a tenth of a second, and 50 MB

@@ -11,16 +11,16 @@ import numpy as np
 
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank, solve_bank
-from weir.policy.crew import crew_table, start_limit
-from weir.policy.objective import ROUNDING, Objective
+from weir.policy.latency_slo import ROUNDING, LatencySLO
+from weir.policy.multi_worker import multi_worker_table, start_limit
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import Table, stacked
 from weir.simulation.checks import check_count
 from weir.simulation.processes import MarkovModulated
-from weir.simulation.promises import BURST, BURST_BATCHES, Keeper
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.simulator import run
+from weir.simulation.slo_search import BURST, BURST_BATCHES, SloSearch
 from weir.simulation.statistics import STRETCHES
 from weir.simulation.trials import Trials, lowest
 
@@ -44,7 +44,7 @@ def make_bank(
     prices: Prices | None = None,
     *,
     workers: int = 1,
-    objective: Objective | None = None,
+    objective: LatencySLO | None = None,
     seed: int = 1,
     progress: Progress | None = None,
 ) -> Bank:
@@ -78,7 +78,7 @@ def crew_limit(rate: float, prices: Prices, trials: Trials) -> int:
     profile = trials.profile
 
     def cost(limit: int) -> float:
-        return trials(rate, Rule(crew_table(profile, limit).tolist())).excess_cost(*weights)
+        return trials(rate, Rule(multi_worker_table(profile, limit).tolist())).excess_cost(*weights)
 
     return lowest(cost, start_limit(profile, rate, prices), profile.best_batch_size)
 
@@ -88,15 +88,15 @@ def _crew(profile: Profile, prices: Prices, workers: int, seed: int, told: Progr
     rates = workers * profile.max_rate * np.array(CREW_LOADS)
     tables, seen = [], []
     for done, rate in enumerate(rates.tolist(), 1):
-        tables.append(crew_table(profile, crew_limit(rate, prices, trials)))
+        tables.append(multi_worker_table(profile, crew_limit(rate, prices, trials)))
         seen.append(trials(rate, Rule(tables[-1].tolist())))
         told(done, len(rates))
     return _bank(profile, prices, workers, rates, tables, seen)
 
 
-def _promised(profile: Profile, prices: Prices, workers: int, objective: Objective, seed: int, told: Progress) -> Bank:
+def _promised(profile: Profile, prices: Prices, workers: int, objective: LatencySLO, seed: int, told: Progress) -> Bank:
     """Each table must keep the objective at the highest rate for which it is used: half-way to the next by ratio."""
-    keeper = Keeper(profile, objective, workers=workers, seed=seed)
+    keeper = SloSearch(profile, objective, workers=workers, seed=seed)
     trials, bursts = keeper.trials(PROMISE_REQUESTS), keeper.trials(PROMISE_REQUESTS, 1, bursts=True)
     allowed = keeper.admission
     loads = (*PROMISE_LOADS, *BEYOND) if objective.counts_refusals else PROMISE_LOADS
@@ -122,7 +122,7 @@ def _promised(profile: Profile, prices: Prices, workers: int, objective: Objecti
     return _checked_in_time(made, keeper, seed) if objective.counts_refusals else made
 
 
-def _checked_in_time(bank: Bank, keeper: Keeper, seed: int) -> Bank:
+def _checked_in_time(bank: Bank, keeper: SloSearch, seed: int) -> Bank:
     """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than greedy does.
 
     A stage's bound was found at a rate that is known. The policy estimates it, and the estimate is high when many have just come:
@@ -179,7 +179,7 @@ def _no_more(beyond: Floats) -> bool:
     return float(beyond.mean() + np.std(beyond, ddof=1) / len(beyond) ** 0.5) <= 0.0
 
 
-def _greedy_below(bank: Bank, keeper: Keeper, floor: float) -> Bank:
+def _greedy_below(bank: Bank, keeper: SloSearch, floor: float) -> Bank:
     """Return `bank`, without refusals, and without waits where there were refusals, below that load."""
     tables, bounds = list(bank.tables), bank.max_waiting.copy()
     for index in np.flatnonzero((bank.rates < floor * bank.capacity) & (bounds > 0)).tolist():

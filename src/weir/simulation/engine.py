@@ -14,8 +14,8 @@ from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded
 from weir.messages import Dispatch, Wakeup
 from weir.policy.decision import Policy
-from weir.simulation.asking import Asking
-from weir.simulation.book import Book
+from weir.simulation.event_log import EventLog
+from weir.simulation.requests import SimulatedRequest
 from weir.simulation.services import Services
 
 ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
@@ -28,7 +28,7 @@ class Engine:
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, services: Services, book: Book, *, workers: int = 1,
+        self, settings: BatchingSettings, policy: Policy, services: Services, book: EventLog, *, workers: int = 1,
         places: int = 1, timeout: float = inf,
     ) -> None:  # fmt: skip
         self.now = 0.0
@@ -56,7 +56,7 @@ class Engine:
                     self._advance(now)
                 self.now = now
             try:
-                submit(Asking(index, now, timeout, 1 if sizes is None else next(sizes)), now)
+                submit(SimulatedRequest(index, now, timeout, 1 if sizes is None else next(sizes)), now)
             except (Overloaded, DeadlineExceeded):
                 book.refused.append(index)
             # With all places taken and no deadlines there is nothing to decide, as the driver would find by polling.
@@ -96,7 +96,7 @@ class Engine:
     def _expire(self) -> None:
         for request in self.batcher.expire(self.now):
             if request.taken < request.rows:  # the others are running; that they end too late is seen from their end
-                self._book.lost(cast(Asking, request).index)
+                self._book.lost(cast(SimulatedRequest, request).index)
 
     def _poll(self, wakeup: Wakeup) -> None:
         self._undecided = False
@@ -108,7 +108,7 @@ class Engine:
             self._wake = wake
 
     def _start(self, cut: Dispatch) -> None:
-        requests = cast("list[Asking]", cut.requests)
+        requests = cast("list[SimulatedRequest]", cut.requests)
         busy_until = self._busy_until[cut.worker]
         start = cut.at if cut.at > busy_until else busy_until
         end = start + self._services.time(cut.rows, requests[0].index)

@@ -9,8 +9,8 @@ from math import inf, nan
 import numpy as np
 
 from weir.policy.profile import Profile
-from weir.simulation.book import Part
-from weir.simulation.spread import Spread
+from weir.simulation.event_log import LogPart
+from weir.simulation.log_histogram import LogHistogram
 from weir.simulation.statistics import stretch_length
 from weir.simulation.traces import Floats, Ints
 
@@ -19,7 +19,7 @@ SUMS = (
 )  # fmt: skip
 
 
-class Stretches:
+class BatchMeans:
     """The sums of the stretches of a run. Requests before `first` are the warm-up, and not counted.
 
     Times are in milliseconds, energies in millijoules. `starts` are the arrivals at which stretches begin, in seconds.
@@ -34,7 +34,7 @@ class Stretches:
         self._first = requests - self.count * self.length  # what does not fill a stretch is warm-up too
         self.sums = {name: np.zeros(self.count) for name in SUMS}
         self.starts = np.full(self.count + 1, nan)
-        self.responses = Spread(self.count)
+        self.responses = LogHistogram(self.count)
         self.sizes: Ints = np.zeros(profile.max_batch_size + 1, dtype=np.int64)
         self.reasons: Ints = np.zeros(16, dtype=np.int64)
         self.least_waiting = np.full(self.count, inf)  # rows in the line at a decision
@@ -51,7 +51,7 @@ class Stretches:
             gaps = self.length - 1
             self.starts[-1] = last + (last - self.starts[-2]) / gaps if gaps else last
 
-    def __call__(self, part: Part) -> None:
+    def __call__(self, part: LogPart) -> None:
         """Count a part of the run."""
         profile, batches = self._profile, part.batches
         stretch = self._stretch(part.request)
@@ -91,7 +91,7 @@ class Stretches:
         counted = stretch >= 0
         self.responses.add(response[counted], stretch[counted])
 
-    def _count_batches(self, part: Part) -> None:
+    def _count_batches(self, part: LogPart) -> None:
         batches = part.batches
         if not len(part.request):
             return

@@ -9,10 +9,10 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
-from weir.simulation.measuring import Stretches
-from weir.simulation.spread import Spread
+from weir.simulation.log_histogram import LogHistogram
+from weir.simulation.measuring import BatchMeans
 from weir.simulation.statistics import Estimate, estimate
 from weir.simulation.traces import Floats
 
@@ -54,7 +54,7 @@ class Outcome:
     fairness: float
     reasons: Mapping[str, float]
     batch_sizes: Mapping[int, float]
-    responses_ms: Spread = field(repr=False)
+    responses_ms: LogHistogram = field(repr=False)
     observations: Mapping[str, Floats] = field(repr=False)  # per stretch, for paired differences
 
     @property
@@ -62,11 +62,11 @@ class Outcome:
         """The share of requests that were refused, or late."""
         return self.refused_share + self.late_share.value
 
-    def priced_loss(self, objective: Objective) -> float:
+    def priced_loss(self, objective: LatencySLO) -> float:
         """Return what share of the requests was lost: late, and refused at the objective's price."""
         return self.late_share.value + objective.refusal_price * self.refused_share
 
-    def keeps(self, objective: Objective) -> bool:
+    def keeps(self, objective: LatencySLO) -> bool:
         """Tell whether the run shows nothing against the promise: of the answers, the share that was late is within it, or
         its interval reaches there. The most answers in time are no promise, which cannot be broken."""
         if objective.counts_refusals:
@@ -100,7 +100,7 @@ class Comparison:
     prices: Prices
     seed: int
     outcomes: Mapping[str, Outcome]
-    objective: Objective | None = None
+    objective: LatencySLO | None = None
 
     @property
     def best(self) -> str | None:
@@ -163,7 +163,7 @@ class Comparison:
         }  # fmt: skip
 
 
-def outcome_of(name: str, seen: Stretches, prices: Prices, rate: float, workers: int, *, stable: bool) -> Outcome:
+def outcome_of(name: str, seen: BatchMeans, prices: Prices, rate: float, workers: int, *, stable: bool) -> Outcome:
     """Return what `seen` says of the policy called `name`, at that rate (rows per second)."""
     sums = seen.sums
     # Where the line only grows, workers are busy for longer than it takes the requests to arrive: all the time.

@@ -9,8 +9,8 @@ from typing import Any, cast
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.loading import load_policy
-from weir.policy.objective import Objective
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 
@@ -55,7 +55,7 @@ def settings_for(profile: Profile, settings: BatchingSettings | None = None) -> 
 
 def policy_for(
     policy: str | Policy, profile: Profile, *, prices: Prices | None = None, workers: int = 1,
-    settings: BatchingSettings | None = None, objective: Objective | None = None,
+    settings: BatchingSettings | None = None, objective: LatencySLO | None = None,
     solving: Callable[[int, int], None] | None = None,
 ) -> Policy:  # fmt: skip
     """Return a policy with no memory of any other run: `smdp` solved for this profile, a text, or a copy of an instance.

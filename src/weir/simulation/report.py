@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.figures import INK, figure, styles
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.simulation.outcome import Comparison, Outcome
 from weir.simulation.statistics import Estimate
 
@@ -125,7 +125,7 @@ def draw(compared: Comparison, path: Path) -> None:
         drawing.suptitle(heading(compared) + note, fontsize=8)
 
 
-def _tails(axes: Any, outcomes: Sequence[Outcome], objective: Objective | None) -> None:
+def _tails(axes: Any, outcomes: Sequence[Outcome], objective: LatencySLO | None) -> None:
     for outcome, style in zip(outcomes, styles(), strict=False):
         shares = np.geomspace(1.0, max(1.0 / outcome.requests, 1e-5), POINTS)
         times = [outcome.quantile_ms(1.0 - share) for share in shares.tolist()]
@@ -140,7 +140,7 @@ def _tails(axes: Any, outcomes: Sequence[Outcome], objective: Objective | None) 
     axes.legend(fontsize=7)
 
 
-def _costs(axes: Any, outcomes: Sequence[Outcome], objective: Objective | None) -> None:
+def _costs(axes: Any, outcomes: Sequence[Outcome], objective: LatencySLO | None) -> None:
     for place, (outcome, style) in enumerate(zip(outcomes, styles(), strict=False)):
         power, wait = outcome.power_w, outcome.response_time_ms
         axes.errorbar(

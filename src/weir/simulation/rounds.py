@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.policy.latency_slo import ROUNDING, trimmed
 from weir.policy.mixing import Mixing
-from weir.policy.objective import ROUNDING, trimmed
 from weir.policy.overload import Gate
 from weir.policy.profile import Floats, Profile
 from weir.simulation.services import Services

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.policy.profile import Profile
-from weir.simulation.book import Batches, Part
+from weir.simulation.event_log import Batches, LogPart
 from weir.simulation.traces import Floats, Ints
 
 
@@ -53,9 +53,9 @@ class Whole:
     """Keeps every part of a run."""
 
     def __init__(self) -> None:
-        self._parts: list[Part] = []
+        self._parts: list[LogPart] = []
 
-    def __call__(self, part: Part) -> None:
+    def __call__(self, part: LogPart) -> None:
         """Keep a part."""
         self._parts.append(part)
 

@@ -11,14 +11,14 @@ import numpy as np
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.decision import Policy
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.simulation.arrivals import Arrivals, parse_arrivals
-from weir.simulation.book import Book
 from weir.simulation.checks import check_count, check_seconds
 from weir.simulation.engine import Engine
-from weir.simulation.measuring import Stretches
+from weir.simulation.event_log import EventLog
+from weir.simulation.measuring import BatchMeans
 from weir.simulation.outcome import Comparison, Outcome, outcome_of
 from weir.simulation.policies import policy_for, settings_for, split_policies
 from weir.simulation.reading import read_profile
@@ -45,7 +45,7 @@ def run(
     used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
     whole = Whole()
     engine = Engine(
-        settings, used, Services(profile, services_seed), Book(whole), workers=workers, places=profile.pipeline_depth,
+        settings, used, Services(profile, services_seed), EventLog(whole), workers=workers, places=profile.pipeline_depth,
         timeout=inf if deadline is None else deadline,
     )  # fmt: skip
     arrival = np.asarray(arrival_times, dtype=np.float64)
@@ -58,7 +58,7 @@ def simulate(
     profile: Profile | str | Path, policies: str | Sequence[str | Policy] | Mapping[str, str | Policy],
     arrivals: Arrivals | str, *, workers: int = 1, requests: int | None = None, seed: int = 1, warm_up: float = 0.1, prices: Prices | None = None,
     settings: BatchingSettings | None = None, deadline: float | None = None, late_after: float | None = None,
-    latency_objective: Objective | str | None = None, progress: Progress | None = None,
+    latency_objective: LatencySLO | str | None = None, progress: Progress | None = None,
 ) -> Comparison:  # fmt: skip
     """Return how each policy does with the same arrivals and the same luck.
 
@@ -109,7 +109,7 @@ class _Trial(NamedTuple):
     settings: BatchingSettings
     deadline: float | None
     late_after: float | None
-    objective: Objective | None
+    objective: LatencySLO | None
 
     def outcome(self, name: str, policy: str | Policy, progress: Progress) -> Outcome:
         """Simulate one policy."""
@@ -120,16 +120,16 @@ class _Trial(NamedTuple):
         )  # fmt: skip
         limit = inf if self.late_after is None else self.late_after
         first = min(round(self.warm_up * self.requests), self.requests - 1)
-        seen = Stretches(profile, first, self.requests, limit)
+        seen = BatchMeans(profile, first, self.requests, limit)
         engine = Engine(
-            settings, used, Services(profile, self.seed), Book(seen), workers=workers,
+            settings, used, Services(profile, self.seed), EventLog(seen), workers=workers,
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
         )  # fmt: skip
         self._feed(engine, seen, partial(progress, name))
         stable = self._keeps_up(engine, seen)
         return outcome_of(name, seen, self.prices, self.arrivals.rate, workers, stable=stable)
 
-    def _feed(self, engine: Engine, seen: Stretches, progress: Callable[[int, int], None]) -> None:
+    def _feed(self, engine: Engine, seen: BatchMeans, progress: Callable[[int, int], None]) -> None:
         """Let all requests arrive, block by block. The arrivals depend on the seed only."""
         done = 0
         for block in self.arrivals.blocks(np.random.default_rng([self.seed, 0]), self.requests):
@@ -140,7 +140,7 @@ class _Trial(NamedTuple):
             progress(done, self.requests)
         engine.finish()
 
-    def _keeps_up(self, engine: Engine, seen: Stretches) -> bool:
+    def _keeps_up(self, engine: Engine, seen: BatchMeans) -> bool:
         """Tell whether the line stays finite. A trace ends, so only what was seen counts there."""
         batcher = engine.batcher
         if self.deadline is not None or is_bounded(batcher.policy, self.settings):
@@ -154,8 +154,8 @@ class _Trial(NamedTuple):
         return not seen.is_growing
 
 
-def _objective(given: Objective | str | None, profile: Profile) -> Objective | None:
-    objective = Objective.parse(given) if isinstance(given, str) else given
+def _objective(given: LatencySLO | str | None, profile: Profile) -> LatencySLO | None:
+    objective = LatencySLO.parse(given) if isinstance(given, str) else given
     return None if objective is None else objective.checked_for(profile)
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from weir.policy.bank import Bank
 from weir.policy.evaluation import Performance, evaluate
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
 from weir.policy.tables import greedy_table, limit_table
@@ -21,7 +21,7 @@ def solve(
     energy_weight: float = 1.0,
     reference_rate: float | None = None,
     workers: int = 1,
-    latency_objective: Objective | str | None = None,
+    latency_objective: LatencySLO | str | None = None,
     max_batch_size: int | None = None,
     seed: int = 1,
     progress: Progress | None = None,
@@ -44,7 +44,7 @@ def solve(
     Raises SettingsError naming the value that cannot be.
     """
     found = profile if isinstance(profile, Profile) else read_profile(profile)
-    objective = Objective.parse(latency_objective) if isinstance(latency_objective, str) else latency_objective
+    objective = LatencySLO.parse(latency_objective) if isinstance(latency_objective, str) else latency_objective
     return make_bank(
         found if max_batch_size is None else found.up_to(max_batch_size),
         Prices(latency_weight, energy_weight, reference_rate),

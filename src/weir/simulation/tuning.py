@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from weir.errors import SettingsError
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
 from weir.policy.profile import Floats, Profile
 from weir.policy.tables import limit_table
@@ -30,7 +30,7 @@ class Tuned(NamedTuple):
 
 def best_limit(
     profile: Profile, arrivals: Floats, prices: Prices | None = None, *, workers: int = 1,
-    objective: Objective | None = None, max_waiting: int = 0, services_seed: int = 1, progress: Progress | None = None,
+    objective: LatencySLO | None = None, max_waiting: int = 0, services_seed: int = 1, progress: Progress | None = None,
 ) -> Tuned | None:  # fmt: skip
     """Return the control limit, of all there are, that costs least on single rows arriving at `arrivals` (seconds).
 
@@ -47,7 +47,7 @@ def best_limit(
 
 def best_size_or_delay(
     profile: Profile, arrivals: Floats, prices: Prices | None = None, *, workers: int = 1,
-    objective: Objective | None = None, sizes: Iterable[int] | None = None, delays: Sequence[float] = DELAYS,
+    objective: LatencySLO | None = None, sizes: Iterable[int] | None = None, delays: Sequence[float] = DELAYS,
     services_seed: int = 1, progress: Progress | None = None,
 ) -> Tuned | None:  # fmt: skip
     """Return the size and delay that cost least on this line, of all pairs of `sizes` (about twelve, if left out) and
@@ -63,7 +63,7 @@ def best_size_or_delay(
 
 def _best(
     profile: Profile, arrivals: Floats, rules: dict[str, Rule], prices: Prices | None, workers: int,
-    objective: Objective | None, services_seed: int, progress: Progress | None,
+    objective: LatencySLO | None, services_seed: int, progress: Progress | None,
 ) -> Tuned | None:  # fmt: skip
     if len(arrivals) < 2 or not arrivals[-1] > 0.0:
         raise SettingsError(f"arrivals: must be two or more, at different instants; there are {len(arrivals)}")

@@ -12,7 +12,7 @@ FINE, COARSE = 10, 7  # a power of two is divided in 2**10 equal intervals: 0.1 
 EXPONENT = 1023 << 52  # the bits of 1.0
 
 
-class Spread:
+class LogHistogram:
     """Counts of the intervals into which numbers fall: all of them finely, and those of each stretch coarsely.
 
     What is told apart reaches from 2**-14 to 2**22; for milliseconds that is from 60 ns to more than an hour.

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from weir.policy.crew import crew_table, start_limit
+from weir.policy.multi_worker import multi_worker_table, start_limit
 from weir.policy.prices import Prices
 from weir.policy.profile import GOOGLENET_P4, Profile
 from weir.policy.tables import limit_of
@@ -29,10 +29,10 @@ def test_stays_between_one_row_and_the_best_batch(prices: Prices, limit: int) ->
 def test_never_waits_for_more_than_the_batch_that_is_worth_it() -> None:
     slow_when_large = Profile(np.array([1.0, 1.5, 9.0]), np.array([9.0, 9.0, 9.0]), np.zeros(3))
     assert start_limit(slow_when_large, 1000.0, Prices(0.0, 1.0)) == 2
-    assert crew_table(slow_when_large, 2).tolist() == [0, 0, 2]
+    assert multi_worker_table(slow_when_large, 2).tolist() == [0, 0, 2]
 
 
 def test_a_crews_table_waits_for_its_limit_and_then_takes_all() -> None:
-    table = crew_table(GOOGLENET_P4, 5)
+    table = multi_worker_table(GOOGLENET_P4, 5)
     assert limit_of(table) == 5
     assert table.tolist() == [0] * 5 + list(range(5, 33))

@@ -22,7 +22,7 @@ FORM = re.compile(r"p(\d+(?:\.\d+)?)=(\S+)")
 IN_TIME = re.compile(r"in-time=([^,\s]+)(?:,refusal=(\d+(?:\.\d+)?))?")
 
 
-class Objective(NamedTuple):
+class LatencySLO(NamedTuple):
     """P[response time > deadline] ≤ late_share. `deadline`, `margin` and `slack` are in seconds, for what cannot be
     planned (the jitter of service times, of the event loop): waits end by the margin earlier than they must, and who is let in
     behind others is to be answered by the slack, or the margin if that is more, before the deadline (see overload.py).
@@ -41,7 +41,7 @@ class Objective(NamedTuple):
         """Whether refusals count: the objective is the most answers in time."""
         return self.refusal_price > 0.0
 
-    def checked(self) -> "Objective":
+    def checked(self) -> "LatencySLO":
         """Return this objective. Raises SettingsError naming the value that cannot be."""
         if not (isfinite(self.deadline) and self.deadline > 0.0):
             raise SettingsError(f"deadline={self.deadline!r}: must be a number of seconds, greater than 0")
@@ -60,7 +60,7 @@ class Objective(NamedTuple):
         return self
 
     @classmethod
-    def parse(cls, text: str) -> "Objective":
+    def parse(cls, text: str) -> "LatencySLO":
         """Return the objective that `text` states, as in `p99=20ms`: 99 % of the responses within 20 ms; or in
         `in-time=20ms`: as many of all requests as possible within 20 ms, a refusal as bad as a late answer; or in
         `in-time=20ms,refusal=0.5`: half as bad.
@@ -92,7 +92,7 @@ class Objective(NamedTuple):
             return f"in-time={duration}{price}"
         return f"p{round(100.0 * (1.0 - self.late_share), 10):g}={duration}"
 
-    def checked_for(self, profile: Profile) -> "Objective":
+    def checked_for(self, profile: Profile) -> "LatencySLO":
         """Return this objective. Raises SettingsError, naming it, if not even a row alone is answered in time."""
         alone = (profile.service_time_ms[0] + profile.latency_offset_ms) / 1000.0 + self.checked().margin
         if alone >= self.deadline:

@@ -29,7 +29,7 @@ def start_limit(profile: Profile, rate: float, prices: Prices) -> int:
     return int(np.clip(round(wished), 1, most))
 
 
-def crew_table(profile: Profile, limit: int) -> Table:
+def multi_worker_table(profile: Profile, limit: int) -> Table:
     """Return the table that waits for `limit` rows (at most b*) and then takes full batches: stable below capacity."""
     table = full_batch_table(profile)
     table[:limit] = 0

@@ -27,7 +27,7 @@ class _Alike:
     trace: Any = None
 
 
-class Asking(_Alike):
+class SimulatedRequest(_Alike):
     """A request of the simulator: as slim as the Batcher allows. `index` is its place in the order of arrival.
 
     One row is an item; more are a tensor, which may be divided.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.overload import Gate, admission
 from weir.policy.profile import Profile
 from weir.policy.tables import Table, full_batch_table, greedy_table
@@ -51,7 +51,7 @@ OVERLOADS = (2.0, 1.2, 10.0, 1.5, 1.0)
 
 
 @dataclass(frozen=True)
-class Kept:
+class SloPoint:
     """How an objective is kept at one rate: `share` of the batches are decided with `limit` + 1. `figures` at that rate.
     `max_waiting` rows may wait; None where it is what the objective's admission says, 0 for no bound."""
 
@@ -61,7 +61,7 @@ class Kept:
     max_waiting: int | None = None
 
 
-class Keeper:
+class SloSearch:
     """Finds, for one profile and crew, what keeps `objective`.
 
     Attributes: profile; objective, with the margin and slack that random service times need; `admission`, what it refuses.
@@ -69,7 +69,7 @@ class Keeper:
     Raises SettingsError, naming the objective, if not even a row alone meets it, or not under overload.
     """
 
-    def __init__(self, profile: Profile, objective: Objective, *, workers: int = 1, seed: int = 1) -> None:
+    def __init__(self, profile: Profile, objective: LatencySLO, *, workers: int = 1, seed: int = 1) -> None:
         self.profile = profile
         self._workers, self._seed = workers, seed
         self._capacity = workers * profile.max_rate
@@ -123,7 +123,7 @@ class Keeper:
         """Tell whether the share of late responses is surely within the objective."""
         return _at_most(figures) <= self.objective.late_share
 
-    def at(self, rate: float, trials: Trials) -> Kept:
+    def at(self, rate: float, trials: Trials) -> SloPoint:
         """Return what keeps the objective at `rate` with the least energy. Whoever is refused, and would not be if none waited
         on purpose, counts as REFUSED late ones.
 
@@ -137,13 +137,13 @@ class Keeper:
         allowed, largest = self.objective.late_share, self.admission.largest
         most = _largest(lambda limit: spent(trials(rate, self.rule(limit))) <= allowed, largest)
         if not most and least.late_share <= allowed:
-            return Kept(1, 0.0, least)  # as it seems, if not surely
+            return SloPoint(1, 0.0, least)  # as it seems, if not surely
         if not most:
             raise SettingsError(
                 f"latency_objective={self.objective}: cannot be kept at {rate:.4g} rows/s: even if none waits on purpose, "
                 f"{100.0 * least.late_share:.3g} % of the responses are late; the deadline must be later"
             )
-        kept = Kept(most, 0.0, trials(rate, self.rule(most)))
+        kept = SloPoint(most, 0.0, trials(rate, self.rule(most)))
         if most == largest:
             return kept
         # What is left unused goes to batches with the next limit. Their share is by the chord, and checked.
@@ -152,10 +152,10 @@ class Keeper:
         for tried in (share, share / 2.0):
             figures = trials(rate, self.rule(most, tried))
             if spent(figures) <= allowed:
-                return Kept(most, tried, figures)
+                return SloPoint(most, tried, figures)
         return kept
 
-    def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> Kept:
+    def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> SloPoint:
         """Return what loses least from the `lowest` rate to the `highest`: late answers, and refusals at their price.
 
         Nobody is refused but where a bound on the line loses clearly less than greedy. Then the largest limit is taken with which
@@ -173,10 +173,10 @@ class Keeper:
                 return all(self.lost(on(rate, rule)) <= most for (on, rate), most in zip(every, least, strict=True))
 
             limit = _largest(as_good, self.admission.largest) or 1
-        return Kept(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
+        return SloPoint(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
 
     def _bound(self, rates: Sequence[float], trials: Trials) -> int | None:
-        """Return what bounds the line at these rates, as in `Kept`."""
+        """Return what bounds the line at these rates, as in `SloPoint`."""
 
         def lost(max_waiting: int | None) -> float:
             rule = self.rule(1, max_waiting=max_waiting)
@@ -194,7 +194,7 @@ class Keeper:
         refused = figures.refused_share
         return figures.late_share * (1.0 - refused) + self.objective.refusal_price * refused
 
-    def _take(self, objective: Objective) -> None:
+    def _take(self, objective: LatencySLO) -> None:
         """Keep this objective from now on. Raises SettingsError if it cannot be kept under overload."""
         profile = self.profile
         made = admission(profile, objective, self._workers)

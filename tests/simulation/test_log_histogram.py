@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from tests.simulation.test_statistics import mm1
 
-from weir.simulation.spread import COARSE, FINE, FIRST, OCTAVES, Spread, edges
+from weir.simulation.log_histogram import COARSE, FINE, FIRST, OCTAVES, LogHistogram, edges
 from weir.simulation.statistics import stretch_length
 from weir.simulation.traces import Floats
 
 
-def spread_of(values: Floats) -> Spread:
+def spread_of(values: Floats) -> LogHistogram:
     length = stretch_length(len(values))
     whole = values[len(values) % length :]
-    spread = Spread(len(whole) // length)
+    spread = LogHistogram(len(whole) // length)
     for start in range(0, len(whole), 1000):  # in parts
         index = np.arange(start, min(start + 1000, len(whole)))
         spread.add(whole[index], index // length)
@@ -52,7 +52,7 @@ def test_edges_divide_a_power_of_two_evenly() -> None:
 
 
 def test_nothing_is_nothing() -> None:
-    spread = Spread(4)
+    spread = LogHistogram(4)
     spread.add(np.empty(0), np.empty(0, dtype=np.int64))
     value, observed = spread.estimate(0.5)
     assert np.isnan([*value, *observed, spread.quantile(0.5), spread.beyond(1.0)]).all()
@@ -68,7 +68,7 @@ def test_a_single_value_has_no_width() -> None:
 
 
 def test_a_stretch_without_values_has_no_observation() -> None:
-    spread = Spread(3)
+    spread = LogHistogram(3)
     spread.add(np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 0, 2, 2]))
     _, observed = spread.estimate(0.5)
     assert np.isnan(observed).tolist() == [False, True, False]

@@ -13,7 +13,7 @@ import numpy as np
 from weir.messages import Reason
 from weir.policy.bank import Bank
 from weir.policy.decision import Decision
-from weir.policy.objective import ROUNDING
+from weir.policy.latency_slo import ROUNDING
 from weir.policy.overload import Gate, admission
 from weir.policy.tables import Table, full_batch_table, greedy_table, limit_of
 
@@ -26,7 +26,7 @@ Answers = tuple[Decision | None, ...]  # by rows waiting; None is to wait, and t
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stage:
+class RateBand:
     """What is done at a range of rates.
 
     `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
@@ -68,23 +68,23 @@ class Stages:
         self._edges = (0.0, *self.boundaries, inf)
         self._guards = promised(bank)
         self._admission = None if bank.objective is None else admission(bank.profile, bank.objective, bank.workers)
-        self._made: dict[int, Stage] = {}
+        self._made: dict[int, RateBand] = {}
 
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    def __getitem__(self, number: int) -> Stage:
+    def __getitem__(self, number: int) -> RateBand:
         """Return the stage of that number, from 0 to one more than the bank has tables."""
         stage = self._made.get(number)
         if stage is None:
             stage = self._made[number] = self._make(number)
         return stage
 
-    def at(self, rate: float) -> Stage:
+    def at(self, rate: float) -> RateBand:
         """Return the stage whose range `rate` is in."""
         return self[bisect(self.boundaries, rate)]
 
-    def unknown(self) -> Stage | None:
+    def unknown(self) -> RateBand | None:
         """Return the stage for a rate that is not known yet, where there is a promise to keep: it never waits, and keeps it
         at any rate. Where refusals count, nobody is refused before the rate is known."""
         objective = self.bank.objective
@@ -92,7 +92,7 @@ class Stages:
             return None
         return self[0 if objective.counts_refusals else len(self) - 1]
 
-    def next_to(self, stage: Stage, rate: float) -> Stage:
+    def next_to(self, stage: RateBand, rate: float) -> RateBand:
         """Return the stage for `rate`, coming from `stage`: the nearest, but a boundary counts only when it is well passed."""
         edges, number = self._edges, stage.number
         while rate < edges[number] * (1.0 - HYSTERESIS):
@@ -101,7 +101,7 @@ class Stages:
             number += 1
         return self[number]
 
-    def _make(self, number: int) -> Stage:
+    def _make(self, number: int) -> RateBand:
         entry = min(max(number - 1, 0), len(self.bank.rates) - 1)
         first, second, share = self._tables(number)
         limits = limit_of(first), limit_of(second)
@@ -111,7 +111,7 @@ class Stages:
             guards, largest = (None, None), self.bank.profile.max_batch_size
             first = second = greedy_table(largest)
         answers = answers_of(first, limits[0])
-        return Stage(
+        return RateBand(
             number=number,
             entry=entry,
             falls=self._edges[number] * (1.0 - HYSTERESIS),

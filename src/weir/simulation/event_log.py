@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.messages import Dispatch
-from weir.simulation.asking import Asking
+from weir.simulation.requests import SimulatedRequest
 from weir.simulation.traces import Floats, Ints
 
 V = TypeVar("V", np.float64, np.int64)
@@ -32,7 +32,7 @@ class Batches(NamedTuple):
     requests: Ints  # how many requests are in it
 
 
-class Part(NamedTuple):
+class LogPart(NamedTuple):
     """A part of what happened. Members are requests (`request` is the index), or pieces of divided ones, batch after batch.
 
     `end` is when a request was done; NaN for a piece after which others followed. `refused` and `expired` are
@@ -52,10 +52,10 @@ class Part(NamedTuple):
         return np.repeat(values, self.batches.requests)
 
 
-class Book:
+class EventLog:
     """Hears of each batch, and hands parts to `sink`."""
 
-    def __init__(self, sink: Callable[[Part], None]) -> None:
+    def __init__(self, sink: Callable[[LogPart], None]) -> None:
         self._sink = sink
         self._pieces: dict[int, tuple[int, float]] = {}  # of requests run in part: rows so far, latest end
         self._clear()
@@ -69,7 +69,7 @@ class Book:
         self.refused: list[int] = []
         self.expired: list[int] = []
 
-    def started(self, cut: Dispatch, requests: list[Asking], start: float, end: float) -> None:
+    def started(self, cut: Dispatch, requests: list[SimulatedRequest], start: float, end: float) -> None:
         """A batch was cut; when it starts and ends is known already."""
         self._batches += (cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, len(requests))
         if not cut.plain:
@@ -79,7 +79,7 @@ class Book:
         if len(self._index) >= PART:
             self.hand_over()
 
-    def _divided(self, cut: Dispatch, requests: list[Asking], end: float) -> None:
+    def _divided(self, cut: Dispatch, requests: list[SimulatedRequest], end: float) -> None:
         slices = cut.slices or [None] * len(requests)
         for place, (request, part) in enumerate(zip(requests, slices, strict=True), len(self._index)):
             rows = request.rows if part is None else part[1] - part[0]
@@ -105,7 +105,7 @@ class Book:
         if self._odd:
             places, ends, sizes = zip(*self._odd, strict=True)
             end[list(places)], rows[list(places)] = ends, sizes
-        part = Part(
+        part = LogPart(
             batches, _ints(self._index), _floats(self._arrival), end, rows, _ints(self.refused), _ints(self.expired)
         )
         self._clear()

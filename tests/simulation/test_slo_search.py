@@ -7,20 +7,20 @@ from scipy.special import ndtri
 from weir.errors import SettingsError
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.overload import admission
 from weir.policy.profile import GOOGLENET_P4, Floats, Profile
-from weir.simulation import banks, promises
+from weir.simulation import banks, slo_search
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank
-from weir.simulation.promises import REFUSED, Keeper
 from weir.simulation.rounds import Rounds, Rule, figures, play
 from weir.simulation.services import Services
 from weir.simulation.simulator import run
+from weir.simulation.slo_search import REFUSED, SloSearch
 from weir.simulation.tuning import best_limit
 
 P4 = GOOGLENET_P4
-P99 = Objective.parse("p99=20ms")
+P99 = LatencySLO.parse("p99=20ms")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends
 @pytest.mark.parametrize("index", [8, 10, 12, 14])
 def test_an_objective_is_kept_at_the_highest_rate_a_table_is_used_for(promised: Bank, index: int) -> None:
     worst = float(np.sqrt(promised.rates[index] * promised.rates[index + 1]))
-    keeper = Keeper(P4, P99)
+    keeper = SloSearch(P4, P99)
     rule = keeper.rule(int(promised.limits()[index]), float(promised.shares[index]))
     trials = keeper.trials(banks.PROMISE_REQUESTS)
     seen, least = trials(worst, rule), trials(worst, keeper.rule(1))
@@ -118,7 +118,7 @@ def test_when_all_arrive_at_once_none_of_those_let_in_is_late(promised: Bank) ->
 @pytest.mark.parametrize("deadline", [0.0028, 0.006, 0.012, 0.02, 0.03, 0.06, 0.3])
 def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None:
     """The proof's claim: with batches of `steady` and a line of `max_waiting`, none is late, whatever the traffic."""
-    made = admission(P4, Objective(deadline), workers)
+    made = admission(P4, LatencySLO(deadline), workers)
     assert made is not None
     table, gate = made.overloaded(P4)
     rule = Rule(table.tolist(), gate=gate._replace(times=()))
@@ -129,7 +129,7 @@ def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None
 
 def test_the_short_cut_refuses_whom_the_batcher_refuses(promised: Bank) -> None:
     """At a rate that is known, but for the first rows, the searches' rule is the policy's."""
-    keeper, times = Keeper(P4, P99), traffic("constant:0.82", 3_000)
+    keeper, times = SloSearch(P4, P99), traffic("constant:0.82", 3_000)
     limit, share = int(promised.limits()[9]), float(promised.shares[9])
     seen = figures(play(times.tolist(), keeper.rule(limit, share), Services(P4, 1), 32), P4, P99.deadline, 0.3)
     made = run(P4, SolvedPolicy(promised), times)
@@ -142,7 +142,7 @@ def test_the_short_cut_refuses_whom_the_batcher_refuses(promised: Bank) -> None:
 def test_random_service_times_get_slack(cv: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "PROMISE_LOADS", (0.5, 0.97))
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, cv))
-    bank = make_bank(profile, objective=Objective(0.05, 0.02))
+    bank = make_bank(profile, objective=LatencySLO(0.05, 0.02))
     assert bank.objective is not None
     assert 0.0 <= bank.objective.slack < 0.03
     for text in ("poisson:1.5", "on-off:1,on=0.3s,off=0.3s"):
@@ -155,14 +155,14 @@ def test_service_times_that_vary_too_much_are_an_error() -> None:
     with pytest.raises(
         SettingsError, match=r"p99=15ms: cannot be kept when .* ms are to spare because service times vary"
     ):
-        Keeper(profile, Objective.parse("p99=15ms"))
+        SloSearch(profile, LatencySLO.parse("p99=15ms"))
 
 
 # What it takes.
 
 
 def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> None:
-    keeper = promises.Keeper(P4, P99)
+    keeper = slo_search.SloSearch(P4, P99)
     trials = keeper.trials(40_000)
     kept = [keeper.at(load * P4.max_rate, trials) for load in (0.85, 0.87)]
     mixed = [each for each in kept if each.share]
@@ -174,7 +174,7 @@ def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> No
 
 def test_where_batches_are_small_the_line_may_still_be_long() -> None:
     alone = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
-    keeper = promises.Keeper(alone, Objective(0.1, 0.01))
+    keeper = slo_search.SloSearch(alone, LatencySLO(0.1, 0.01))
     assert keeper.admission.max_waiting == 49  # 49 before it, and its own 2 ms
     kept = keeper.at(0.99 * alone.max_rate, keeper.trials(10_000))
     assert kept.figures.refused_share < 0.03
@@ -182,7 +182,7 @@ def test_where_batches_are_small_the_line_may_still_be_long() -> None:
 
 def test_random_service_times_get_a_margin() -> None:
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 0.15))
-    keeper = promises.Keeper(profile, P99)
+    keeper = slo_search.SloSearch(profile, P99)
     assert 0.0 < keeper.objective.margin < 0.005
     trials = keeper.trials(20_000)
     assert keeper.keeps(trials(0.3 * P4.max_rate, keeper.rule(32)))
@@ -190,7 +190,7 @@ def test_random_service_times_get_a_margin() -> None:
 
 def test_an_objective_is_kept_by_a_crew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "PROMISE_LOADS", (0.5, 0.6, 0.7))
-    bank = make_bank(P4, workers=3, objective=Objective.parse("p95=25ms"))
+    bank = make_bank(P4, workers=3, objective=LatencySLO.parse("p95=25ms"))
     made = run(P4, SolvedPolicy(bank), poisson(0.6, 20_000, 3), workers=3)
     assert np.mean(made.response_time_ms > 25.0 + 1e-6) <= 0.05
 
@@ -210,7 +210,7 @@ def test_an_objective_that_cannot_be_kept_is_refused(
 ) -> None:
     monkeypatch.setattr(banks, "PROMISE_LOADS", PROMISE_LOADS[2:4])
     with pytest.raises(SettingsError, match=says):
-        make_bank(P4, objective=Objective.parse(objective))
+        make_bank(P4, objective=LatencySLO.parse(objective))
 
 
 # The most answers in time.
@@ -218,7 +218,7 @@ def test_an_objective_that_cannot_be_kept_is_refused(
 
 @pytest.fixture(scope="module")
 def most() -> Bank:
-    return make_bank(P4, objective=Objective.parse("in-time=20ms"))
+    return make_bank(P4, objective=LatencySLO.parse("in-time=20ms"))
 
 
 def lost(bank: Bank | None, times: Floats) -> tuple[float, float]:
@@ -244,7 +244,7 @@ def test_never_are_fewer_in_time_than_under_greedy(most: Bank, promised: Bank, l
 def test_a_dear_refusal_lets_more_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(banks, "PROMISE_REQUESTS", 10_000)
     monkeypatch.setattr(banks, "PROMISE_LOADS", (0.9, 0.95))
-    cheap, dear = (make_bank(P4, objective=Objective(0.02, refusal_price=price)) for price in (1.0, 10.0))
+    cheap, dear = (make_bank(P4, objective=LatencySLO(0.02, refusal_price=price)) for price in (1.0, 10.0))
     bounds = [np.where(made.max_waiting == 0, np.inf, made.max_waiting) for made in (cheap, dear)]
     assert (bounds[1] > bounds[0]).any()
     assert (bounds[1] >= bounds[0]).all()
@@ -260,7 +260,7 @@ def test_where_times_vary_much_nobody_waits_on_purpose(monkeypatch: pytest.Monke
     limits = []
     for cv in (0.0, 0.05, 0.5):
         profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, cv))
-        limits.append(make_bank(profile, objective=Objective(0.05, refusal_price=1.0)).limits().max())
+        limits.append(make_bank(profile, objective=LatencySLO(0.05, refusal_price=1.0)).limits().max())
     assert limits[0] > 1 and limits[1] > 1 and limits[2] == 1
 
 
@@ -302,7 +302,7 @@ def test_whatever_the_service_law_never_are_fewer_in_time(
     rng = np.random.default_rng(largest)
     times = rng.uniform(1.0, 3.0) + rng.uniform(0.2, 0.6) * np.arange(1.0, largest + 1.0) ** rng.uniform(0.7, 1.1)
     profile = Profile(times, 10.0 + times, np.full(largest, 0.0 if law == "fixed" else CV))
-    made = make_bank(profile, objective=Objective(deadline, refusal_price=1.0), workers=workers)
+    made = make_bank(profile, objective=LatencySLO(deadline, refusal_price=1.0), workers=workers)
     if time := LAWS[law]:
         monkeypatch.setattr(Services, "time", time)
     for text in TRAFFIC:

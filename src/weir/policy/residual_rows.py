@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from weir.policy.ages import Grid, poisson, services
 from weir.policy.profile import Floats, Profile
-from weir.policy.rules_in_line import Rules
+from weir.policy.table_shape import Rules
 
 _RARE = 1e-10
 
 
-class Leftovers:
+class ResidualRows:
     """Rows with places up to `steady`, given by place and age; `taken` are those who leave with the next batch, by length
     (up to `steady`, which stands for all above) and age."""
 

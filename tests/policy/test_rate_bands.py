@@ -8,10 +8,10 @@ from scipy.stats import gamma
 from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
 
 from weir.policy.bank import Bank
-from weir.policy.objective import Objective
+from weir.policy.latency_slo import LatencySLO
 from weir.policy.overload import admission
 from weir.policy.profile import Profile
-from weir.policy.stages import SILENCE, UNLIKELY, Stage, Stages, boundaries_of, filling_of
+from weir.policy.rate_bands import SILENCE, UNLIKELY, RateBand, Stages, boundaries_of, filling_of
 from weir.policy.tables import full_batch_table, greedy_table, limit_table, stacked
 
 
@@ -23,7 +23,7 @@ def alone(rate: float) -> Bank:
     )
 
 
-def every(made: Bank) -> list[Stage]:
+def every(made: Bank) -> list[RateBand]:
     """Return all stages of a bank."""
     stages = Stages(made)
     return [stages[number] for number in range(len(stages))]
@@ -118,7 +118,7 @@ def test_a_table_that_never_waits_has_only_the_silence() -> None:
 
 def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
     """The last stage, for more than can be served, refuses as the objective's admission says; so does a rate with its bound."""
-    objective = Objective(0.04, refusal_price=1.0)
+    objective = LatencySLO(0.04, refusal_price=1.0)
     strict = admission(PROFILE, objective)
     assert strict is not None
     stages = Stages(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
@@ -132,7 +132,7 @@ def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
 
 def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> None:
     """Below the lowest rate too, and while the rate is unknown; a limit still has its guards."""
-    objective = Objective(0.04, refusal_price=1.0)
+    objective = LatencySLO(0.04, refusal_price=1.0)
     tables = stacked([greedy_table(8), limit_table(3, 8), limit_table(4, 8)])
     stages = Stages(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
     for stage in (stages[0], stages[1]):
@@ -149,7 +149,7 @@ def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches(
     varied = Profile(PROFILE.service_time_ms, PROFILE.energy_mj, np.full(8, 0.3))
     tables = stacked([greedy_table(8)] * 3)
     changes = {"profile": varied, "tables": tables, "second_tables": tables}
-    objective = Objective(0.04, slack=0.02, refusal_price=1.0)
+    objective = LatencySLO(0.04, slack=0.02, refusal_price=1.0)
     last = Stages(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
     assert (last.largest, last.max_waiting, last.gate.bounds) == (8, 20, (20,) * 9)
     strict = Stages(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
