@@ -27,8 +27,8 @@ from weir.manager.manager import Manager
 from weir.manager.registry import Registry
 from weir.manager.repository.document import read_config
 from weir.manager.repository.folder import Folder
+from weir.manager.repository.inline_config import InlineConfigSource
 from weir.manager.repository.opening import all_sources, open_wanted
-from weir.manager.repository.spoken import Spoken
 from weir.manager.repository.watching import load_library, watching
 from weir.manager.spec import Known
 from weir.messages import Observer
@@ -90,7 +90,7 @@ class App:
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
         known = Known(settings.models, partial(read_config, read_settings=read_model_table))
-        sources = all_sources(known, folder, Spoken(read_model_table, settings.around))
+        sources = all_sources(known, folder, InlineConfigSource(read_model_table, settings.around))
         opened = open_wanted(sources, settings.repository.load, make)
         self.registry = Registry(opened.services, opened.routes, opened.defaults)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)

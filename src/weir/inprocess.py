@@ -21,8 +21,8 @@ from weir.manager.manager import Manager
 from weir.manager.parameters import apply
 from weir.manager.registry import Registry
 from weir.manager.repository.folder import Folder
+from weir.manager.repository.inline_config import InlineConfigSource
 from weir.manager.repository.opening import all_sources, open_wanted
-from weir.manager.repository.spoken import Spoken
 from weir.manager.service import Service
 from weir.manager.spec import Known, ModelToServe, Parameters
 from weir.messages import Observer
@@ -268,7 +268,7 @@ def make_manager(
     known = [ModelToServe(_target(model), default_name(_target(model)), params, [], said) for model in models]
     reading = (read_model_table, lambda own: {**said, **own})
     folder = None if model_repository is None else Folder(model_repository, *reading)
-    sources = all_sources(Known(known), folder, Spoken(*reading))
+    sources = all_sources(Known(known), folder, InlineConfigSource(*reading))
     make = Given(kinds, observers)
     opened = open_wanted(sources, load, make)
     return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)

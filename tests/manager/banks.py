@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from weir.manager.solving import Wish
+from weir.manager.solving import SolveRequest
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
@@ -17,7 +17,7 @@ def small_bank(prices: Prices = PRICES) -> Bank:
     return solve_bank(PROFILE, prices, rates=[50.0, 200.0, 400.0])
 
 
-def bank_for(wish: Wish) -> Bank:
+def bank_for(wish: SolveRequest) -> Bank:
     """Return the tables of small_bank as if they had been solved for `wish`."""
     bank = small_bank(wish.prices)
     arrays = {name: getattr(bank, name) for name in ("rates", "tables", "second_tables", "shares", "max_waiting")}

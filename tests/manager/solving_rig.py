@@ -8,7 +8,7 @@ from typing import Any
 from tests.manager.banks import bank_for, small_bank
 
 from weir.manager.resolving import Resolver
-from weir.manager.solving import Wish
+from weir.manager.solving import SolveRequest
 from weir.messages import Dispatch, Reason, Timing, Wakeup
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank
@@ -21,11 +21,11 @@ class Solver:
     """Solves when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Wish, asyncio.Future[Bank]]] = []
+        self.asked: list[tuple[SolveRequest, asyncio.Future[Bank]]] = []
         self.cancelled = 0
         self.pauses: list[tuple[float, asyncio.Future[None]]] = []
 
-    async def __call__(self, wish: Wish, limit: float) -> Bank:
+    async def __call__(self, wish: SolveRequest, limit: float) -> Bank:
         answer: asyncio.Future[Bank] = asyncio.get_running_loop().create_future()
         self.asked.append((wish, answer))
         try:
@@ -40,7 +40,7 @@ class Solver:
         await over
 
     @property
-    def wishes(self) -> list[Wish]:
+    def wishes(self) -> list[SolveRequest]:
         return [wish for wish, _ in self.asked]
 
     async def answer(self, error: Exception | None = None) -> None:

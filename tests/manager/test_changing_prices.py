@@ -8,7 +8,7 @@ from tests.manager.banks import PROFILE
 from tests.manager.solving_rig import running, turns
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
-from weir.manager.solving import Wish
+from weir.manager.solving import SolveRequest
 from weir.policy.auto import AutoPolicy
 from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
@@ -83,12 +83,12 @@ def test_a_change_does_not_wait_for_what_is_being_solved() -> None:
             change = asyncio.create_task(rig.resolver.change({"energy_weight": 5.0}))
             await turns()
             assert rig.solver.cancelled == 1
-            assert rig.solver.wishes[-1] == Wish(PROFILE, Prices(1.0, 5.0), 2, None)
+            assert rig.solver.wishes[-1] == SolveRequest(PROFILE, Prices(1.0, 5.0), 2, None)
             await rig.worker(1, "lost")  # waits for the change
             assert len(rig.solver.asked) == 2
             await rig.solver.answer()
             await change
-            assert rig.solver.wishes[-1] == Wish(PROFILE, Prices(1.0, 5.0), 1, None)
+            assert rig.solver.wishes[-1] == SolveRequest(PROFILE, Prices(1.0, 5.0), 1, None)
             await rig.solver.answer()
             assert rig.bank.workers == 1
 

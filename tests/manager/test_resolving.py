@@ -8,8 +8,8 @@ from tests.manager.solving_rig import Rig, running, turns
 
 from weir.errors import ModelError, SettingsError
 from weir.manager import resolving
-from weir.manager.learned import Learned
-from weir.manager.solving import Wish
+from weir.manager.online_profile import OnlineProfile
+from weir.manager.solving import SolveRequest
 from weir.policy.auto import AutoPolicy
 from weir.policy.prices import Prices
 from weir.testing import FakeClock
@@ -28,7 +28,7 @@ def test_tables_that_fit_are_left_alone() -> None:
 def test_tables_are_for_the_workers_there_are() -> None:
     async def check() -> None:
         async with running(workers=2) as rig:
-            assert rig.solver.wishes == [Wish(PROFILE, Prices(), 2, None)]
+            assert rig.solver.wishes == [SolveRequest(PROFILE, Prices(), 2, None)]
             assert rig.resolver.solving
             await rig.solver.answer()
             assert (rig.bank.workers, rig.swaps, rig.resolver.counts) == (2, 1, {"start": 1})
@@ -189,7 +189,7 @@ def test_times_with_hooks_in_them_are_not_watched() -> None:
 
 def test_a_profile_is_learned_where_there_is_none() -> None:
     async def check() -> None:
-        async with running(AutoPolicy(), learned=Learned(4, None)) as rig:
+        async with running(AutoPolicy(), learned=OnlineProfile(4, None)) as rig:
             assert rig.resolver.policy.bank is None
             for _ in range(60):
                 await rig.serve(1, 0.005, 2)
@@ -217,7 +217,7 @@ def test_a_stop_ends_the_solver_that_nobody_waits_for() -> None:
 
 def test_a_measured_model_is_solved_for_once_it_serves() -> None:
     async def check() -> None:
-        rig = Rig(AutoPolicy(), learned=Learned(4, None))
+        rig = Rig(AutoPolicy(), learned=OnlineProfile(4, None))
         rig.resolver.measured(PROFILE)
         await rig.worker(0, "ready")
         assert rig.solver.asked == []  # the start goes first

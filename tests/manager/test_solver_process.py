@@ -20,7 +20,7 @@ from tests.leaks import processes
 from weir.errors import ModelError, SettingsError
 from weir.manager import solver_process
 from weir.manager.solver_process import SolvingProcess
-from weir.manager.solving import Wish, fulfil
+from weir.manager.solving import SolveRequest, solve
 from weir.policy.bank import Bank, solve_bank
 from weir.policy.latency_slo import LatencySLO
 from weir.policy.prices import Prices
@@ -28,8 +28,8 @@ from weir.policy.profile import Profile
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
-LONG = Wish(SMALL, Prices(), 4, LatencySLO(0.05, 0.01))  # takes many seconds
-WISH = Wish(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
+LONG = SolveRequest(SMALL, Prices(), 4, LatencySLO(0.05, 0.01))  # takes many seconds
+WISH = SolveRequest(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
 
 
 def solving_process() -> SolvingProcess:
@@ -47,14 +47,14 @@ async def solving() -> AsyncIterator[tuple[SolvingProcess, set[int]]]:
         await process.close()
 
 
-async def solve_outside(wish: Wish, limit: float) -> Bank:
+async def solve_outside(wish: SolveRequest, limit: float) -> Bank:
     async with solving() as (process, _):
         return await process.solve(wish, limit)
 
 
 def test_a_wish_survives_its_way() -> None:
     wish = WISH._replace(workers=3, objective=LatencySLO(0.02, 0.01, 0.001))
-    read = Wish.from_json(wish.to_json())
+    read = SolveRequest.from_json(wish.to_json())
     assert read[1:] == wish[1:]
     assert read.profile.to_toml() == SMALL.to_toml()
 
@@ -141,7 +141,7 @@ def test_a_dropped_wish_that_takes_long_costs_its_process(
 
 def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
     profile = replace(SMALL, cv=np.array([3.0, 0.2, 0.2, 0.2]))
-    code, answer = fulfil(WISH._replace(profile=profile).to_json())
+    code, answer = solve(WISH._replace(profile=profile).to_json())
     assert code == 0
     bank = Bank.from_bytes(answer)
     assert bank.profile.cv.tolist() == [3.0, 0.2, 0.2, 0.2]

@@ -12,7 +12,7 @@ from weir.errors import SettingsError
 from weir.manager.manager import Manager
 from weir.manager.parameters import apply
 from weir.manager.registry import Registry
-from weir.manager.spec import ModelToServe, Parameters, Reading
+from weir.manager.spec import ModelReading, ModelToServe, Parameters
 from weir.testing import FakeExecutor
 from weir.workers.executor import Listener
 
@@ -54,7 +54,7 @@ class Shelf:
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Reading:
+    ) -> ModelReading:
         self.asked.append((config, files))
         if name not in self.models:
             raise ModelNotFound(f"model {name!r}: there is none to load")
@@ -64,7 +64,7 @@ class Shelf:
             ModelToServe("shelf:Square", name, {"tag": text}, [], {}, version)
             for version, text in self.models[name].items()
         ]
-        return Reading(versions, self.default.get(name))
+        return ModelReading(versions, self.default.get(name))
 
 
 class Workshop:

@@ -10,7 +10,7 @@ from weir.manager.delivery import Delivery
 from weir.manager.driver import Driver
 from weir.manager.executors import make_executor
 from weir.manager.hooks import Hook, HookedExecutor
-from weir.manager.measured import Measured
+from weir.manager.rolling_window import RollingWindow
 from weir.workers.executor import Executor
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def make_resolver(service: "Service") -> "Resolver | None":
 def make_driver(
     service: "Service", executor: Executor | None, resolver: "Resolver | None", clock: Callable[[], float],
     before: Hook | None, after: Hook | None,
-) -> tuple[Driver, Measured]:  # fmt: skip
+) -> tuple[Driver, RollingWindow]:  # fmt: skip
     """Return a driver for `service` that has not been started, and what measures it. Without `executor` it is the one that the
     settings ask for. `before` and `after` are the hooks that the service really has."""
     if after and service.streaming:
@@ -47,7 +47,7 @@ def make_driver(
 
         executor = with_profile(executor, resolver, service.model, service.workers, largest)
     batcher = Batcher(service.batching, service.policy)
-    measured = Measured(clock, lambda: batcher.arrivals, largest)
+    measured = RollingWindow(clock, lambda: batcher.arrivals, largest)
     observers = (*service.observers, service.statistics, measured, *([] if resolver is None else [resolver]))
     driver = Driver(batcher, executor, Delivery(service.label, observers), clock)
     driver.streaming = service.streaming
@@ -59,6 +59,6 @@ def make_driver(
     return driver, measured
 
 
-def _swapped(driver: Driver, measured: Measured) -> None:
+def _swapped(driver: Driver, measured: RollingWindow) -> None:
     measured.forget()  # what was measured belongs to the tables before
     driver.policy_changed()

@@ -24,9 +24,9 @@ from weir.errors import (
 )
 from weir.manager import succession
 from weir.manager.alertness import Alertness
+from weir.manager.backpressure import BackpressureQueue, WaitingCall
 from weir.manager.clock import Timer
 from weir.manager.delivery import Delivery, discard, logger
-from weir.manager.outside import Outside, Patient
 from weir.manager.resizing import Leaving
 from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
 from weir.workers.executor import Block, Executor
@@ -48,7 +48,7 @@ class Driver:
 
     def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
         self.batcher = batcher
-        self.outside = Outside()
+        self.outside = BackpressureQueue()
         self.streaming = False  # requests have several answers
         self.leaving = Leaving(batcher)
         self.executor = executor
@@ -156,7 +156,7 @@ class Driver:
         self._delivery.refused(request, error)
         raise error
 
-    def enter(self, call: Patient, patient: bool) -> None:
+    def enter(self, call: WaitingCall, patient: bool) -> None:
         """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
         fails with the reason."""
         if self.not_ready_reason or self.draining or self.outside.waiting:
@@ -173,7 +173,7 @@ class Driver:
                 self._polling, self._turn_began = True, call.arrival
                 self._loop.call_soon(self._poll_arrivals)
 
-    def _wait_or_refuse(self, call: Patient, patient: bool, refusal: WeirError | None = None) -> None:
+    def _wait_or_refuse(self, call: WaitingCall, patient: bool, refusal: WeirError | None = None) -> None:
         heir = succession.heir(self)
         if heir is not None:
             heir.enter(call, patient)
@@ -183,7 +183,7 @@ class Driver:
         else:
             self.refuse(call, refusal or self._refusal())
 
-    def refuse(self, call: Patient, error: WeirError) -> None:
+    def refuse(self, call: WaitingCall, error: WeirError) -> None:
         """Fail `call`, which was never taken."""
         self._delivery.refused(call, error)
         refuse(call, error)
@@ -206,7 +206,7 @@ class Driver:
             return
         now = self._clock()
         if getattr(request, "outside", False):
-            self.outside.drop(cast(Patient, request))
+            self.outside.drop(cast(WaitingCall, request))
         else:
             for worker, batch_id, indices in self.batcher.cancel(request, now):
                 self.executor.cancel(worker, batch_id, indices)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from weir.batching.batcher import Batcher
-from weir.manager.measured import Measured, Reading
+from weir.manager.rolling_window import RollingWindow, WindowSummary
 
 if TYPE_CHECKING:
     from weir.manager.resolving import Resolver
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def explain_policy(
-    model: str, policy: Any, batcher: Batcher, measured: Measured, resolver: "Resolver | None" = None
+    model: str, policy: Any, batcher: Batcher, measured: RollingWindow, resolver: "Resolver | None" = None
 ) -> dict[str, Any]:
     """Return the document about a policy, as a JSON-able dict: what it knows nothing of is None.
 
@@ -41,7 +41,7 @@ def explain_policy(
     return document
 
 
-def _measured(reading: Reading) -> dict[str, Any]:
+def _measured(reading: WindowSummary) -> dict[str, Any]:
     return {
         "response_time_ms": reading.response_time_ms,
         "p99_ms": reading.p99_ms,
@@ -55,7 +55,7 @@ def _measured(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _solved(resolver: "Resolver", reading: Reading, workers: int) -> dict[str, Any]:
+def _solved(resolver: "Resolver", reading: WindowSummary, workers: int) -> dict[str, Any]:
     """Return what there is to say of a solved policy, while it is still greedy too."""
     prices, objective, profile, bank = resolver.prices, resolver.objective, resolver.profile, resolver.policy.bank
     said = resolver.policy.explain() | {

@@ -26,7 +26,7 @@ Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
 EXTRA = 2
 
 
-class Lane:
+class WorkerSlots:
     """One worker: its free places, and the prepared batches that wait for one."""
 
     def __init__(self, places: int) -> None:
@@ -43,7 +43,7 @@ class HookedExecutor:
         self._before = before
         self._after = after
         self._handed = handed
-        self._lanes: dict[int, Lane] = {}
+        self._lanes: dict[int, WorkerSlots] = {}
         self._batches: dict[int, Prepared] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}  # with their workers
 
@@ -106,7 +106,7 @@ class HookedExecutor:
 
     def worker_ready(self, worker: int, places: int) -> None:
         """Announce the worker with extra places."""
-        self._lanes[worker] = Lane(places)
+        self._lanes[worker] = WorkerSlots(places)
         self._listener.worker_ready(worker, places + EXTRA)
 
     def worker_lost(self, worker: int, reason: str) -> None:

@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any, Protocol
 
 from weir.errors import Conflict, Forbidden, InvalidRequest, ModelNotFound, SettingsError, WeirError
-from weir.manager.beside import beside
 from weir.manager.chains.order import dependents, missing
 from weir.manager.changes import Changes
 from weir.manager.delivery import logger
 from weir.manager.endpoints import Endpoints
 from weir.manager.hardware import Hardware, find_hardware
+from weir.manager.import_in_thread import import_in_thread
 from weir.manager.parameters import check_allowed
 from weir.manager.registry import Registry, version_order
 from weir.manager.service import Service
-from weir.manager.spec import ModelToServe, Parameter, Parameters, Reading, Repository
+from weir.manager.spec import ModelReading, ModelToServe, Parameter, Parameters, Repository
 from weir.manager.states import ModelState, States
 
 SHARE = "share"
@@ -138,7 +138,7 @@ class Manager:
         while wanted := await self._missing(self.registry.all):
             for name in wanted:
                 reading = await self._read(name, "", None, None)
-                services = [await beside(partial(self._make, model)) for model in reading.versions]
+                services = [await import_in_thread(partial(self._make, model)) for model in reading.versions]
                 self.registry.join(services)
                 self._put(name, services, reading.default, reading.versions)
         await self.registry.start()
@@ -251,7 +251,7 @@ class Manager:
 
     async def _read(
         self, name: str, version: str, config: Mapping[str, Any] | None, files: Mapping[str, bytes] | None
-    ) -> Reading:
+    ) -> ModelReading:
         try:
             reading = await asyncio.to_thread(self._repository.read, name, config, files)
         except SettingsError as error:
@@ -270,7 +270,7 @@ class Manager:
                 for model in models:
                     self.registry.check_claim(name, model.routes)
                 for model in models:
-                    services.append(await beside(partial(self._make, model, parameters, fresh=True)))
+                    services.append(await import_in_thread(partial(self._make, model, parameters, fresh=True)))
                 self.registry.join(services)
                 await self._load_steps(services)
                 await asyncio.gather(*[service.start() for service in services])
@@ -283,7 +283,7 @@ class Manager:
             raise
         return services
 
-    async def _give_workers(self, name: str, reading: Reading, new: Sequence[Service]) -> None:
+    async def _give_workers(self, name: str, reading: ModelReading, new: Sequence[Service]) -> None:
         """Give the one that is to be asked for as many more workers as the one before it was given by calls."""
         highest = _version(reading, None).version
         asked = highest if reading.default is None else reading.default
@@ -335,7 +335,7 @@ class Manager:
                 logger.error("model %r: the one that was replaced did not end well", service.label, exc_info=end)
 
 
-def _version(reading: Reading, version: str | None) -> ModelToServe:
+def _version(reading: ModelReading, version: str | None) -> ModelToServe:
     """Return that version, or (None) the highest."""
     if version is None:
         return max(reading.versions, key=lambda model: version_order(model.version))

@@ -12,10 +12,10 @@ from typing import Any
 
 from weir.errors import DeadlineExceeded, Draining, ModelNotReady, SettingsError, WeirError
 from weir.manager.delivery import logger
-from weir.manager.learned import Learned
+from weir.manager.online_profile import OnlineProfile
 from weir.manager.pricing import changed_prices
 from weir.manager.solver_process import SolvingProcess
-from weir.manager.solving import Wish
+from weir.manager.solving import SolveRequest
 from weir.messages import Dispatch, Timing
 from weir.policy.adaptive import SolvedPolicy
 from weir.policy.bank import Bank
@@ -32,7 +32,7 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next
 REST = 10.0  # times as long as solving took: where service times never settle, no more than so much is spent on them
 REMEMBERED = 8  # banks: a worker that comes back finds the tables that were there before it died
 
-Solve = Callable[[Wish, float], Coroutine[Any, Any, Bank]]
+Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
 
 
 class Resolver(SilentObserver):
@@ -47,7 +47,7 @@ class Resolver(SilentObserver):
 
     def __init__(
         self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
-        learned: Learned | None = None, solve: Solve | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        learned: OnlineProfile | None = None, solve: Solve | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.profile: Profile | None = None
@@ -67,10 +67,10 @@ class Resolver(SilentObserver):
         self._solve = solve or self._process.solve
         self._pause = pause
         self._swapped: Callable[[], None] = lambda: None
-        self._banks: OrderedDict[Wish, Bank] = OrderedDict()
+        self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
         self._ready: set[int] = set()
-        self._fulfilled: Wish | None = None
-        self._refused: Wish | None = None  # by the solver: it would refuse it again
+        self._fulfilled: SolveRequest | None = None
+        self._refused: SolveRequest | None = None  # by the solver: it would refuse it again
         self._why = "workers"
         self._keeping: asyncio.Task[None] | None = None
         self._solving: asyncio.Task[Bank] | None = None
@@ -79,7 +79,7 @@ class Resolver(SilentObserver):
         if policy.bank is not None:
             bank = policy.bank
             self._believe(bank.profile)
-            self._fulfilled = Wish(bank.profile, prices, bank.workers, objective)
+            self._fulfilled = SolveRequest(bank.profile, prices, bank.workers, objective)
             self._remember(self._fulfilled, bank)
 
     # The life of a service.
@@ -168,7 +168,7 @@ class Resolver(SilentObserver):
     async def _change(self, prices: Prices, objective: LatencySLO | None) -> None:
         if self.profile is not None:
             workers = len(self._ready) or (self._fulfilled.workers if self._fulfilled else 1)
-            wish = Wish(self.profile, prices, workers, objective)
+            wish = SolveRequest(self.profile, prices, workers, objective)
             try:
                 bank, seconds = await self._bank_for(wish, LONGEST_CHANGE)
             except asyncio.CancelledError:
@@ -187,11 +187,11 @@ class Resolver(SilentObserver):
         """Whether tables are being solved at this moment."""
         return self._solving is not None and not self._solving.done()
 
-    def _wish(self) -> Wish | None:
+    def _wish(self) -> SolveRequest | None:
         """Return what the tables are to be for; None if nothing can be said."""
         if self.profile is None or not self._ready:
             return None
-        return Wish(self.profile, self.prices, len(self._ready), self.objective)
+        return SolveRequest(self.profile, self.prices, len(self._ready), self.objective)
 
     def _look(self, why: str) -> None:
         """See whether there is anything to do, because of `why`."""
@@ -224,7 +224,7 @@ class Resolver(SilentObserver):
             if self._wish() != self._fulfilled:  # it has not changed back meanwhile
                 self._swap(wish, bank, why, seconds)
 
-    async def _bank_for(self, wish: Wish, limit: float) -> tuple[Bank, float]:
+    async def _bank_for(self, wish: SolveRequest, limit: float) -> tuple[Bank, float]:
         if wish in self._banks:
             self._banks.move_to_end(wish)
             return self._banks[wish], 0.0
@@ -234,12 +234,12 @@ class Resolver(SilentObserver):
         self._remember(wish, bank)
         return bank, time.monotonic() - started
 
-    def _remember(self, wish: Wish, bank: Bank) -> None:
+    def _remember(self, wish: SolveRequest, bank: Bank) -> None:
         self._banks[wish] = bank
         if len(self._banks) > REMEMBERED:
             self._banks.popitem(last=False)
 
-    def _swap(self, wish: Wish, bank: Bank, reason: str, seconds: float) -> None:
+    def _swap(self, wish: SolveRequest, bank: Bank, reason: str, seconds: float) -> None:
         self.policy.adopt(bank)
         self._fulfilled, self._refused = wish, None
         self.counts[reason] = self.counts.get(reason, 0) + 1
@@ -249,7 +249,7 @@ class Resolver(SilentObserver):
             "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, wish.workers, seconds
         )
 
-    def _failed(self, wish: Wish, error: Exception) -> None:
+    def _failed(self, wish: SolveRequest, error: Exception) -> None:
         self.failures += 1
         self.error = str(error) or "not solved in time"
         if isinstance(error, SettingsError):

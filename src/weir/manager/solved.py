@@ -4,7 +4,7 @@ from pathlib import Path
 
 from weir.errors import SettingsError
 from weir.manager.autostart import ProfiledExecutor
-from weir.manager.learned import Learned
+from weir.manager.online_profile import OnlineProfile
 from weir.manager.resolving import Resolver
 from weir.model import Model
 from weir.policy.adaptive import SolvedPolicy
@@ -23,7 +23,7 @@ def make_resolver(model: str, policy: Policy, max_batch_size: int) -> Resolver |
     if not isinstance(policy, SolvedPolicy):
         return None
     if isinstance(policy, AutoPolicy):
-        learned = Learned(max_batch_size, policy.power) if policy.profile is None else None
+        learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
         resolver = Resolver(model, policy, policy.prices, policy.objective, learned=learned)
         if policy.profile is not None:
             resolver.measured(_read_profile(policy.profile, max_batch_size))

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from weir.errors import ModelError, SettingsError
-from weir.manager.solving import ANSWER, REFUSED, REQUEST, Wish
+from weir.manager.solving import ANSWER, REFUSED, REQUEST, SolveRequest
 from weir.manager.spawning import Spawned
 from weir.policy.bank import Bank
 from weir.workers.launch import THREAD_VARIABLES, python_path
@@ -35,7 +35,7 @@ class SolvingProcess:
         self._niceness = niceness
         self._child: _Child | None = None
 
-    async def solve(self, wish: Wish, limit: float) -> Bank:
+    async def solve(self, wish: SolveRequest, limit: float) -> Bank:
         """Return the bank that `wish` asks for.
 
         Raises SettingsError with the reason when there can be none, ModelError when the process ends, and TimeoutError

@@ -25,7 +25,7 @@ REQUEST = struct.Struct(">Q")  # before a wish: its length
 ANSWER = struct.Struct(">BQ")  # before an answer: 0 or REFUSED, and its length
 
 
-class Wish(NamedTuple):
+class SolveRequest(NamedTuple):
     """What a bank is to be solved for."""
 
     profile: "Profile"
@@ -47,7 +47,7 @@ class Wish(NamedTuple):
         return json.dumps(document, default=str).encode()
 
     @classmethod
-    def from_json(cls, text: bytes) -> "Wish":
+    def from_json(cls, text: bytes) -> "SolveRequest":
         """Return the wish that `to_json` wrote. Raises SettingsError for values that cannot be."""
         from weir.policy.latency_slo import LatencySLO
         from weir.policy.prices import Prices
@@ -70,17 +70,17 @@ def main(parent: int, niceness: int) -> int:
     end = socket.socket(fileno=os.dup(0))
     with end, end.makefile("rb") as wishes:
         while head := wishes.read(REQUEST.size):
-            code, text = fulfil(wishes.read(*REQUEST.unpack(head)))
+            code, text = solve(wishes.read(*REQUEST.unpack(head)))
             end.sendall(ANSWER.pack(code, len(text)) + text)
     return 0
 
 
-def fulfil(request: bytes) -> tuple[int, bytes]:
+def solve(request: bytes) -> tuple[int, bytes]:
     """Return the code of the answer to `request`, and the answer."""
     from weir.simulation.banks import make_bank
 
     try:
-        wish = Wish.from_json(request)
+        wish = SolveRequest.from_json(request)
         bank = make_bank(wish.profile, wish.prices, workers=wish.workers, objective=wish.objective)
     except SettingsError as error:
         return REFUSED, error.message.encode()

@@ -28,7 +28,7 @@ class Spawned:
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> None:
         """`files` are the descriptors that become its standard input, output and error."""
         self._loop = asyncio.get_running_loop()
-        self._plan = Plan(arguments, environment, files)
+        self._plan = SpawnPlan(arguments, environment, files)
         self._lock = _thread.allocate_lock()
         self._pid = 0  # while it runs
         self._killed = False
@@ -73,7 +73,7 @@ class Spawned:
             self.ended.set_result(end)
 
 
-class Plan:
+class SpawnPlan:
     """What is to be started, as posix_spawn wants it."""
 
     def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], files: Sequence[int]) -> None:

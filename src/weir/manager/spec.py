@@ -34,7 +34,7 @@ class ModelToServe(NamedTuple):
         return f"{self.name}/{self.version}" if self.version else self.name
 
 
-class Reading(NamedTuple):
+class ModelReading(NamedTuple):
     """What was read of a model: the versions that are to be served, and the one that is meant where none is named (None: the
     highest)."""
 
@@ -50,7 +50,7 @@ class Repository(Protocol):
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Reading:
+    ) -> ModelReading:
         """Read a model anew. What `config` says goes before the model's own file; `files` (VERSION/PATH) are its files instead
         of those that lie there. Raises ModelNotFound, and SettingsError for what cannot be served."""
 
@@ -73,7 +73,7 @@ class Known:
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Reading:
+    ) -> ModelReading:
         """Return what was said; `config` may say other settings, and `params` of the constructor."""
         model = self._models.get(name)
         if model is None:
@@ -96,7 +96,7 @@ class Known:
             if not isinstance(params, Mapping):
                 raise SettingsError(f"params={params!r}: must be a table")
             model = model._replace(params={**model.params, **params}, settings={**model.settings, **settings})
-        return Reading([model])
+        return ModelReading([model])
 
 
 class Listening(Repository, Protocol):
@@ -119,7 +119,7 @@ class Sources:
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Reading:
+    ) -> ModelReading:
         """Read it where it is."""
         for source in self._sources:
             if name in source.names():

@@ -17,7 +17,7 @@ from weir.manager.repository.document import Document, ReadSettings, make_docume
 from weir.manager.repository.ensemble import ENSEMBLE
 from weir.manager.repository.paths import model_folder, upload_path
 from weir.manager.repository.platforms import guess
-from weir.manager.spec import ModelToServe, Reading
+from weir.manager.spec import ModelReading, ModelToServe
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
@@ -55,7 +55,7 @@ class Folder:
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Reading:
+    ) -> ModelReading:
         """See Repository. What `config` does not say the model's own file still does, unless there are `files`."""
         folder = self._uploaded(name, files) if files else model_folder(self.root, name)
         try:
@@ -63,14 +63,14 @@ class Folder:
         except OSError as error:
             raise SettingsError(f"{name}: its folder cannot be read: {error.strerror}") from error
 
-    def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> Reading:
+    def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> ModelReading:
         said, source = read_file(folder, name)
         document = make_document(said, name, source, self._read_settings, config)
         there = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # which has no files
         versions = _served(there, document, source)
         if document.default is not None and document.default not in versions:
             raise SettingsError(f"{source}: default={document.default!r}: must be one of {', '.join(versions)}")
-        return Reading([self._model(folder, name, version, document) for version in versions], document.default)
+        return ModelReading([self._model(folder, name, version, document) for version in versions], document.default)
 
     def _model(self, folder: Path, name: str, version: str, document: Document) -> ModelToServe:
         files = (folder / version).resolve()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from weir.errors import SettingsError
 from weir.manager.service import Service
-from weir.manager.spec import Known, Listening, ModelToServe, Reading, Repository, Sources
+from weir.manager.spec import Known, Listening, ModelReading, ModelToServe, Repository, Sources
 
 ALL, NONE = "all", "none"
 
@@ -26,7 +26,7 @@ def all_sources(known: Known, folder: Repository | None, spoken: Listening) -> S
 class Opened(NamedTuple):
     """What is to run from the start on: services, not started, and what was read of them."""
 
-    readings: list[Reading]
+    readings: list[ModelReading]
     services: list[Service]
 
     @property

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from weir.manager.beside import SWITCH, beside
+from weir.manager.import_in_thread import SWITCH, import_in_thread
 
 
 def test_work_is_done_in_a_thread_that_lets_the_loop_go_on() -> None:
@@ -13,7 +13,7 @@ def test_work_is_done_in_a_thread_that_lets_the_loop_go_on() -> None:
         return threading.current_thread() is threading.main_thread(), sys.getswitchinterval(), gc.isenabled()
 
     before = sys.getswitchinterval(), gc.isenabled()
-    main, interval, collects = asyncio.run(beside(work))
+    main, interval, collects = asyncio.run(import_in_thread(work))
     assert not main and interval == pytest.approx(SWITCH) and not collects
     assert (sys.getswitchinterval(), gc.isenabled()) == before
 
@@ -24,5 +24,5 @@ def test_work_that_fails_leaves_all_as_it_was() -> None:
 
     before = sys.getswitchinterval(), gc.isenabled()
     with pytest.raises(ValueError, match="no"):
-        asyncio.run(beside(work))
+        asyncio.run(import_in_thread(work))
     assert (sys.getswitchinterval(), gc.isenabled()) == before

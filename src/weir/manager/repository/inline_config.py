@@ -8,12 +8,12 @@ from weir.manager.naming import NAME
 from weir.manager.repository.document import ReadSettings, make_document
 from weir.manager.repository.ensemble import ENSEMBLE
 from weir.manager.repository.folder import Around
-from weir.manager.spec import ModelToServe, Reading
+from weir.manager.spec import ModelReading, ModelToServe
 
 MOST = 1000  # that are remembered
 
 
-class Spoken:
+class InlineConfigSource:
     """A Repository that knows what it was told: the configuration of a chain, by name, for as long as the server runs."""
 
     def __init__(self, read_settings: ReadSettings, around: Around) -> None:
@@ -31,7 +31,7 @@ class Spoken:
 
     def read(
         self, name: str, config: Mapping[str, Any] | None = None, files: Mapping[str, bytes] | None = None
-    ) -> Reading:
+    ) -> ModelReading:
         """Return the chain that `config` describes, or that it was told of before. Raises SettingsError as for a file."""
         if files:
             raise InvalidRequest(f"model {brief(name)}: a chain has no files")
@@ -46,4 +46,4 @@ class Spoken:
             "", name, dict(document.params), list(document.route), self._around(document.settings), version="1",
             platform=ENSEMBLE, attributes=document.attributes,
         )  # fmt: skip
-        return Reading([model], document.default)
+        return ModelReading([model], document.default)

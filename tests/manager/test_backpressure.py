@@ -3,8 +3,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weir.manager.backpressure import SWEEP_ABOVE, BackpressureQueue
 from weir.manager.call import ThreadCall
-from weir.manager.outside import SWEEP_ABOVE, Outside
 
 
 def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows: int = 1) -> ThreadCall:
@@ -13,7 +13,7 @@ def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows:
     return made
 
 
-def entered(outside: Outside, room: int = 1000) -> list[Any]:
+def entered(outside: BackpressureQueue, room: int = 1000) -> list[Any]:
     found = []
     while (request := outside.pop(room.__ge__)) is not None:
         found.append(request.payload)
@@ -21,7 +21,7 @@ def entered(outside: Outside, room: int = 1000) -> list[Any]:
 
 
 def test_the_first_to_come_is_the_first_to_enter() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     for name in "abc":
         outside.append(call(name))
     assert len(outside) == 3
@@ -30,7 +30,7 @@ def test_the_first_to_come_is_the_first_to_enter() -> None:
 
 
 def test_nobody_passes_one_that_has_no_room() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     outside.append(call("large", rows=5))
     outside.append(call("small"))
     assert outside.pop((4).__ge__) is None
@@ -38,7 +38,7 @@ def test_nobody_passes_one_that_has_no_room() -> None:
 
 
 def test_who_left_is_passed_over() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     calls = [call(index) for index in range(5)]
     for each in calls:
         outside.append(each)
@@ -50,7 +50,7 @@ def test_who_left_is_passed_over() -> None:
 
 
 def test_deadlines_hold_outside() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     outside.append(call("long", timeout=10.0))
     outside.append(call("short", timeout=1.0))
     assert outside.next_deadline() == 1.0
@@ -63,7 +63,7 @@ def test_deadlines_hold_outside() -> None:
 
 
 def test_one_that_entered_the_line_does_not_expire_here() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     outside.append(call("entered", timeout=1.0))
     outside.append(call("waits", timeout=1.0))
     request = outside.pop((9).__ge__)
@@ -73,7 +73,7 @@ def test_one_that_entered_the_line_does_not_expire_here() -> None:
 
 
 def test_clearing_settles_and_returns_all() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     calls = [call(index) for index in range(3)]
     for each in calls:
         outside.append(each)
@@ -86,7 +86,7 @@ def test_clearing_settles_and_returns_all() -> None:
 
 
 def test_those_who_left_from_the_middle_do_not_pile_up() -> None:
-    outside = Outside()
+    outside = BackpressureQueue()
     outside.append(call("head"))
     for _ in range(10):
         calls = [call() for _ in range(1000)]
@@ -100,7 +100,7 @@ def test_those_who_left_from_the_middle_do_not_pile_up() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(["come", "enter", "leave", "pass"]), st.integers(0, 5))))
 def test_each_request_leaves_exactly_once_and_in_order(steps: list[tuple[str, int]]) -> None:
-    outside, now = Outside(), 0.0
+    outside, now = BackpressureQueue(), 0.0
     inside: list[ThreadCall] = []
     waiting: list[ThreadCall] = []
     for step, number in steps:

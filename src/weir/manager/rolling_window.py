@@ -26,7 +26,7 @@ AGES = tuple(2e-5 * 1.2**step for step in range(86))
 _arrival = attrgetter("arrival")
 
 
-class Half:
+class WindowHalf:
     """One half of the window. `sizes[b]` counts the batches of b rows; `arrivals` is the count at its begin."""
 
     __slots__ = ("ages", "arrivals", "batches", "begun", "requests", "rows", "sizes")
@@ -39,7 +39,7 @@ class Half:
         self.sizes = [0] * (largest + 1)
 
 
-class Reading(NamedTuple):
+class WindowSummary(NamedTuple):
     """What the window shows; None where it has nothing to say. Times are means over rows, from arrival to the return of
     their batch; `rate` counts rows accepted per second."""
 
@@ -66,7 +66,7 @@ class Reading(NamedTuple):
         return latency_weight * self.response_time_ms + prices.energy_weight * self.power_w(profile)
 
 
-class Measured(SilentObserver):
+class RollingWindow(SilentObserver):
     """An Observer that remembers the last batches of one service. `arrivals` says how many rows were ever accepted."""
 
     def __init__(self, clock: Callable[[], float], arrivals: Callable[[], int], max_batch_size: int) -> None:
@@ -95,7 +95,7 @@ class Measured(SilentObserver):
         else:
             half.requests += _weigh(dispatch, half.ages, now)
 
-    def read(self) -> Reading:
+    def read(self) -> WindowSummary:
         """Return what the window shows now."""
         now = self._clock()
         if now - self._current.begun >= HALF:
@@ -104,7 +104,7 @@ class Measured(SilentObserver):
         seconds = max(now - halves[0].begun, 1e-9)
         counts = [sum(column) for column in zip(*(half.ages.counts for half in halves), strict=True)]
         aged = sum(counts)
-        return Reading(
+        return WindowSummary(
             seconds=seconds,
             requests=sum(half.requests for half in halves),
             rows=sum(half.rows for half in halves),
@@ -121,8 +121,8 @@ class Measured(SilentObserver):
         self._previous = new if idle else self._current
         self._current = new
 
-    def _new_half(self, now: float) -> Half:
-        return Half(now, self._arrivals(), self._largest)
+    def _new_half(self, now: float) -> WindowHalf:
+        return WindowHalf(now, self._arrivals(), self._largest)
 
 
 def quantile(counts: list[int], share: float) -> float:

@@ -16,7 +16,7 @@ GROWN = 2  # times the largest size known before: then it is worth another look
 LARGEST_CV = 1.0
 
 
-class Learned:
+class OnlineProfile:
     """Service times by size, the last ones. `power` is in watts; without it energy counts as time does."""
 
     def __init__(self, max_batch_size: int, power: float | None) -> None:

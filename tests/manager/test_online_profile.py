@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from weir.manager.learned import ENOUGH, Learned, rising
+from weir.manager.online_profile import ENOUGH, OnlineProfile, rising
 from weir.policy.profile import Profile
 
 
-def learn(learned: Learned, times: dict[int, list[float]], batches: int = ENOUGH) -> list[Profile]:
+def learn(learned: OnlineProfile, times: dict[int, list[float]], batches: int = ENOUGH) -> list[Profile]:
     """Let batches of the sizes come in turn, each of the next of its times in ms; return the profiles on the way."""
     profiles = []
     sizes = sorted(times)
@@ -21,7 +21,7 @@ def learn(learned: Learned, times: dict[int, list[float]], batches: int = ENOUGH
 
 
 def test_a_straight_line_is_found_from_some_of_its_sizes() -> None:
-    (profile,) = learn(Learned(16, None), {size: [1.0 + 0.5 * size] for size in (2, 4, 8)})
+    (profile,) = learn(OnlineProfile(16, None), {size: [1.0 + 0.5 * size] for size in (2, 4, 8)})
     assert profile.service_time_ms == pytest.approx(1.0 + 0.5 * np.arange(1, 17))
     assert profile.energy_source == "time"
     assert (profile.cv < 1e-6).all()
@@ -29,38 +29,38 @@ def test_a_straight_line_is_found_from_some_of_its_sizes() -> None:
 
 
 def test_how_times_vary_is_learned_too() -> None:
-    (profile,) = learn(Learned(4, 30.0), {1: [0.9, 1.1], 4: [3.6, 4.4]})
+    (profile,) = learn(OnlineProfile(4, 30.0), {1: [0.9, 1.1], 4: [3.6, 4.4]})
     assert profile.cv == pytest.approx(np.full(4, 0.1), rel=0.02)
     assert (profile.energy_mj == 30.0 * profile.service_time_ms).all()
     assert profile.energy_source == "stated"
 
 
 def test_what_the_machine_delays_does_not_count() -> None:
-    (profile,) = learn(Learned(4, None), {1: [*[2.0] * 99, 500.0], 4: [3.0]})
+    (profile,) = learn(OnlineProfile(4, None), {1: [*[2.0] * 99, 500.0], 4: [3.0]})
     assert profile.service_time_ms[0] == pytest.approx(2.0)
     assert profile.cv[0] < 1e-6
 
 
 def test_what_varies_wildly_is_bounded() -> None:
-    (profile,) = learn(Learned(4, None), {1: [1.0, 1.0, 1.0, 1.0, 40.0], 4: [50.0]})
+    (profile,) = learn(OnlineProfile(4, None), {1: [1.0, 1.0, 1.0, 1.0, 40.0], 4: [50.0]})
     assert profile.cv[0] == 1.0
 
 
 def test_one_size_says_too_little() -> None:
-    learned = Learned(16, None)
+    learned = OnlineProfile(16, None)
     assert learn(learned, {5: [1.0]}, 10 * ENOUGH) == []
     assert learn(learned, {5: [1.0], 6: [1.1]}, 10 * ENOUGH) == []  # and two that are nearly one
 
 
 def test_larger_batches_than_before_are_worth_another_look() -> None:
-    learned = Learned(16, None)
+    learned = OnlineProfile(16, None)
     assert len(learn(learned, {1: [1.0], 2: [1.5]}, 5 * ENOUGH)) == 1
     (better,) = learn(learned, {4: [9.0]}, ENOUGH)
     assert better.service_time_ms[3] == pytest.approx(9.0)
 
 
 def test_times_never_fall_and_never_reach_zero() -> None:
-    (profile,) = learn(Learned(12, None), {4: [8.0], 6: [7.0], 8: [30.0]})
+    (profile,) = learn(OnlineProfile(12, None), {4: [8.0], 6: [7.0], 8: [30.0]})
     times = profile.service_time_ms
     assert (np.diff(times) >= 0.0).all()
     assert times[3] == pytest.approx(times[5])

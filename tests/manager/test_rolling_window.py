@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from weir.manager.measured import HALF, Measured
+from weir.manager.rolling_window import HALF, RollingWindow
 from weir.messages import Dispatch, Kind, Reason, Request, Timing, Wakeup
 from weir.policy.prices import Prices
 from weir.policy.profile import Profile
@@ -20,7 +20,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.arrivals = 0
-        self.measured = Measured(self.clock, lambda: self.arrivals, 8)
+        self.measured = RollingWindow(self.clock, lambda: self.arrivals, 8)
 
     def serve(self, *ages: float, slices: list[Any] | None = None, **request: Any) -> None:
         requests = [FakeRequest([0] * 4, arrival=self.clock() - age, **request) for age in ages]

@@ -3,16 +3,16 @@
 import pytest
 
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError
-from weir.manager.repository import spoken
-from weir.manager.repository.spoken import Spoken
+from weir.manager.repository import inline_config
+from weir.manager.repository.inline_config import InlineConfigSource
 from weir.manager.spec import Known, Sources
 from weir.settings import read_model_table
 
 CHAIN = {"platform": "ensemble", "steps": ["one", "two"]}
 
 
-def heard() -> Spoken:
-    return Spoken(read_model_table, dict)
+def heard() -> InlineConfigSource:
+    return InlineConfigSource(read_model_table, dict)
 
 
 def test_a_chain_is_known_once_it_was_described() -> None:
@@ -52,7 +52,7 @@ def test_what_cannot_be_read_is_not_remembered() -> None:
 
 
 def test_not_more_than_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spoken, "MOST", 1)
+    monkeypatch.setattr(inline_config, "MOST", 1)
     chains = heard()
     chains.read("one", CHAIN)
     with pytest.raises(InvalidRequest, match="the most there may be"):

@@ -12,7 +12,7 @@ T = TypeVar("T")
 SWITCH = 0.0002
 
 
-async def beside(work: Callable[[], T]) -> T:
+async def import_in_thread(work: Callable[[], T]) -> T:
     """Return what `work` returns; one at a time. While it runs threads take turns more often than they do otherwise, and
     the collector, which would look at all that is being imported and stop every thread for it, rests."""
     interval, collects = sys.getswitchinterval(), gc.isenabled()

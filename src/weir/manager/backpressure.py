@@ -16,18 +16,18 @@ from weir.messages import Request
 SWEEP_ABOVE = 64
 
 
-class Patient(Request, Protocol):
+class WaitingCall(Request, Protocol):
     """A request that can wait outside the line; doors with a peer to answer refuse instead."""
 
     outside: bool  # whether it does so now
 
 
-class Outside:
+class BackpressureQueue:
     """The requests that wait for room in the line, first come first in. `waiting` is false when nobody does."""
 
     def __init__(self) -> None:
         # Truth and length are asked for with each call in process: the deque answers faster than a method could.
-        self.waiting: deque[Patient] = deque()
+        self.waiting: deque[WaitingCall] = deque()
         self._deadlines = Deadlines()
         self._settled = 0  # of those in `waiting`; never the head
         self._entered = 0  # into the line, since the deadlines were swept
@@ -35,13 +35,13 @@ class Outside:
     def __len__(self) -> int:
         return len(self.waiting) - self._settled
 
-    def append(self, request: Patient) -> None:
+    def append(self, request: WaitingCall) -> None:
         """Let `request` wait."""
         request.outside = True
         self.waiting.append(request)
         self._deadlines.add(request)
 
-    def pop(self, room: Callable[[int], bool]) -> Patient | None:
+    def pop(self, room: Callable[[int], bool]) -> WaitingCall | None:
         """Take out the request that is next to enter the line, if that has `room` for so many rows."""
         waiting = self.waiting
         if not waiting or not room(waiting[0].rows):
@@ -55,7 +55,7 @@ class Outside:
             self._sweep()
         return request
 
-    def drop(self, request: Patient) -> None:
+    def drop(self, request: WaitingCall) -> None:
         """Settle a request that waits: its caller left."""
         settle(request)
         self._note_settled(1)
@@ -64,16 +64,16 @@ class Outside:
         """Return the earliest deadline, if anyone waits. It may be that of one that has entered the line since."""
         return self._deadlines.earliest() if self.waiting else None
 
-    def expire(self, now: float) -> list[Patient]:
+    def expire(self, now: float) -> list[WaitingCall]:
         """Settle and return those whose deadline has passed."""
-        passed = cast(list[Patient], self._deadlines.passed(now))  # only `append` adds to it
+        passed = cast(list[WaitingCall], self._deadlines.passed(now))  # only `append` adds to it
         late = [request for request in passed if request.outside]
         for request in late:
             settle(request)
         self._note_settled(len(late))
         return late
 
-    def clear(self) -> list[Patient]:
+    def clear(self) -> list[WaitingCall]:
         """Settle and return all that wait."""
         left = [request for request in self.waiting if not request.settled]
         for request in left:
