@@ -26,7 +26,7 @@ from weir.wire.tensors import Arrays
 from weir.wire.zmtp import GREETING, Received
 from weir.wire.zmtp import Parser as ZmtpParser
 from weir.workers.kservework import BodyReader, Listed
-from weir.workers.outsidework import Work
+from weir.workers.lockstep_batch import LockstepBatch
 
 
 class Declared(Model):
@@ -134,7 +134,7 @@ def lockstep(data: bytes) -> None:
     with contextlib.suppress(FrameError):
         for body in (parser.feed(data), [data]):
             for frame in body:
-                events = Work(batch, 7).events(decode_reply(frame, ids), 0.0)
+                events = LockstepBatch(batch, 7).events(decode_reply(frame, ids), 0.0)
                 assert len(events.outputs) == 3
                 assert None not in events.outputs[:2]
 

@@ -8,7 +8,7 @@ from tests.workers.runs import run, started
 from weir.errors import SettingsError
 from weir.model import PAD, Model, Tensor
 from weir.workers.buffers import allocator, input_buffers
-from weir.workers.joining import Joiner
+from weir.workers.stacking import Stacker
 
 
 class Bound(Model):
@@ -112,5 +112,5 @@ def test_only_large_arrays_without_objects_come_from_the_arena() -> None:
 
 
 def test_a_joiner_without_arrays_of_the_models_has_its_own() -> None:
-    batch = Joiner(Bound)([entry(1, 2), entry(1, 3)])
+    batch = Stacker(Bound)([entry(1, 2), entry(1, 3)])
     assert not batch["t"].flags.writeable

@@ -8,7 +8,7 @@ from tests.workers.runs import run, started
 from weir.errors import InvalidRequest, ModelError
 from weir.messages import JSON, KSERVE, OBJECT
 from weir.model import Model, Tensor
-from weir.workers.kservework import BodyReader, BodyWriter, Head, Listed, joins_lists
+from weir.workers.kservework import BodyReader, BodyWriter, Listed, ResponseHead, joins_lists
 
 FLAT = list(range(4))
 
@@ -170,7 +170,7 @@ def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nan_is_written_as_null() -> None:
     arrays = {"sum": numpy.array([[numpy.nan, numpy.inf]], numpy.float32), "text": numpy.array([b""], object)}
-    written = BodyWriter(Both, "both", "")(arrays, Head("", ["sum"]))
+    written = BodyWriter(Both, "both", "")(arrays, ResponseHead("", ["sum"]))
     assert json.loads(written)["outputs"][0]["data"] == [None, None]
 
 

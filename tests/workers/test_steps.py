@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weir.errors import Cancelled, InvalidRequest, ModelError
 from weir.workers.faults import ENDS_THE_PROCESS, fault_of
-from weir.workers.steps import Column, Together, each, has_failed
+from weir.workers.steps import Together, ValuesOrErrors, each, has_failed
 
 
 class Halver:
@@ -72,7 +72,7 @@ def test_an_error_of_ours_is_that_entrys_only_if_it_was_alone() -> None:
 
 
 def test_what_the_judge_refuses_is_everybodys_and_not_retried() -> None:
-    def refuse(returned: Any, values: list[int]) -> Column:
+    def refuse(returned: Any, values: list[int]) -> ValuesOrErrors:
         raise ModelError("wrong count")
 
     call = Halver(set())

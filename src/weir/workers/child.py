@@ -25,7 +25,7 @@ END_GRACE = 1.0
 logger = logging.getLogger("weir")
 
 
-class Owner(Protocol):
+class ChildListener(Protocol):
     """Hears from a Child, on the loop's thread."""
 
     def received(self, frame: Frame) -> None:
@@ -42,7 +42,9 @@ class Owner(Protocol):
 class Child:
     """A process with its channel and its results."""
 
-    def __init__(self, launch: Launch, owner: Owner, loop: asyncio.AbstractEventLoop, niceness: int = 0) -> None:
+    def __init__(
+        self, launch: Launch, owner: ChildListener, loop: asyncio.AbstractEventLoop, niceness: int = 0
+    ) -> None:
         self._launch = launch
         self._niceness = niceness  # while it loads
         self._owner = owner

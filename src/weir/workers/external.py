@@ -12,10 +12,10 @@ from weir.messages import Batch, Events
 from weir.model import Model, is_tensor_model
 from weir.wire.lockstep import MAX_BODY_BYTES
 from weir.workers.address import parse_address
-from weir.workers.attached import Attached
 from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.listening import WorkerSocket
 from weir.workers.local import no_arena, refuse_settings
+from weir.workers.remote_worker import RemoteWorker
 from weir.workers.settings import WorkerSettings
 
 MAX_WORKERS = 256
@@ -44,8 +44,8 @@ class ExternalExecutor(FixedWorkers):
         self._name = name
         self._max_body_bytes = max_body_bytes
         self._salt = secrets.randbits(32)
-        self._workers: list[Attached] = []  # by index, the last that had it
-        self._greeting: set[Attached] = set()
+        self._workers: list[RemoteWorker] = []  # by index, the last that had it
+        self._greeting: set[RemoteWorker] = set()
         self._enough: asyncio.Future[None] | None = None
         self._announcing = False
         self._stopped = False
@@ -106,7 +106,7 @@ class ExternalExecutor(FixedWorkers):
         if self._enough is not None and not self._enough.done():
             self._enough.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
 
-    def states(self) -> Sequence[Attached]:
+    def states(self) -> Sequence[RemoteWorker]:
         """Return the worker that has or last had each index."""
         return self._workers
 
@@ -116,7 +116,7 @@ class ExternalExecutor(FixedWorkers):
 
     # What attached workers say.
 
-    def joined(self, worker: Attached) -> None:
+    def joined(self, worker: RemoteWorker) -> None:
         """Give it an index, and announce it."""
         self._greeting.discard(worker)
         free = next((old.index for old in self._workers if old.state == "lost"), len(self._workers))
@@ -132,11 +132,11 @@ class ExternalExecutor(FixedWorkers):
         elif self._enough is not None and not self._enough.done() and len(self._ready()) >= self._settings.workers:
             self._enough.set_result(None)
 
-    def answered(self, worker: Attached, events: Events) -> None:
+    def answered(self, worker: RemoteWorker, events: Events) -> None:
         """Pass the answers on."""
         self._listener.received(worker.index, events)
 
-    def left(self, worker: Attached) -> None:
+    def left(self, worker: RemoteWorker) -> None:
         """Tell the listener, unless it never knew of it."""
         self._greeting.discard(worker)
         if self._stopped:
@@ -153,7 +153,7 @@ class ExternalExecutor(FixedWorkers):
             logger.warning("model %r has %d external workers, the most that it takes", self._name, MAX_WORKERS)
             end.close()
             return
-        self._greeting.add(Attached(end, self, self._salt, self._settings.predict_timeout, self._max_body_bytes))
+        self._greeting.add(RemoteWorker(end, self, self._salt, self._settings.predict_timeout, self._max_body_bytes))
 
-    def _ready(self) -> list[Attached]:
+    def _ready(self) -> list[RemoteWorker]:
         return [worker for worker in self._workers if worker.state == "ready"]

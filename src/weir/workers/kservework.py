@@ -26,7 +26,7 @@ MAX_REMEMBERED = 256  # shapes; there are few where it matters
 Shapes = tuple[tuple[int, ...], ...]
 
 
-class Head(NamedTuple):
+class ResponseHead(NamedTuple):
     """What the answer needs of a request besides its tensors. `asked`: names of outputs; None for all."""
 
     id: str
@@ -38,12 +38,12 @@ class Asked(Arrays):
 
     __slots__ = ("head",)
 
-    def __init__(self, arrays: Arrays, head: Head) -> None:
+    def __init__(self, arrays: Arrays, head: ResponseHead) -> None:
         super().__init__(arrays)
         self.head = head
 
 
-class Learned(NamedTuple):
+class ShapeFacts(NamedTuple):
     """What follows from the shapes of a request's tensors: how many elements each has, how many rows there are, and all
     lengths but those (the same object where they are equal)."""
 
@@ -58,7 +58,7 @@ class Listed:
 
     __slots__ = ("head", "lists", "shapes", "tails", "rows")
 
-    def __init__(self, head: Head, lists: list[list[Any]], shapes: Shapes, learned: Learned) -> None:
+    def __init__(self, head: ResponseHead, lists: list[list[Any]], shapes: Shapes, learned: ShapeFacts) -> None:
         self.head = head
         self.lists = lists
         self.shapes = shapes
@@ -103,7 +103,7 @@ def joins_lists(model: type[Model]) -> bool:
 _SEE_ENTRIES = ("preprocess", "preprocess_batch", "postprocess", "input_buffers")
 
 
-def head_of(item: Any) -> Head | None:
+def head_of(item: Any) -> ResponseHead | None:
     """Return the head of a request that was read here; None for any other."""
     return item.head if type(item) in (Listed, Asked) else None
 
@@ -116,7 +116,7 @@ class BodyReader:
         self._outputs = [tensor.name for tensor in model.outputs]
         self._decode = _decoder(self._declared)
         self._lists = joins_lists(model)
-        self._known: dict[Shapes, Learned] = {}
+        self._known: dict[Shapes, ShapeFacts] = {}
         self._tails: dict[Shapes, Shapes] = {}
 
     def __call__(self, body: bytes | memoryview) -> Listed | Asked:
@@ -133,13 +133,13 @@ class BodyReader:
         lists = [tensor.data for tensor in inputs]
         if list(map(len, lists)) != learned.counts:
             return self._read_any(body)
-        listed = Listed(Head(read.id or "", self._asked(read.outputs)), lists, shapes, learned)
+        listed = Listed(ResponseHead(read.id or "", self._asked(read.outputs)), lists, shapes, learned)
         return listed if self._lists else listed.arrays(self._declared)
 
     def _read_any(self, body: bytes | memoryview) -> Asked:
         request = read_request(body, "")
         arrays = bind(request.inputs, self._declared)
-        return Asked(arrays, Head(request.id, self._asked(request.outputs)))
+        return Asked(arrays, ResponseHead(request.id, self._asked(request.outputs)))
 
     def _asked(self, outputs: Sequence[ReadOutput | AskedOutput] | None) -> list[str] | None:
         if not outputs:
@@ -152,7 +152,7 @@ class BodyReader:
                 raise InvalidRequest(f"output {name!r}: is there twice, names must be unique")
         return names
 
-    def _learn(self, shapes: Shapes) -> Learned:
+    def _learn(self, shapes: Shapes) -> ShapeFacts:
         pairs = list(zip(self._declared, shapes, strict=True))
         counts = [element_count(tensor.name, shape, 1) for tensor, shape in pairs]
         rows = check_bound({tensor.name: (tensor.datatype, shape) for tensor, shape in pairs}, self._declared)
@@ -160,7 +160,7 @@ class BodyReader:
             self._known.clear()
             self._tails.clear()
         tails = tuple([shape[1:] for shape in shapes])
-        learned = self._known[shapes] = Learned(counts, rows, self._tails.setdefault(tails, tails))
+        learned = self._known[shapes] = ShapeFacts(counts, rows, self._tails.setdefault(tails, tails))
         return learned
 
 
@@ -172,7 +172,7 @@ class BodyWriter:
         self._name = name
         self._version = version
 
-    def __call__(self, arrays: Arrays, head: Head | None = None) -> bytes:
+    def __call__(self, arrays: Arrays, head: ResponseHead | None = None) -> bytes:
         """Return the response with the outputs asked for, in the order declared.
 
         Raises InvalidRequest for one that has no JSON form: the caller must ask for binary data.

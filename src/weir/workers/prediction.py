@@ -8,7 +8,7 @@ from weir.model import Model, is_tensor_model, overrides
 from weir.workers.arity import takes_second
 from weir.workers.faults import fault_of
 from weir.workers.sizes import Sizes, filling
-from weir.workers.steps import Column, Fatal, Together, each
+from weir.workers.steps import Fatal, Together, ValuesOrErrors, each
 
 
 class Prediction:
@@ -23,7 +23,7 @@ class Prediction:
         self._takes_preprocessed = self._postprocess is not None and takes_second(self._postprocess, "preprocessed")
 
         def together(
-            name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], Column]
+            name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], ValuesOrErrors]
         ) -> Together:
             return Together(name, call, judge, halves=retry_in_halves, fatal=fatal)
 
@@ -34,17 +34,17 @@ class Prediction:
         self._postprocess_batch = batch_form("postprocess_batch")
         if is_tensor_model(kind):
             from weir.workers.buffers import input_buffers
-            from weir.workers.joining import Joiner
-            from weir.workers.parting import Parter
+            from weir.workers.splitting import Splitter
+            from weir.workers.stacking import Stacker
 
-            join = Joiner(kind, input_buffers(model, max_batch_size))
-            self._predict = together("predict", lambda entries: model.predict(join(entries)), Parter(kind))
+            join = Stacker(kind, input_buffers(model, max_batch_size))
+            self._predict = together("predict", lambda entries: model.predict(join(entries)), Splitter(kind))
         else:
             call, judge = model.predict, judge_of("predict")
             sizes = Sizes(kind)
             self._predict = together("predict", *(filling(sizes, call, judge) if sizes else (call, judge)))
 
-    def preprocess(self, items: Column) -> Column:
+    def preprocess(self, items: ValuesOrErrors) -> ValuesOrErrors:
         """Return what `predict` takes."""
         if self._preprocess_batch is not None:
             return self._preprocess_batch.run(items)
@@ -52,11 +52,11 @@ class Prediction:
             return items
         return each(self._preprocess, items, fault_of("preprocess"), fatal=self._fatal)
 
-    def predict(self, preprocessed: Column, restarted: Callable[[], None] | None) -> Column:
+    def predict(self, preprocessed: ValuesOrErrors, restarted: Callable[[], None] | None) -> ValuesOrErrors:
         """Return the model's answers. `restarted` is called each time that `predict` is about to be called again."""
         return self._predict.run(preprocessed, restarted)
 
-    def postprocess(self, answers: Column, preprocessed: Column) -> Column:
+    def postprocess(self, answers: ValuesOrErrors, preprocessed: ValuesOrErrors) -> ValuesOrErrors:
         """Return what the callers get."""
         if self._postprocess_batch is not None:
             return self._postprocess_batch.run(answers)
@@ -66,11 +66,11 @@ class Prediction:
         return each(self._postprocess, answers, fault_of("postprocess"), *more, fatal=self._fatal)
 
 
-def judge_of(name: str) -> Callable[[Any, list[Any]], Column]:
+def judge_of(name: str) -> Callable[[Any, list[Any]], ValuesOrErrors]:
     """Return the function that makes a column of what the model's method `name` returned: a sequence, or something like
     it, of one value per item. It raises ModelError for anything else."""
 
-    def judge(returned: Any, items: list[Any]) -> Column:
+    def judge(returned: Any, items: list[Any]) -> ValuesOrErrors:
         if type(returned) is not list:
             if isinstance(returned, (str, bytes, dict, set, frozenset)) or not hasattr(returned, "__iter__"):
                 raise ModelError(

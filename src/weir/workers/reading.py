@@ -10,7 +10,7 @@ from weir.wire.schema import Schema, refusal, schema_of
 from weir.wire.values import DECODE, UNREADABLE, unreadable
 from weir.workers.arity import takes_second
 from weir.workers.faults import Fault, model_error
-from weir.workers.steps import Column, Fatal, each
+from weir.workers.steps import Fatal, ValuesOrErrors, each
 
 Read = Callable[[Any], Any]
 
@@ -28,7 +28,7 @@ class Reader:
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
         self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
 
-    def read(self, payloads: list[Any], content_types: str | list[str]) -> Column:
+    def read(self, payloads: list[Any], content_types: str | list[str]) -> ValuesOrErrors:
         """Return the items; a payload that is malformed, refused by the schema, or of an unknown content type is an error
         in its place."""
         if not isinstance(content_types, str):
@@ -49,7 +49,7 @@ class Reader:
         finish, _ = self._steps[OBJECT]
         return self._decoded_by_model(content_type, finish), self._fault(content_type)
 
-    def heads(self, items: Column, content_types: str | list[str]) -> Column | None:
+    def heads(self, items: ValuesOrErrors, content_types: str | list[str]) -> ValuesOrErrors | None:
         """Return what the Writer must know of each of these items besides its answer; None if it is nothing."""
         if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
             return None

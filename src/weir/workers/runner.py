@@ -17,7 +17,7 @@ from weir.workers.arity import takes_first
 from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.prediction import Prediction
 from weir.workers.reading import Reader
-from weir.workers.steps import Column, has_failed
+from weir.workers.steps import ValuesOrErrors, has_failed
 from weir.workers.streaming import Streaming
 from weir.workers.warmup import warmup_batches
 from weir.workers.writing import Writer
@@ -30,8 +30,8 @@ class Prepared(NamedTuple):
 
     batch_id: int
     accepts: str | list[str]
-    column: Column
-    heads: Column | None  # what the Writer must know of the entries besides their answers
+    column: ValuesOrErrors
+    heads: ValuesOrErrors | None  # what the Writer must know of the entries besides their answers
     seconds: float  # that it took
 
 
@@ -172,11 +172,11 @@ class Runner:
                 raise output
 
 
-def _without(column: Column, cancelled: Container[int]) -> Column:
+def _without(column: ValuesOrErrors, cancelled: Container[int]) -> ValuesOrErrors:
     return [
         Cancelled("nobody waits for it any more") if index in cancelled else value for index, value in enumerate(column)
     ]
 
 
-def _kinds(outputs: Column) -> list[EventKind]:
+def _kinds(outputs: ValuesOrErrors) -> list[EventKind]:
     return [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]

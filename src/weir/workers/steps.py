@@ -9,23 +9,27 @@ from typing import Any
 from weir.errors import WeirError
 from weir.workers.faults import ENDS_THE_PROCESS, Fault, copies, model_error
 
-Column = list[Any]
+ValuesOrErrors = list[Any]
 Fatal = tuple[type[BaseException], ...]
 
 
-def has_failed(column: Column) -> bool:
+def has_failed(column: ValuesOrErrors) -> bool:
     """Tell whether an entry of `column` has failed."""
     return any(issubclass(kind, WeirError) for kind in set(map(type, column)))
 
 
 def each(
-    function: Callable[..., Any], column: Column, fault: Fault, *more: Column, fatal: Fatal = ENDS_THE_PROCESS
-) -> Column:
+    function: Callable[..., Any],
+    column: ValuesOrErrors,
+    fault: Fault,
+    *more: ValuesOrErrors,
+    fatal: Fatal = ENDS_THE_PROCESS,
+) -> ValuesOrErrors:
     """Return `function` of each value (and of those in `more` beside it); what it raises becomes `fault`'s error in that
     place. Each value is passed exactly once. Exceptions of the types in `fatal` are passed on."""
     if has_failed(column):
         function = _sparing_failed(function)
-    results: Column = []
+    results: ValuesOrErrors = []
     iterators = [iter(values) for values in (column, *more)]
     while len(results) < len(column):
         try:
@@ -55,7 +59,7 @@ class Together:
     """
 
     def __init__(
-        self, name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], Column], *,
+        self, name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], ValuesOrErrors], *,
         halves: bool, fatal: Fatal,
     ) -> None:  # fmt: skip
         self._name = name
@@ -64,14 +68,14 @@ class Together:
         self._halves = halves
         self._fatal = fatal
 
-    def run(self, column: Column, restarted: Callable[[], None] | None = None) -> Column:
+    def run(self, column: ValuesOrErrors, restarted: Callable[[], None] | None = None) -> ValuesOrErrors:
         """Return the column of results. `restarted` is called before each call but the first."""
         if not has_failed(column):
             return self._run(column, restarted)
         results = iter(self._run([value for value in column if not isinstance(value, WeirError)], restarted))
         return [value if isinstance(value, WeirError) else next(results) for value in column]
 
-    def _run(self, values: list[Any], restarted: Callable[[], None] | None) -> Column:
+    def _run(self, values: list[Any], restarted: Callable[[], None] | None) -> ValuesOrErrors:
         if not values:
             return []
         try:
@@ -90,14 +94,14 @@ class Together:
                 return copies(error, len(values))
         # Out here the exception is gone, and with it the frames that hold what `call` had allocated.
         middle = len(values) // 2
-        results: Column = []
+        results: ValuesOrErrors = []
         for half in (values[:middle], values[middle:]):
             if restarted is not None:
                 restarted()
             results += self._run(half, restarted)
         return results
 
-    def _failed(self, error: BaseException, count: int) -> Column:
+    def _failed(self, error: BaseException, count: int) -> ValuesOrErrors:
         if count == 1 and isinstance(error, WeirError):
             return [error]
         return list(copies(model_error(self._name, error), count))

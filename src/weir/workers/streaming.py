@@ -11,7 +11,7 @@ from weir.messages import EventKind, Events, Timing
 from weir.model import Last, Model, is_tensor_model
 from weir.workers.faults import copies, fault_of, model_error
 from weir.workers.prediction import Prediction
-from weir.workers.steps import Column, Fatal, each
+from weir.workers.steps import Fatal, ValuesOrErrors, each
 from weir.workers.writing import Writer
 
 logger = logging.getLogger("weir")
@@ -26,7 +26,7 @@ class Ends(NamedTuple):
     error: WeirError | None
 
 
-class Course:
+class StreamProgress:
     """One run of `predict`: which entries it is for, and which of them have had their end.
 
     `predict` numbers the items that it gets from 0; `entries` are their numbers in the batch. `left` grows while the
@@ -75,7 +75,7 @@ class Streaming:
         self._check = _tensor_check(model) if is_tensor_model(type(model)) else None
 
     def run(
-        self, batch_id: int, column: Column, accepts: str | list[str], heads: Column | None, seconds: float,
+        self, batch_id: int, column: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None, seconds: float,
         cancelled: Container[int], restarted: Callable[[], None] | None,
     ) -> Generator[Events, None, None]:  # fmt: skip
         """Yield the batch's Events as they come to be, the final one last. `column` has been preprocessed, in
@@ -96,7 +96,7 @@ class Streaming:
 
     def _run(self, batch: "_Batch", entries: list[int]) -> Generator[Events, None, Ends]:
         """Yield what comes of `entries`; return what became of those that are left in the end."""
-        course = Course(entries, batch.cancelled)
+        course = StreamProgress(entries, batch.cancelled)
         failure: WeirError | None = None
         if not course.over:
             try:
@@ -112,7 +112,7 @@ class Streaming:
             return (yield from self._run(batch, left[middle:]))
         return Ends(left, failure)
 
-    def _drive(self, batch: "_Batch", course: Course) -> Generator[Events, None, None]:
+    def _drive(self, batch: "_Batch", course: StreamProgress) -> Generator[Events, None, None]:
         """Drive the generator until it returns, or nobody is left. Raises _Failed with what it raised."""
         steps = self._started([batch.column[entry] for entry in course.entries])
         left: frozenset[int] | None = None
@@ -163,7 +163,7 @@ class Streaming:
             raise error
         return _Failed(error if isinstance(error, WeirError) else model_error("predict", error))
 
-    def _events(self, batch: "_Batch", course: Course, given: Given) -> Events | None:
+    def _events(self, batch: "_Batch", course: StreamProgress, given: Given) -> Events | None:
         """Return what `predict` has just given as Events; None if there is nothing for anybody."""
         began = perf_counter()
         left, count = course.left, len(course.entries)
@@ -180,7 +180,7 @@ class Streaming:
         batch.clock.postprocess += perf_counter() - began
         return Events(batch.batch_id, outputs, indices=entries, kinds=kinds, final=False)
 
-    def _written(self, batch: "_Batch", entries: list[int], values: Column) -> Column:
+    def _written(self, batch: "_Batch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
         if self._check is not None:
             values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
         answers = self._prediction.postprocess(values, [batch.column[entry] for entry in entries])
@@ -213,9 +213,9 @@ class _Batch(NamedTuple):
     """What has to be known of the batch that runs."""
 
     batch_id: int
-    column: Column
+    column: ValuesOrErrors
     accepts: str | list[str]
-    heads: Column | None
+    heads: ValuesOrErrors | None
     cancelled: Container[int]
     restarted: Callable[[], None]
     clock: _Clock

@@ -69,7 +69,7 @@ def _scheduling(pid: int) -> tuple[str, list[str]]:
     return state[1] if state else "", _SWITCHES.findall(status)
 
 
-class Chief(Protocol):
+class WorkerListener(Protocol):
     """Hears from a Worker what concerns the whole pool."""
 
     def worker_started(self, worker: "Worker") -> None:
@@ -92,7 +92,12 @@ class Worker:
     """Keeps one process running. Its public attributes are those of WorkerState."""
 
     def __init__(
-        self, launch: Launch, arena: Arena | None, chief: Chief, listener: Listener, loop: asyncio.AbstractEventLoop
+        self,
+        launch: Launch,
+        arena: Arena | None,
+        chief: WorkerListener,
+        listener: Listener,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.index = launch.index
         self.state = "starting"

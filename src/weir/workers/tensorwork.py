@@ -11,7 +11,7 @@ from weir.model import Model, is_batched
 from weir.wire.tensors import rows_of, to_arrays, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.kservework import BodyReader, BodyWriter, head_of
-from weir.workers.parting import wrong_tensors
+from weir.workers.splitting import wrong_tensors
 
 
 def readers(model: Model) -> dict[str, Callable[[Any], Any]]:

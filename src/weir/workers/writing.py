@@ -10,7 +10,7 @@ from weir.wire.schema import schema_of
 from weir.wire.values import ENCODE, UNWRITABLE
 from weir.workers.arity import takes_second
 from weir.workers.faults import Fault, model_error
-from weir.workers.steps import Column, Fatal, each
+from weir.workers.steps import Fatal, ValuesOrErrors, each
 
 Write = Callable[..., bytes]
 
@@ -28,7 +28,9 @@ class Writer:
         self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
         self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
 
-    def write(self, answers: Column, accepts: str | list[str], heads: Column | None = None) -> Column:
+    def write(
+        self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
+    ) -> ValuesOrErrors:
         """Return the outputs. An answer that `Output` refuses, or that cannot be written, is a ModelError in its place; a
         form that the model does not write is an UnsupportedMediaType. `heads` is what Reader.heads said."""
         if self._schema is not None:
@@ -39,7 +41,7 @@ class Writer:
         triples = zip(answers, accepts, heads, strict=True)
         return [self._written([answer], accept, [head])[0] for answer, accept, head in triples]
 
-    def _written(self, answers: Column, accept: str, heads: Column | None) -> Column:
+    def _written(self, answers: ValuesOrErrors, accept: str, heads: ValuesOrErrors | None) -> ValuesOrErrors:
         if accept in (OBJECT, LENT):
             return answers
         step = self._steps.get(accept)

@@ -7,16 +7,16 @@ from tests.workers.runs import run
 from weir.errors import ModelError, WeirError
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.wire.tensors import Arrays
-from weir.workers.parting import Parter
+from weir.workers.splitting import Splitter
 
 
-def parter(*returned: Tensor, given: tuple[Tensor, ...] = (Tensor("x", "INT32", [-1]),), sizes: Any = None) -> Parter:
+def parter(*returned: Tensor, given: tuple[Tensor, ...] = (Tensor("x", "INT32", [-1]),), sizes: Any = None) -> Splitter:
     class Declared(Model):
         inputs = given
         outputs = returned
         allowed_batch_sizes = sizes
 
-    return Parter(Declared)
+    return Splitter(Declared)
 
 
 def zeros(*shape: int) -> Arrays:

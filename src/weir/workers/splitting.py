@@ -15,7 +15,7 @@ from weir.workers.sizes import Sizes
 Array = numpy.ndarray[Any, Any]
 
 
-class Parter:
+class Splitter:
     """Divides the answers of one model."""
 
     def __init__(self, model: type[Model]) -> None:

@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind
 from weir.wire.lockstep import Reply
-from weir.workers.outsidework import Work
+from weir.workers.lockstep_batch import LockstepBatch
 
 FORMS = (JSON, MSGPACK, OCTETS, OBJECT, "image/png")
 
 
 def output(answer: bytes, sent: str = JSON, wanted: str = JSON, *, failed: bool = False) -> Any:
-    events = Work(Batch(1, [b"1"], sent, wanted), 0).events(Reply([answer], frozenset({0} if failed else ())), 0.5)
+    events = LockstepBatch(Batch(1, [b"1"], sent, wanted), 0).events(
+        Reply([answer], frozenset({0} if failed else ())), 0.5
+    )
     assert events.final
     assert events.timing is not None
     assert events.timing.predict == 0.5

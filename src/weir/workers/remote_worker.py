@@ -13,30 +13,35 @@ from weir.messages import Batch, Events
 from weir.wire.frames import FrameError
 from weir.wire.lockstep import LockstepParser, Reply, decode_reply
 from weir.workers.channel import Channel
-from weir.workers.outsidework import Work
+from weir.workers.lockstep_batch import LockstepBatch
 from weir.workers.timelimit import TimeLimit
 
 GREETING = 10.0  # seconds that a connection may take to ask for work
 
 
-class Host(Protocol):
+class RemoteWorkerListener(Protocol):
     """Hears from attached workers."""
 
-    def joined(self, worker: "Attached") -> None:
+    def joined(self, worker: "RemoteWorker") -> None:
         """It asks for work, for the first time."""
 
-    def answered(self, worker: "Attached", events: Events) -> None:
+    def answered(self, worker: "RemoteWorker", events: Events) -> None:
         """Its batch is back, and it asks for the next one."""
 
-    def left(self, worker: "Attached") -> None:
+    def left(self, worker: "RemoteWorker") -> None:
         """It is gone; `reason` says why, `index` is -1 if it never joined."""
 
 
-class Attached:
+class RemoteWorker:
     """The server's side of one connection. Its public attributes are those of WorkerState."""
 
     def __init__(
-        self, end: socket.socket, host: Host, salt: int, predict_timeout: float | None, max_body_bytes: int
+        self,
+        end: socket.socket,
+        host: RemoteWorkerListener,
+        salt: int,
+        predict_timeout: float | None,
+        max_body_bytes: int,
     ) -> None:
         loop = asyncio.get_running_loop()
         self.index = -1
@@ -46,7 +51,7 @@ class Attached:
         self.reason = ""
         self._host = host
         self._salt = salt
-        self._work: Work | None = None
+        self._work: LockstepBatch | None = None
         self._began = 0.0
         self._limit = TimeLimit(loop, predict_timeout, self._too_long)
         self._predict_timeout = predict_timeout
@@ -66,7 +71,7 @@ class Attached:
             raise RuntimeError(
                 f"external worker {self.index} was given a batch while {self.state}. This is a bug in Weir"
             )
-        self._work = work = Work(batch, self._salt)
+        self._work = work = LockstepBatch(batch, self._salt)
         self._began = time.perf_counter()
         if work.ids:
             self._limit.begin()

@@ -21,7 +21,7 @@ from weir.workers.sizes import Sizes
 Array = numpy.ndarray[Any, Any]
 
 
-class Joiner:
+class Stacker:
     """Joins the entries of batches for one model."""
 
     def __init__(self, model: type[Model], buffers: Arrays | None = None) -> None:

@@ -6,19 +6,19 @@ import pytest
 from weir.errors import InvalidRequest, SettingsError
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.wire.tensors import Arrays
-from weir.workers.joining import Joiner
+from weir.workers.stacking import Stacker
 
 Y = (Tensor("y", "INT32", [-1]),)
 
 
-def joiner(*tensors: Tensor, sizes: list[int] | None = None, owns: bool = False) -> Joiner:
+def joiner(*tensors: Tensor, sizes: list[int] | None = None, owns: bool = False) -> Stacker:
     class Declared(Model):
         inputs = tensors
         outputs = Y
         allowed_batch_sizes = sizes
         owns_inputs = owns
 
-    return Joiner(Declared)
+    return Stacker(Declared)
 
 
 def entries(*values: Any, name: str = "x", dtype: Any = numpy.int32) -> list[Arrays]:

@@ -23,7 +23,7 @@ _SAID = {
 }
 
 
-class Work:
+class LockstepBatch:
     """One batch while an external worker has it."""
 
     def __init__(self, batch: Batch, salt: int) -> None:
