@@ -18,7 +18,7 @@ from websockets.sync.client import connect
 
 from weir.client import GrpcClient, HttpClient
 from weir.errors import Unauthorized
-from weir.protocols.gate import OPEN
+from weir.protocols.auth_middleware import OPEN
 from weir.protocols.grpc.services import ALL
 from weir.protocols.grpc.services import OPEN as OPEN_CALLS
 from weir.wire.protobuf import methods

@@ -16,9 +16,9 @@ from weir.app import App
 from weir.errors import SettingsError
 from weir.manager.registry import Registry
 from weir.messages import Observer
+from weir.protocols.auth_middleware import Refuse
 from weir.protocols.door import Door, DoorContext
-from weir.protocols.fastlane.plan import Manner
-from weir.protocols.gate import Refuse
+from weir.protocols.fastlane.plan import RouteHandler
 from weir.settings import read_settings
 from weir.telemetry.silent import SilentObserver
 
@@ -74,7 +74,7 @@ class Shop:
 
         return [Route("/welcome", greet)]
 
-    def manners(self, context: DoorContext) -> Sequence[Manner]:
+    def manners(self, context: DoorContext) -> Sequence[RouteHandler]:
         return []
 
     def paths(self) -> Mapping[str, Any]:

@@ -41,7 +41,7 @@ from weir.protocols.account import Account
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
-from weir.protocols.kserve.site import Site as KserveSite
+from weir.protocols.kserve.context import KServeContext as KserveSite
 from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings

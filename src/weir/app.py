@@ -38,7 +38,7 @@ from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
 from weir.protocols.httplog import HttpLog
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.metrics import Held, code_of, make_exposition
 from weir.protocols.product import Product
 from weir.protocols.rest import Added, make_app
@@ -100,7 +100,7 @@ class App:
             if metrics is None
             else make_exposition(metrics, self.registry, triton_names=triton, namespace=namespace)
         )
-        site = Site(
+        site = KServeContext(
             self.registry,
             settings.http,
             self.control,

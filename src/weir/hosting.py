@@ -22,8 +22,8 @@ from weir.model import Model
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.httplog import HttpLog
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.settings import KserveSettings
-from weir.protocols.kserve.site import Site
 from weir.protocols.metrics import code_of, make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
@@ -95,7 +95,7 @@ def asgi(
             shown.begin()
             yield
 
-    site = Site(registry, http, control, settings=kserve, access=access)
+    site = KServeContext(registry, http, control, settings=kserve, access=access)
     shown = make_dashboard(registry, recorded)
     return make_app(registry, http, metrics=render, site=site, lifespan=lifespan, added=shown, log=log)
 

@@ -27,8 +27,8 @@ from weir.manager.service import Service
 from weir.manager.spec import Known, ModelToServe, Parameters
 from weir.messages import Observer
 from weir.model import Model, check_model
-from weir.protocols.describing import EXTENSIONS, device_count, metadata, server_metadata
-from weir.protocols.inferring import Part, find, infer, stream
+from weir.protocols.kserve_inference import StreamPart, find, infer, stream
+from weir.protocols.metadata import EXTENSIONS, device_count, metadata, server_metadata
 from weir.settings import default_name, read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 
@@ -38,7 +38,7 @@ NAME = "weir"
 Target = str | type[Model] | type[Service] | Callable[[list[Any]], Any]
 # A step of a call: what is awaited for its answer, or gone through for its answers.
 Step = Callable[[], Coroutine[Any, Any, Any]]
-Steps = Callable[[], AsyncGenerator[Part, None]]
+Steps = Callable[[], AsyncGenerator[StreamPart, None]]
 
 
 class InProcess(Client):
@@ -161,7 +161,7 @@ class LocalCalls:
     def stream(self, request: InferenceRequest) -> Streaming:
         """See Calls."""
 
-        def ask() -> AsyncGenerator[Part, None]:
+        def ask() -> AsyncGenerator[StreamPart, None]:
             return stream(find(self._registry, request.model, request.version), request, door=DOOR)
 
         def decoder() -> Decoder:
@@ -186,7 +186,7 @@ class AsyncLocalTransport:
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {timeout:g} s") from None
 
-    def chunks(self, step: Steps, timeout: float) -> AsyncGenerator[Part, None]:
+    def chunks(self, step: Steps, timeout: float) -> AsyncGenerator[StreamPart, None]:
         """Yield the answers to one."""
         return _for_caller(step())
 
@@ -213,7 +213,7 @@ class LocalTransport:
         """Return the answer to one step."""
         return self._running.run(self._inner.send(step, timeout))
 
-    def chunks(self, step: Steps, timeout: float) -> Generator[Part, None, None]:
+    def chunks(self, step: Steps, timeout: float) -> Generator[StreamPart, None, None]:
         """Yield the answers to one."""
         background, parts = self._running, _for_caller(step())
         try:
@@ -290,7 +290,7 @@ def _value(look: Callable[[], Any]) -> Step:
     return answer
 
 
-async def _for_caller(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part, None]:
+async def _for_caller(parts: AsyncGenerator[StreamPart, None]) -> AsyncGenerator[StreamPart, None]:
     async with aclosing(parts):
         try:
             async for part in parts:
@@ -299,7 +299,7 @@ async def _for_caller(parts: AsyncGenerator[Part, None]) -> AsyncGenerator[Part,
             raise for_caller(error) from error.__cause__
 
 
-async def _next(parts: AsyncGenerator[Part, None]) -> Part:
+async def _next(parts: AsyncGenerator[StreamPart, None]) -> StreamPart:
     return await anext(parts)
 
 

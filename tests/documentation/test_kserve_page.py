@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from weir.manager.registry import Registry
-from weir.protocols.describing import EXTENSIONS, SHARED_MEMORY
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.routes import PREFIX, every
-from weir.protocols.kserve.site import Site
+from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.settings import HttpSettings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "kserve-http.md").read_text()
@@ -26,7 +26,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_path_is_named() -> None:
     said = {(row[0], row[1].strip("`")) for row in rows("Paths")}
-    site = Site(Registry([]), HttpSettings())
+    site = KServeContext(Registry([]), HttpSettings())
     there = {(method, PREFIX + path) for method, path in every(site)}
     assert said == {(method, path) for method, path in there if VERSION not in path}
     assert {path for _, path in there if VERSION in path} == {

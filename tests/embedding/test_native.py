@@ -17,7 +17,7 @@ from weir.embedding import EmbeddingServer
 from weir.embedding.items import Item, Wish
 from weir.embedding.native import _Work
 from weir.embedding.texts import Encoded
-from weir.protocols.native import Ask
+from weir.protocols.native import RequestHead
 
 LONG = "it " * 20
 SETTINGS: dict[str, Any] = {"port": 0, "executor": "thread", "threads": 1, "device_map": ["cpu"], "calibrate": False}
@@ -225,7 +225,7 @@ def test_of_many_wishes_only_some_are_under_way() -> None:
             def predict(self, batch: list[Any]) -> list[Any]:
                 return batch
 
-        ask = Ask(weir.Service(Model, executor="inline"), True)
+        ask = RequestHead(weir.Service(Model, executor="inline"), True)
         encoder: Any = Waiting()
         items: list[Any] = [Item(str(place), Wish(prompt=f"{place}: ")) for place in range(1000)]
         ends: list[Any] = await _Work(encoder, ask, items, "one").ends(None)

@@ -22,8 +22,8 @@ from weir.embedding.openai import read_body
 from weir.errors import WeirError
 from weir.messages import JSON, MSGPACK
 from weir.model import Tensor
+from weir.protocols.content_negotiation import weighted
 from weir.protocols.fastlane.head import HeadReader
-from weir.protocols.media import weighted
 from weir.protocols.settings import HttpSettings
 from weir.wire import kserve_grpc, kserve_json, tensors, values, websocket
 from weir.wire.generate import read_generate

@@ -20,7 +20,7 @@ from weir.wire.bytes_tensors import pack_elements, unpack_elements
 from weir.wire.frames import FrameError
 from weir.wire.generate import read_generate
 from weir.wire.inference import InferenceRequest, bind
-from weir.wire.kserve_outline import Outliner
+from weir.wire.kserve_outline import BodyPeek
 from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays
 from weir.wire.zmtp import GREETING, Received
@@ -39,7 +39,7 @@ class Declared(Model):
         return batch
 
 
-_outline = Outliner(Declared.inputs)
+_outline = BodyPeek(Declared.inputs)
 _read = BodyReader(Declared)
 _heads = HeadReader()
 

@@ -13,7 +13,7 @@ from weir.manager.service import Service
 from weir.messages import KSERVE, LENT, Dispatch, Kind
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.wire.inference import ArenaArrays
-from weir.wire.kserve_outline import Outliner
+from weir.wire.kserve_outline import BodyPeek
 from weir.wire.tensors import shape_key
 
 
@@ -58,7 +58,7 @@ class Asked(RequestBase):
 def from_json(service: Service, row: list[float]) -> Asked:
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, len(row)], "data": row}
     body = json.dumps({"inputs": [tensor], "id": "7"}).encode()
-    outline = Outliner(service.model.inputs)(body)
+    outline = BodyPeek(service.model.inputs)(body)
     return Asked(body, service.now(), 30.0, key=outline.key, content_type=KSERVE, accept=KSERVE)
 
 

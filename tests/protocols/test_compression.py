@@ -7,7 +7,7 @@ from tests.protocols.doors import Serve
 from tests.protocols.models import Echo
 
 from weir.manager.service import Service
-from weir.protocols.codings import CODINGS, compress, decompress
+from weir.protocols.compression import CODINGS, compress, decompress
 from weir.testing import FakeExecutor
 
 both = pytest.mark.parametrize("coding", CODINGS)

@@ -14,7 +14,7 @@ from weir.manager.registry import Registry
 from weir.messages import Batch
 from weir.protocols.account import CLAIM, Account, Counted
 from weir.protocols.bodies import Body, unpacked
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
@@ -44,7 +44,7 @@ class Here:
         self.executor = executor
         self.service = Service(model, name="m", executor=executor)
         registry, http = Registry([self.service]), HttpSettings(**settings)
-        site = Site(registry, http)
+        site = KServeContext(registry, http)
         self.account = site.account
         transport = httpx.ASGITransport(make_app(registry, http, site=site))
         self.client = httpx.AsyncClient(

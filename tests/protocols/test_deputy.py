@@ -13,9 +13,9 @@ from weir.errors import ModelNotReady
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.model import Model, Tensor
-from weir.protocols.answers import Answer
 from weir.protocols.deputy import Deputy
-from weir.protocols.native import Ask
+from weir.protocols.native import RequestHead
+from weir.protocols.response import HttpResponse
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
@@ -47,11 +47,13 @@ class Counting:
         count = np.array([request.inputs[0].array.size], np.int64)
         return InferenceResponse(service.name, [TensorValue("count", "INT64", count)])
 
-    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+    async def answer(
+        self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive, trace: Any
+    ) -> HttpResponse | None:
         """Count bytes."""
         if self.error is not None:
             raise self.error
-        return Answer(200, [], b"%d" % len(body))
+        return HttpResponse(200, [], b"%d" % len(body))
 
 
 def asked(deputy: Deputy, path: str, **sent: Any) -> httpx.Response:

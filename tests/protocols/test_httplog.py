@@ -18,7 +18,7 @@ from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.httplog import LEFT, HttpLog
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
@@ -52,7 +52,7 @@ async def serving(
     """Serve numbers squared on a free port, with a log."""
     service, lines = Service(Square, executor=executor or FakeExecutor(squared)), Lines()
     registry, http, log = Registry([service]), HttpSettings(port=0, **settings), HttpLog(cast(Any, lines))
-    site = Site(registry, http, access=access)
+    site = KServeContext(registry, http, access=access)
     server = HttpServer(registry, make_app(registry, http, site=site, log=log), http, site=site, log=log)
     await service.start()
     await server.start()

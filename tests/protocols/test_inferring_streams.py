@@ -4,12 +4,12 @@ from contextlib import aclosing
 
 import pytest
 from examples.tensors import Affine
-from tests.protocols.test_inferring import items, tensor, with_service
+from tests.protocols.test_kserve_inference import items, tensor, with_service
 from tests.streaming_models import Count, Script
 
 from weir.errors import InvalidRequest, Unsupported
 from weir.manager.service import Service
-from weir.protocols.inferring import infer, stream
+from weir.protocols.kserve_inference import infer, stream
 from weir.wire.inference import InferenceRequest
 
 

@@ -9,7 +9,7 @@ from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarg
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.messages import JSON
-from weir.protocols.native import Ask, read_ask
+from weir.protocols.native import RequestHead, read_ask
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 
@@ -18,7 +18,7 @@ def registry_of(*models: Any, **settings: Any) -> Registry:
     return Registry([Service(model, executor=FakeExecutor(), **settings) for model in models])
 
 
-def read(registry: Registry, path: str, *headers: tuple[bytes, bytes], method: str = "POST") -> Ask | None:
+def read(registry: Registry, path: str, *headers: tuple[bytes, bytes], method: str = "POST") -> RequestHead | None:
     return read_ask(registry, HttpSettings(max_body_size=1000), method, path, headers)
 
 

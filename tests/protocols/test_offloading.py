@@ -158,7 +158,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads_of(
         {
             "weir.wire.kserve_json.write_json": elements.write_json,
-            "weir.protocols.answers.to_text": tensors.to_text,
+            "weir.protocols.response.to_text": tensors.to_text,
             "weir.protocols.grpc.exchange.write_response": kserve_grpc.write_response,
         },
         monkeypatch,

@@ -5,42 +5,42 @@ from typing import Any
 import numpy
 import pytest
 from tests.protocols.models import Add, Echo, Shout, Words
-from tests.protocols.test_answers import ask_for
+from tests.protocols.test_response import ask_for
 
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
 from weir.model import Measure
 from weir.protocols import payloads
-from weir.protocols.payloads import Work, read_work
+from weir.protocols.payloads import QueueEntry, read_work
 
 
 def test_an_item_stays_as_it_is() -> None:
     (work,) = read_work(ask_for(Echo, x_batch_key="blue"), b"{broken")
-    assert work == Work(b"{broken", Kind.ITEM, JSON, JSON, 1, 1.0, "blue", False)
+    assert work == QueueEntry(b"{broken", Kind.ITEM, JSON, JSON, 1, 1.0, "blue", False)
 
 
 def test_a_list_is_one_request_of_items_still_encoded() -> None:
     (work,) = read_work(ask_for(Echo, "/infer/echo/batch"), b'[1, {"a": 2}]')
-    assert work == Work([b"1", b'{"a": 2}'], Kind.ITEMS, JSON, JSON, 2, 2.0, None, False)
+    assert work == QueueEntry([b"1", b'{"a": 2}'], Kind.ITEMS, JSON, JSON, 2, 2.0, None, False)
 
 
 def test_many_items_are_a_large_request() -> None:
     (work,) = read_work(ask_for(Echo, "/infer/echo/batch"), b"[" + b"1," * 16 + b"1]")
-    assert isinstance(work, Work)
+    assert isinstance(work, QueueEntry)
     assert work.large
 
 
 def test_a_measured_item_says_its_rows_cost_and_key() -> None:
     (work,) = read_work(ask_for(Words), b'"to be or"')
-    assert work == Work(b'"to be or"', Kind.ITEM, JSON, JSON, 3, 8.0, "t", False)
+    assert work == QueueEntry(b'"to be or"', Kind.ITEM, JSON, JSON, 3, 8.0, "t", False)
     (keyed,) = read_work(ask_for(Words, x_batch_key="blue"), b'"to be or"')
-    assert isinstance(keyed, Work)
+    assert isinstance(keyed, QueueEntry)
     assert keyed.key == ("t", "blue")
 
 
 def test_measured_items_of_a_list_are_requests_of_their_own_and_fail_alone() -> None:
     first, second, third = read_work(ask_for(Words, "/infer/words/batch"), b'["a b", 7, "c"]')
-    assert isinstance(first, Work) and isinstance(third, Work)
+    assert isinstance(first, QueueEntry) and isinstance(third, QueueEntry)
     assert (first.rows, third.rows) == (2, 1)
     assert isinstance(second, InvalidRequest)
 
@@ -52,7 +52,7 @@ def test_an_opaque_body_is_not_measured() -> None:
             return Measure(rows=7)
 
     (work,) = read_work(ask_for(Loud, content_type="text/plain"), b"a b c")
-    assert isinstance(work, Work)
+    assert isinstance(work, QueueEntry)
     assert (work.rows, work.content_type) == (1, "text/plain")
 
 
@@ -63,13 +63,13 @@ def test_octets_are_measured_as_bytes() -> None:
             return Measure(rows=len(item))
 
     (work,) = read_work(ask_for(Chunks, content_type=OCTETS), b"abc")
-    assert isinstance(work, Work)
+    assert isinstance(work, QueueEntry)
     assert work.rows == 3
 
 
 def test_tensors_become_arrays_whose_shapes_are_the_key() -> None:
     (work,) = read_work(ask_for(Add), b'{"a": [[1, 2], [3, 4]], "b": [[1, 2], [3, 4]]}')
-    assert isinstance(work, Work)
+    assert isinstance(work, QueueEntry)
     assert (work.kind, work.rows, work.cost, work.content_type, work.accept) == (Kind.TENSORS, 2, 2.0, OBJECT, LENT)
     assert work.payload["a"].dtype == numpy.float32
     assert hash(work.key) is not None
@@ -82,7 +82,7 @@ def test_tensors_can_be_measured_too() -> None:
             return Measure(cost=float(item["a"].sum()), key="dear")
 
     (work,) = read_work(ask_for(Dear), b'{"a": [[1, 2], [3, 4]], "b": [[1, 2], [3, 4]]}')
-    assert isinstance(work, Work)
+    assert isinstance(work, QueueEntry)
     assert (work.rows, work.cost, work.key[0]) == (2, 10.0, "dear")
 
 
@@ -99,7 +99,7 @@ def test_an_empty_body_is_refused() -> None:
 def test_an_empty_body_is_an_item_where_it_can_be_one() -> None:
     (octets,) = read_work(ask_for(Echo, content_type=OCTETS), b"")
     (own,) = read_work(ask_for(Shout, content_type="text/plain"), b"")
-    assert isinstance(octets, Work) and isinstance(own, Work)
+    assert isinstance(octets, QueueEntry) and isinstance(own, QueueEntry)
     assert (octets.payload, own.payload) == (b"", b"")
 
 

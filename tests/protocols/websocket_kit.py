@@ -9,7 +9,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from weir import InvalidRequest, Model, Service, Tensor
 from weir.manager.registry import Registry
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
@@ -50,7 +50,7 @@ class Server:
 @asynccontextmanager
 async def serving(*services: Service, **said: Any) -> AsyncIterator[Server]:
     registry, settings = Registry(services), HttpSettings(port=0, **said)
-    site = Site(registry, settings)
+    site = KServeContext(registry, settings)
     websockets = WebSockets(registry, settings, site.account)
     app = make_app(registry, settings, site=site, websockets=websockets)
     server = HttpServer(registry, app, settings, site=site, websockets=websockets)

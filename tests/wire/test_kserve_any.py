@@ -17,7 +17,7 @@ from weir.model import Model, Tensor
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.elements import BINARY_ONLY
 from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue, bind
-from weir.wire.kserve_outline import Outliner
+from weir.wire.kserve_outline import BodyPeek
 from weir.wire.tensors import DTYPES, Arrays, batch_key
 from weir.workers.kservework import BodyReader, Listed
 
@@ -179,14 +179,14 @@ def test_worker_and_door_agree_on_every_body(claimed: Any) -> None:
     assert outcome(lambda: in_the_worker(body)) == at_the_door
     if at_the_door is not InvalidRequest:
         arrays = in_the_worker(body)
-        outline = Outliner(Two.inputs)(body)
+        outline = BodyPeek(Two.inputs)(body)
         assert outline.rows == len(arrays["x"])
         assert outline.key == batch_key(Two.inputs, {name: array.shape for name, array in arrays.items()})
 
 
 def test_deep_json_is_refused() -> None:
     for deep in (b"[" * 200_000, b'{"a":' * 200_000):
-        for read in (Outliner(Two.inputs), BodyReader(Two), lambda body: kserve_json.read_request(body, "m")):
+        for read in (BodyPeek(Two.inputs), BodyReader(Two), lambda body: kserve_json.read_request(body, "m")):
             with pytest.raises(InvalidRequest, match=r"nested less deeply|must be an inference request"):
                 read(b'{"inputs": [], "more": ' + deep)
             with pytest.raises(InvalidRequest):
@@ -199,7 +199,7 @@ def test_nothing_is_allocated_for_what_is_only_claimed(shape: list[int], datatyp
     tensor: dict[str, Any] = {"name": "x", "datatype": datatype, "shape": shape}
     plain = json.dumps({"inputs": [{**tensor, "data": []}]}).encode()
     header = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": 2**40}}]}).encode()
-    declared = Outliner([Tensor("x", datatype, [-1] * len(shape))])
+    declared = BodyPeek([Tensor("x", datatype, [-1] * len(shape))])
     reads: list[Callable[[], Any]] = [
         lambda: kserve_json.read_request(plain, "m"),
         lambda: kserve_binary.read_request(header, len(header), "m"),

@@ -7,7 +7,7 @@ import pytest
 from weir.errors import InvalidRequest
 from weir.model import Tensor
 from weir.wire import kserve_outline
-from weir.wire.kserve_outline import Outliner
+from weir.wire.kserve_outline import BodyPeek
 from weir.wire.tensors import shape_key
 
 DECLARED = [Tensor("a", "INT32", [-1, 2]), Tensor("b", "FP32", [-1, -1])]
@@ -23,7 +23,7 @@ def body(*inputs: dict[str, Any], **more: Any) -> bytes:
 
 def test_the_key_is_that_of_the_arrays() -> None:
     arrays = {"a": numpy.zeros((3, 2), numpy.int32), "b": numpy.zeros((3, 5), numpy.float32)}
-    outliner = Outliner(DECLARED)
+    outliner = BodyPeek(DECLARED)
     a, b = tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
     for inputs in ((a, b), (b, a), (a, b)):
         outline = outliner(body(*inputs, parameters={"priority": 2}))
@@ -31,14 +31,14 @@ def test_the_key_is_that_of_the_arrays() -> None:
 
 
 def test_binary_outputs_are_noticed() -> None:
-    outliner, a, b = Outliner(DECLARED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
+    outliner, a, b = BodyPeek(DECLARED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
     assert outliner(body(a, b, parameters={"binary_data_output": True})).for_server
     assert outliner(body(a, b, outputs=[{"name": "y"}, {"name": "z", "parameters": {"binary_data": True}}])).for_server
     assert not outliner(body(a, b, outputs=[{"name": "y", "parameters": {"binary_data": False}}])).for_server
 
 
 def test_what_only_the_server_can_read_or_write_is_noticed() -> None:
-    outliner, a, b = Outliner(DECLARED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
+    outliner, a, b = BodyPeek(DECLARED), tensor("a", "INT32", 3, 2), tensor("b", "FP32", 3, 5)
     place = {"shared_memory_region": "r", "shared_memory_byte_size": 24}
     assert not outliner(body(a, b)).for_server
     assert outliner(body({**a, "parameters": place}, b)).for_server
@@ -50,7 +50,7 @@ def test_what_only_the_server_can_read_or_write_is_noticed() -> None:
 
 def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kserve_outline, "MAX_REMEMBERED", 2)
-    outliner = Outliner(DECLARED)
+    outliner = BodyPeek(DECLARED)
     for rows in (1, 2, 3, 1, 2, 3):
         assert outliner(body(tensor("a", "INT32", rows, 2), tensor("b", "FP32", rows, 5))).rows == rows
 
@@ -72,5 +72,5 @@ def test_few_shapes_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_wrong_is_named(inputs: list[dict[str, Any]], words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Outliner(DECLARED)(body(*inputs))
+        BodyPeek(DECLARED)(body(*inputs))
     assert words in caught.value.message

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import Sampler, TellClients, nobody
 from weir.dashboard.watching import Watch
-from weir.protocols.answers import Answer, Headers
+from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.rest import Added
 from weir.protocols.sending import as_response
 from weir.telemetry.metrics import Metrics
@@ -88,7 +88,7 @@ def _asset(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         body = (files("weir.dashboard") / "assets" / name).read_bytes()
         kind = (b"content-type", _TYPES[name.rpartition(".")[2]])
-        return as_response(Answer(200, [kind, (b"cache-control", b"no-cache"), *_SECURITY], body))
+        return as_response(HttpResponse(200, [kind, (b"cache-control", b"no-cache"), *_SECURITY], body))
 
     return endpoint
 
@@ -99,6 +99,6 @@ def _data(watch: Watch) -> Callable[[Request], Awaitable[Response]]:
         number = int(since) if since.isdecimal() and len(since) < 16 else 0
         body = watch.look(request.query_params.get("life", ""), number)
         headers: Headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store"), *_SECURITY]
-        return as_response(Answer(200, headers, body))
+        return as_response(HttpResponse(200, headers, body))
 
     return endpoint

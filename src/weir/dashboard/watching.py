@@ -11,7 +11,7 @@ from weir._version import __version__
 from weir.dashboard.beat import Beat, Later
 from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import Sampler
-from weir.protocols.answers import encode_safely
+from weir.protocols.response import encode_safely
 from weir.telemetry.histogram import ROWS, SECONDS
 
 

@@ -13,11 +13,11 @@ from weir.embedding.listing import Listing, send_listing
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
 from weir.protocols.account import charge
-from weir.protocols.answers import Answer, Headers, compressed
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
-from weir.protocols.native import Wishes
+from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import off_loop
+from weir.protocols.response import Headers, HttpResponse, compressed
 from weir.protocols.settings import HttpSettings
 from weir.wire.elements import TEXT_BYTES
 
@@ -48,11 +48,11 @@ class Models:
 
 class Caller:
     """What the head of a call says of who calls. `client` is whom the caller says to be (X-Client-Id): his calls share one share of the
-    line; a call without it has its own. Raises the errors of `Wishes`."""
+    line; a call without it has its own. Raises the errors of `RequestOptions`."""
 
     def __init__(self, headers: Headers) -> None:
         self.client = ""
-        self.wishes = Wishes(0.0)  # 0: the server's own timeout
+        self.wishes = RequestOptions(0.0)  # 0: the server's own timeout
         for name, value in headers:
             if name == CLIENT_ID:
                 self.client = check_client(value.decode("latin-1"), "X-Client-Id")
@@ -85,7 +85,7 @@ class TextCall:
         self.asgi = asgi
 
     @classmethod
-    async def answer_to(cls, call: Call, site: "Site") -> Answer | None:
+    async def answer_to(cls, call: Call, site: "Site") -> HttpResponse | None:
         """Return the answer to `call`, whatever becomes of it; None: nothing is left to say."""
         one = cls(site, call.headers, call.peer, call.body, asgi=call)
         try:
@@ -105,23 +105,23 @@ class TextCall:
         """Find out whose vectors are wanted, of which model. Raises what is wrong with the body."""
         raise NotImplementedError  # each door has its own
 
-    async def encoded(self) -> Answer | None:
+    async def encoded(self) -> HttpResponse | None:
         """Return the answer with the vectors; None: it has been sent. Raises what `Encodes.encode` raises, and Cancelled."""
         raise NotImplementedError  # each door has its own
 
-    def refused(self, error: BaseException) -> Answer:
+    def refused(self, error: BaseException) -> HttpResponse:
         """Return the answer for `error`, which is counted."""
         return self.refusal(self.site, error, self.model)
 
     @classmethod
-    def refusal(cls, site: "Site", error: BaseException, model: str = "", identity: Any = None) -> Answer:
+    def refusal(cls, site: "Site", error: BaseException, model: str = "", identity: Any = None) -> HttpResponse:
         """Return the answer for `error`, which is counted for `model` ("": it is not known); `identity` is what the caller calls his call."""
         answer = cls.error_answer(site, error, identity)
         site.counts.refused(model, cls.door, answer.status)
         return answer
 
     @staticmethod
-    def error_answer(site: "Site", error: BaseException, identity: Any) -> Answer:
+    def error_answer(site: "Site", error: BaseException, identity: Any) -> HttpResponse:
         """Return the answer for `error` in the door's words."""
         raise NotImplementedError  # each door has its own
 
@@ -147,7 +147,7 @@ class TextCall:
     def _unless_left(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         return work if self.asgi is None else unless_left(work, self.asgi.receive)
 
-    async def answer(self, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer | None:
+    async def answer(self, encoded: Encoded, write: Callable[[Encoded], HttpResponse | Listing]) -> HttpResponse | None:
         """Return what `write` makes of `encoded`, compressed if the caller likes that; large answers are made in a thread, and of
         the largest nothing is left to be done: they have been sent bit by bit, as they are. All are counted."""
         asgi, size, whole = self.asgi, encoded.vectors.size, partial(self._whole, encoded, write)
@@ -157,7 +157,7 @@ class TextCall:
             and asgi.version != "1.0"
             and isinstance(made := write(encoded), Listing)
         ):
-            headers = identified(Answer(200, _marks(encoded), b""), self.headers).headers
+            headers = identified(HttpResponse(200, _marks(encoded), b""), self.headers).headers
             answer, sent = None, await self._unless_left(send_listing(asgi.send, made, headers))
         else:
             if size > _LONG_WORK:
@@ -169,7 +169,7 @@ class TextCall:
         counts.transferred(self.model, self.door, len(self.body), sent)
         return answer
 
-    def _whole(self, encoded: Encoded, write: Callable[[Encoded], Answer | Listing]) -> Answer:
+    def _whole(self, encoded: Encoded, write: Callable[[Encoded], HttpResponse | Listing]) -> HttpResponse:
         assert self.caller is not None  # `vectors` has come before
         made = write(encoded)
         answer = made.whole() if isinstance(made, Listing) else made

@@ -13,10 +13,10 @@ from weir.embedding.native import NativeTexts
 from weir.embedding.tensors import INPUTS, Asked, arrays_of, outputs, read_request
 from weir.embedding.texts import Encoded, Encodes
 from weir.errors import DeadlineExceeded, WeirError
-from weir.protocols.answers import Answer
-from weir.protocols.contents import asked_of, check_outputs, schedule_of
-from weir.protocols.inferring import told
-from weir.protocols.native import Ask
+from weir.protocols.kserve_inference import told
+from weir.protocols.native import RequestHead
+from weir.protocols.payload import asked_of, check_outputs, schedule_of
+from weir.protocols.response import HttpResponse
 from weir.protocols.status import kserve_code
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 
@@ -59,7 +59,9 @@ class TextDeputy:
         many = sum(value.array.size for value in request.inputs) > _MANY
         return await asyncio.to_thread(work) if many else work()
 
-    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+    async def answer(
+        self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive, trace: Any
+    ) -> HttpResponse | None:
         """Answer a request of the native door, its body decompressed, errors too; None if the client leaves."""
         return await self._native.answer(ask, body, scope, receive, trace)
 

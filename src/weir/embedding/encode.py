@@ -21,10 +21,10 @@ from weir.embedding.stock import client_fields
 from weir.embedding.texts import Encoded
 from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
-from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
+from weir.protocols.content_negotiation import accept_of
 from weir.protocols.control import Control
 from weir.protocols.endpoint import Call, Endpoint
-from weir.protocols.media import accept_of
+from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 
 NAME = "encode"
@@ -49,23 +49,23 @@ class Encode:
             Route("/terminate", endpoint(self.terminate), methods=["POST"]),
         ]
 
-    async def encode(self, call: Call) -> Answer | None:
+    async def encode(self, call: Call) -> HttpResponse | None:
         """Encode `texts`."""
         return await EncodeCall.answer_to(call, self._site)
 
-    async def server_status(self, call: Call) -> Answer:
+    async def server_status(self, call: Call) -> HttpResponse:
         """Show the server's configuration and what it has been asked."""
         whose = Caller(call.headers).whose(call.peer)
         self._site.clients.asked_about(whose, door=NAME)
         return _document(self._status.server_status(whose))
 
-    async def client_status(self, call: Call) -> Answer:
+    async def client_status(self, call: Call) -> HttpResponse:
         """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
         whose = Caller(call.headers).whose(call.peer)
         known = self._status.client_status()
         return _document(client_fields(whose, known["clients"], self._site.http) | known)
 
-    async def terminate(self, call: Call) -> Answer:
+    async def terminate(self, call: Call) -> HttpResponse:
         """Have the server finish what it has accepted, and end: for who may control it."""
         self._control.require_http(call.peer, call.headers)
         asyncio.get_running_loop().call_soon(self._end)
@@ -90,7 +90,7 @@ class EncodeCall(TextCall):
         self.texts = asked.texts
         self.encoder = site.models.get(asked.model)
 
-    async def encoded(self) -> Answer | None:
+    async def encoded(self) -> HttpResponse | None:
         """Return the vectors."""
         asked, encoder = self._asked, self.encoder
         if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
@@ -103,24 +103,24 @@ class EncodeCall(TextCall):
         )  # fmt: skip
         return await self.answer(encoded, partial(_WRITERS[self._accept], asked.id))
 
-    def refused(self, error: BaseException) -> Answer:
+    def refused(self, error: BaseException) -> HttpResponse:
         """Return the answer for `error`."""
         return self.refusal(self.site, error, self.model, self._identity)
 
     @staticmethod
-    def error_answer(site: Site, error: BaseException, identity: Any) -> Answer:
+    def error_answer(site: Site, error: BaseException, identity: Any) -> HttpResponse:
         """Return the answer for `error` as bert-as-service says it."""
         return error_answer(error, identity, development=site.http.development)
 
 
-def error_answer(error: BaseException, identity: Any = None, *, development: bool = False) -> Answer:
+def error_answer(error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
     """Return the answer for `error`: `type` and `description` as bert-as-service says it, with the code, and the `id`."""
     value = error_value(error, development=development)
     status = http_code(error)
     document = {"id": identity, "type": value["type"], "description": value["message"], "status": status}
     if value["details"] is not None:
         document["details"] = value["details"]
-    return Answer(status, error_headers(error), encode_safely(document))
+    return HttpResponse(status, error_headers(error), encode_safely(document))
 
 
 def _as_json(identity: Any, encoded: Encoded) -> Listing:
@@ -129,11 +129,11 @@ def _as_json(identity: Any, encoded: Encoded) -> Listing:
     return Listing(_said(identity, encoded), "result", len(vectors), numbers, lambda a, b: list(as_json(vectors[a:b])))
 
 
-def _as_msgpack(identity: Any, encoded: Encoded) -> Answer:
+def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
     """The vectors as the bytes of an array, for clients that can read them so."""
     vectors = encoded.vectors.astype("<f4", order="C", copy=False)
     document = _said(identity, encoded) | {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
-    return Answer(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
+    return HttpResponse(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
 
 
 def _said(identity: Any, encoded: Encoded) -> dict[str, Any]:
@@ -145,8 +145,8 @@ def _said(identity: Any, encoded: Encoded) -> dict[str, Any]:
     return document
 
 
-_WRITERS: dict[str, Callable[[Any, Encoded], Answer | Listing]] = {JSON: _as_json, MSGPACK: _as_msgpack}
+_WRITERS: dict[str, Callable[[Any, Encoded], HttpResponse | Listing]] = {JSON: _as_json, MSGPACK: _as_msgpack}
 
 
-def _document(value: dict[str, Any]) -> Answer:
-    return Answer(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))
+def _document(value: dict[str, Any]) -> HttpResponse:
+    return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))

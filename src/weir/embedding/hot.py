@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 from weir.embedding.calling import Caller, Site, TextCall
 from weir.embedding.encoder import SMALL
 from weir.errors import Cancelled, WeirError
-from weir.protocols.answers import Answer, echo_headers
 from weir.protocols.endpoint import identified
+from weir.protocols.response import HttpResponse, echo_headers
 from weir.wire.pickles import LARGE_BYTES
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
     from weir.protocols.fastlane.connection import Connection
     from weir.protocols.fastlane.head import Head
-    from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.plan import RoutePlan
 
 _log = logging.getLogger("weir.http")
 
@@ -37,11 +37,11 @@ class HotTexts:
         self.prefix = kind.path.encode()
         self._longest = min(LARGE_BYTES, site.http.max_body_size)
 
-    def request(self, connection: "Connection", plan: "Plan", payload: Any) -> "HotCall":
+    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "HotCall":
         """See Manner."""
         return HotCall(self, connection, plan, payload)
 
-    def complete(self, plan: "Plan", head: "Head", path: str) -> bool:
+    def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
         """See Manner. What is wrong with a head the ASGI application says."""
         if path != self.kind.path or not 0 < head.length <= self._longest or plan.expects_continue:
             return False
@@ -58,7 +58,7 @@ class HotTexts:
         """See Manner: the body names the model."""
         return None
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> Answer:
+    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
         """See Manner."""
         return self.kind.refusal(self.site, error)
 
@@ -68,7 +68,7 @@ class HotCall:
 
     __slots__ = ("_call", "_caller", "_connection", "_manner", "_plan", "_task", "payload")
 
-    def __init__(self, manner: HotTexts, connection: "Connection", plan: "Plan", payload: bytes) -> None:
+    def __init__(self, manner: HotTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
         self.payload = payload
         self._manner = manner
         self._connection = connection

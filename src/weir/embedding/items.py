@@ -10,7 +10,7 @@ from weir.embedding.raw import KINDS
 from weir.embedding.texts import Encodes, Text
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import OCTETS
-from weir.protocols.native import Ask
+from weir.protocols.native import RequestHead
 from weir.wire.values import decode, split
 
 _FIELDS = ("text", "pair", "is_tokenized", "dimensions", "truncate", "prompt")
@@ -33,7 +33,7 @@ class Item(NamedTuple):
     wish: Wish = Wish()
 
 
-def read_items(ask: Ask, body: bytes, site: Site, encoder: Encodes) -> list[Item | WeirError]:
+def read_items(ask: RequestHead, body: bytes, site: Site, encoder: Encodes) -> list[Item | WeirError]:
     """Return the items in `body`, in order: one, unless a list was asked with; of these, one that is wrong is an error in its place.
 
     Raises InvalidRequest for a body that is wrong as a whole.

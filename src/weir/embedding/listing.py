@@ -9,7 +9,7 @@ import msgspec
 from starlette.types import Send
 
 from weir.messages import JSON
-from weir.protocols.answers import Answer, Headers
+from weir.protocols.response import Headers, HttpResponse
 
 _NUMBERS_AT_ONCE = 65_536  # about a megabyte as text
 _AS_JSON = (b"content-type", JSON.encode())
@@ -34,13 +34,13 @@ class Listing(NamedTuple):
             opening = b","
         yield b"]}"
 
-    def whole(self) -> Answer:
+    def whole(self) -> HttpResponse:
         """Return the answer that it is."""
         if self.length * self.numbers <= _NUMBERS_AT_ONCE:
             body = msgspec.json.encode({**self.lead, self.name: self.items(0, self.length)})
         else:
             body = b"".join(self.parts())
-        return Answer(200, [_AS_JSON], body)
+        return HttpResponse(200, [_AS_JSON], body)
 
 
 async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:

@@ -16,10 +16,10 @@ from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.protocols.account import charge
-from weir.protocols.answers import Answer, batch_body, error_answer, explain_headers
-from weir.protocols.inferring import told
-from weir.protocols.native import DOOR, Ask
+from weir.protocols.kserve_inference import told
+from weir.protocols.native import DOOR, RequestHead
 from weir.protocols.offloading import off_loop
+from weir.protocols.response import HttpResponse, batch_body, error_answer, explain_headers
 from weir.wire.elements import TEXT_BYTES
 
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
@@ -44,7 +44,9 @@ class NativeTexts:
         self._site = site
         self._encoder = encoder
 
-    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+    async def answer(
+        self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive, trace: Any
+    ) -> HttpResponse | None:
         """See Deputy."""
         name, counts = ask.service.name, self._site.counts
         try:
@@ -66,7 +68,7 @@ class NativeTexts:
         counts.answered(name, DOOR, len(vectors), sum(vector.truncated for vector in vectors))
         return answer
 
-    async def _items(self, ask: Ask, body: bytes) -> list[Item | WeirError]:
+    async def _items(self, ask: RequestHead, body: bytes) -> list[Item | WeirError]:
         try:
             items = await off_loop(_ITEM_BYTES * len(body), partial(read_items, ask, body, self._site, self._encoder))
         except WeirError as error:
@@ -76,7 +78,7 @@ class NativeTexts:
                 told(ask.service, DOOR, item)
         return items
 
-    async def _written(self, ask: Ask, ends: list[End], work: "_Work") -> Answer:
+    async def _written(self, ask: RequestHead, ends: list[End], work: "_Work") -> HttpResponse:
         if not ask.batch and isinstance(ends[0], WeirError):
             raise ends[0]
         write = partial(_body, ask, ends, development=self._site.http.development)
@@ -90,14 +92,14 @@ class NativeTexts:
             headers.append((FOREIGN, b"%d" % work.foreign))
         if ask.explain and work.dispatch is not None:
             headers += explain_headers(work.dispatch[1], work.dispatch[0])
-        return Answer(200, headers, await asyncio.to_thread(write) if numbers > _LONG_WORK else write())
+        return HttpResponse(200, headers, await asyncio.to_thread(write) if numbers > _LONG_WORK else write())
 
 
 class _Work:
     """The items of one request on their way: those that want the same go together. `dispatch` is the batch of the first answered;
     `foreign` counts items that came as token ids of another model, see Encoded."""
 
-    def __init__(self, encoder: Encodes, ask: Ask, items: list[Item | WeirError], client: str) -> None:
+    def __init__(self, encoder: Encodes, ask: RequestHead, items: list[Item | WeirError], client: str) -> None:
         self._encoder = encoder
         self._ask = ask
         self._items = items
@@ -155,7 +157,7 @@ def _end(encoded: Encoded, row: int) -> End:
     return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
 
 
-def _body(ask: Ask, ends: list[End], *, development: bool) -> bytes:
+def _body(ask: RequestHead, ends: list[End], *, development: bool) -> bytes:
     outputs: list[Any] = [end if isinstance(end, WeirError) else _output(end.numbers, ask.accept) for end in ends]
     if not ask.batch:
         (output,) = outputs

@@ -19,8 +19,8 @@ from weir.embedding.listing import Listing
 from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, brief
-from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.endpoint import Call, Endpoint
+from weir.protocols.response import HttpResponse, encode_safely
 
 NAME = "openai"
 FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt")
@@ -62,20 +62,20 @@ class OpenAI:
             Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
         ]
 
-    async def embeddings(self, call: Call) -> Answer | None:
+    async def embeddings(self, call: Call) -> HttpResponse | None:
         """Encode what `input` has."""
         return await EmbeddingsCall.answer_to(call, self._site)
 
-    async def list_models(self, call: Call) -> Answer:
+    async def list_models(self, call: Call) -> HttpResponse:
         """List the models."""
         lines = [self._line(encoder) for encoder in self._site.models.encoders.values()]
-        return Answer(200, [JSON_HEADER], encode_safely({"object": "list", "data": lines}))
+        return HttpResponse(200, [JSON_HEADER], encode_safely({"object": "list", "data": lines}))
 
-    async def show_model(self, call: Call) -> Answer:
+    async def show_model(self, call: Call) -> HttpResponse:
         """Describe one model."""
-        return Answer(200, [JSON_HEADER], encode_safely(self._line(self._site.models.get(call.path["model"]))))
+        return HttpResponse(200, [JSON_HEADER], encode_safely(self._line(self._site.models.get(call.path["model"]))))
 
-    async def refuse_path(self, call: Call) -> Answer:
+    async def refuse_path(self, call: Call) -> HttpResponse:
         """Refuse a path that is not there, or a method that does not belong."""
         path = call.path["path"]
         name = "models" if path.startswith("models/") else path
@@ -104,7 +104,7 @@ class EmbeddingsCall(TextCall):
         self.texts = asked.texts
         self.encoder = self.site.models.get(asked.model)
 
-    async def encoded(self) -> Answer | None:
+    async def encoded(self) -> HttpResponse | None:
         """Return the vectors."""
         asked, encoder = self._asked, self.encoder
         if asked.dimensions is not None and asked.dimensions > encoder.dimensions:
@@ -118,7 +118,7 @@ class EmbeddingsCall(TextCall):
         return await self.answer(encoded, partial(_written, encoder.name, asked.encoding_format))
 
     @staticmethod
-    def error_answer(site: Site, error: BaseException, identity: Any) -> Answer:
+    def error_answer(site: Site, error: BaseException, identity: Any) -> HttpResponse:
         """Return the answer for `error` as OpenAI says it."""
         return error_answer(of_input(error), development=site.http.development)
 

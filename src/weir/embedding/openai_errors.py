@@ -16,7 +16,7 @@ from weir.errors import (
     Unsupported,
     WeirError,
 )  # fmt: skip
-from weir.protocols.answers import Answer, encode_safely, error_headers, error_value
+from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 
 JSON_HEADER = (b"content-type", b"application/json")
@@ -35,7 +35,7 @@ def wrong(message: str, param: str | None = None) -> InvalidRequest:
     return InvalidRequest(message, details={"param": param})
 
 
-def error_answer(error: BaseException, *, development: bool = False) -> Answer:
+def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
     """Return the answer for `error` in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`."""
     details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
     value = error_value(error, development=development)
@@ -44,16 +44,16 @@ def error_answer(error: BaseException, *, development: bool = False) -> Answer:
     }  # fmt: skip
     if isinstance(error, ModelNotFound):
         document["param"] = "model"
-    return Answer(http_code(error), error_headers(error), encode_safely({"error": document}))
+    return HttpResponse(http_code(error), error_headers(error), encode_safely({"error": document}))
 
 
-def no_such_path(path: str, there_are: str) -> Answer:
+def no_such_path(path: str, there_are: str) -> HttpResponse:
     """Return the answer for a path that is not there."""
     document = {
         "message": f"{path}: there is no such path; there are {there_are}", "type": "invalid_request_error", "param": None,
         "code": "unknown_url",
     }  # fmt: skip
-    return Answer(404, [JSON_HEADER], encode_safely({"error": document}))
+    return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
 
 
 def _type_of(error: BaseException) -> str:

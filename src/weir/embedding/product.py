@@ -31,10 +31,10 @@ from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.manager.spec import ModelToServe
 from weir.messages import Observer
+from weir.protocols.auth_middleware import Refuse
 from weir.protocols.control import is_loopback
 from weir.protocols.door import Door, DoorContext
-from weir.protocols.fastlane.plan import Manner
-from weir.protocols.gate import Refuse
+from weir.protocols.fastlane.plan import RouteHandler
 
 
 class EmbeddingProduct:
@@ -100,7 +100,7 @@ class EmbeddingProduct:
         self._refusals = {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_stock)}
         return [*OpenAI(site).routes(), *encode.routes()]
 
-    def manners(self, context: DoorContext) -> Sequence[Manner]:
+    def manners(self, context: DoorContext) -> Sequence[RouteHandler]:
         """Return how the fast lane answers small calls of models that have one vector for each text."""
         models = {front.name for front in self._fronts if front.recipe.pooling is not Pooling.NONE}
         return [HotTexts(self._site, kind, models) for kind in (EmbeddingsCall, EncodeCall)]

@@ -14,7 +14,7 @@ from pathlib import Path
 from weir.errors import SettingsError, Unauthorized
 from weir.fields import check, setting
 from weir.protocols.control import Control, bearer_in
-from weir.protocols.origins import allowed
+from weir.protocols.origin_check import allowed
 
 Headers = Iterable[tuple[bytes, bytes]]
 

@@ -8,8 +8,8 @@ from weir.batching.request_state import RequestBase, refuse
 from weir.errors import WeirError
 from weir.manager.delivery import discard, drop_payload
 from weir.messages import Dispatch
-from weir.protocols.native import DOOR, Ask
-from weir.protocols.payloads import NOTHING, Work
+from weir.protocols.native import DOOR, RequestHead
+from weir.protocols.payloads import NOTHING, QueueEntry
 
 
 class Countdown:
@@ -33,7 +33,7 @@ class AsgiRequest(RequestBase):
 
     __slots__ = ("_countdown", "dispatch", "end")
 
-    def __init__(self, ask: Ask, work: Work, now: float, countdown: Countdown) -> None:
+    def __init__(self, ask: RequestHead, work: QueueEntry, now: float, countdown: Countdown) -> None:
         super().__init__(
             work.payload, now, ask.timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
             rows=work.rows, cost=work.cost, key=work.key, priority=ask.priority, large=work.large,
@@ -56,7 +56,7 @@ class AsgiRequest(RequestBase):
         self._countdown.one_ended()
 
 
-def submit(ask: Ask, works: Sequence[Work | WeirError]) -> tuple[list[AsgiRequest], Countdown]:
+def submit(ask: RequestHead, works: Sequence[QueueEntry | WeirError]) -> tuple[list[AsgiRequest], Countdown]:
     """Put `works` into the line of the service that `ask` asks for; an error among them is the end of its item.
 
     Raises what the service raises when it refuses the first: then nothing was taken. Later refusals are ends.
@@ -66,7 +66,7 @@ def submit(ask: Ask, works: Sequence[Work | WeirError]) -> tuple[list[AsgiReques
     taken = False
     for work in works:
         refusal = work if isinstance(work, WeirError) else None
-        request = AsgiRequest(ask, work if isinstance(work, Work) else NOTHING, ask.service.now(), countdown)
+        request = AsgiRequest(ask, work if isinstance(work, QueueEntry) else NOTHING, ask.service.now(), countdown)
         if refusal is None:
             try:
                 ask.service.submit(request)
@@ -81,7 +81,7 @@ def submit(ask: Ask, works: Sequence[Work | WeirError]) -> tuple[list[AsgiReques
     return requests, countdown
 
 
-def abandon(ask: Ask, requests: Sequence[AsgiRequest]) -> None:
+def abandon(ask: RequestHead, requests: Sequence[AsgiRequest]) -> None:
     """Cancel what is under way, and give back the shared memory of answers that nobody will read."""
     for request in requests:
         if not request.settled:

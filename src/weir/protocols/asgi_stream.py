@@ -7,7 +7,11 @@ from typing import Any
 from weir.errors import ModelError, WeirError
 from weir.manager.streamed import Streamed
 from weir.messages import Kind
-from weir.protocols.answers import (
+from weir.protocols.events import Source
+from weir.protocols.native import DOOR, RequestHead
+from weir.protocols.offloading import written
+from weir.protocols.payloads import QueueEntry
+from weir.protocols.response import (
     Headers,
     echo_headers,
     error_answer,
@@ -17,14 +21,10 @@ from weir.protocols.answers import (
     tensors_body,
     trace_headers,
 )
-from weir.protocols.events import Source
-from weir.protocols.native import DOOR, Ask
-from weir.protocols.offloading import written
-from weir.protocols.payloads import Work
 from weir.wire.elements import text_size
 
 
-def enter_stream(ask: Ask, works: Sequence[Work | WeirError]) -> Streamed:
+def enter_stream(ask: RequestHead, works: Sequence[QueueEntry | WeirError]) -> Streamed:
     """Put the one work of a streaming model into its line. Raises what the service raises when it refuses it."""
     (work,) = works
     if isinstance(work, WeirError):
@@ -36,7 +36,7 @@ def enter_stream(ask: Ask, works: Sequence[Work | WeirError]) -> Streamed:
     return request
 
 
-def new_request(work: Work, service: Any, timeout: float, priority: int, door: str) -> Streamed:
+def new_request(work: QueueEntry, service: Any, timeout: float, priority: int, door: str) -> Streamed:
     """Return the request that asks `service` for a stream; tensors are one item, which is not divided."""
     return Streamed(
         work.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, kind=Kind.ITEM,
@@ -45,7 +45,7 @@ def new_request(work: Work, service: Any, timeout: float, priority: int, door: s
     )  # fmt: skip
 
 
-def stream_source(ask: Ask, request: Streamed, *, development: bool) -> Source:
+def stream_source(ask: RequestHead, request: Streamed, *, development: bool) -> Source:
     """Return what is to be sent for `request`."""
     name = ask.service.name
     return Source(
@@ -56,7 +56,7 @@ def stream_source(ask: Ask, request: Streamed, *, development: bool) -> Source:
     )
 
 
-async def _data(ask: Ask, request: Streamed) -> AsyncIterator[bytes]:
+async def _data(ask: RequestHead, request: Streamed) -> AsyncIterator[bytes]:
     async for output in request:
         if not isinstance(output, dict):
             yield output_body(ask, output)
@@ -68,7 +68,7 @@ async def _data(ask: Ask, request: Streamed) -> AsyncIterator[bytes]:
         yield body
 
 
-def _headers(ask: Ask, request: Streamed) -> Headers:
+def _headers(ask: RequestHead, request: Streamed) -> Headers:
     headers = echo_headers(ask) + trace_headers(request)
     if ask.explain and request.dispatch is not None:
         headers += explain_headers(request.arrival, request.dispatch)

@@ -9,7 +9,7 @@ from starlette.types import Message, Receive, Scope
 
 from weir.errors import DeadlineExceeded
 from weir.protocols.account import charge, unpacking
-from weir.protocols.codings import decompress
+from weir.protocols.compression import decompress
 from weir.protocols.native import too_large
 from weir.protocols.offloading import unpack
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.types import Receive, Scope
 
 from weir.model import Tensor
-from weir.protocols.answers import Answer
-from weir.protocols.native import Ask
+from weir.protocols.native import RequestHead
+from weir.protocols.response import HttpResponse
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -33,5 +33,7 @@ class Deputy(Protocol):
     ) -> InferenceResponse:
         """Answer a request of the Open Inference Protocol within so many seconds; see inferring.infer."""
 
-    async def answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive, trace: Any) -> Answer | None:
+    async def answer(
+        self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive, trace: Any
+    ) -> HttpResponse | None:
         """Answer a request of the native door, its body decompressed, errors too; None if the client leaves."""

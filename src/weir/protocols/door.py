@@ -18,7 +18,7 @@ from weir.protocols.settings import HttpSettings
 if TYPE_CHECKING:
     from weir.manager.manager import Manager
     from weir.manager.registry import Registry
-    from weir.protocols.kserve.site import Site
+    from weir.protocols.kserve.context import KServeContext
 
 ENTRY_POINTS = "weir.doors"
 
@@ -69,7 +69,7 @@ class DoorContext(NamedTuple):
     settings: DoorSettings
     observers: Sequence[Observer]  # `refused` and `transferred` are the door's to tell; the services tell the rest
     control: Control = Control()
-    site: "Site | None" = None  # what the doors of the Open Inference Protocol share
+    site: "KServeContext | None" = None  # what the doors of the Open Inference Protocol share
     manager: "Manager | None" = None  # there always is one in a server
     end: Callable[[], None] = nothing  # as the first signal does; called on the loop
     access: Access = Access()  # who may call

@@ -8,11 +8,11 @@ from starlette.types import Receive, Scope, Send
 
 from weir.errors import InvalidRequest, TooLarge, WeirError, brief
 from weir.protocols.account import charge
-from weir.protocols.answers import Answer, Headers
 from weir.protocols.bodies import Body, has_large_body, unpacked
-from weir.protocols.codings import coding_of
+from weir.protocols.compression import coding_of
 from weir.protocols.native import MAX_REQUEST_ID_LENGTH, check_length, head_size
 from weir.protocols.offloading import off_loop
+from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.sending import send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -47,10 +47,10 @@ class Call(NamedTuple):
         return said
 
 
-Handler = Callable[[Call], Awaitable[Answer | None]]
+Handler = Callable[[Call], Awaitable[HttpResponse | None]]
 
 # Makes the answer of what went wrong, in the words of the protocol that was spoken.
-Refuse = Callable[[BaseException], Answer]
+Refuse = Callable[[BaseException], HttpResponse]
 
 
 class Endpoint:
@@ -95,7 +95,7 @@ class Endpoint:
             return body
         return await incoming.unless_left(unpacked(body, coding, settings.max_body_size, settings.body_timeout))
 
-    def _charged(self, answer: Answer) -> Answer:
+    def _charged(self, answer: HttpResponse) -> HttpResponse:
         """Return `answer`, or what says that there is no memory in which it could wait to be read."""
         try:
             charge(len(answer.body))
@@ -103,7 +103,7 @@ class Endpoint:
             return self._refusal(error)
         return answer
 
-    async def _answer(self, scope: Scope, call: Call) -> Answer | None:
+    async def _answer(self, scope: Scope, call: Call) -> HttpResponse | None:
         try:
             return await self._handler(call)
         except Exception as error:
@@ -120,7 +120,7 @@ class Endpoint:
         await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
 
 
-def identified(answer: Answer, headers: Headers) -> Answer:
+def identified(answer: HttpResponse, headers: Headers) -> HttpResponse:
     """Return `answer`, an error too, with the X-Request-Id that came with the request, if that is not too long, and with
     the `traceparent` of its span, if it was traced."""
     trace = CURRENT.get()

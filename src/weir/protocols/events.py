@@ -11,8 +11,8 @@ from typing import NamedTuple
 from starlette.types import Receive, Send
 
 from weir.errors import WeirError
-from weir.protocols.answers import Answer, Headers
 from weir.protocols.bodies import disconnected
+from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.sending import send_answer
 from weir.wire.sse import CONTENT_TYPE, write_comment, write_event
 
@@ -29,7 +29,7 @@ class Source(NamedTuple):
     asked for with the first event."""
 
     answers: AsyncIterator[bytes]
-    refusal: Callable[[WeirError], Answer]
+    refusal: Callable[[WeirError], HttpResponse]
     failure: Callable[[WeirError], bytes]
     headers: Callable[[], Headers]
 

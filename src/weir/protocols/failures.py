@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import ExceptionHandler
 
 from weir.errors import MethodNotAllowed, ModelNotFound, WeirError
-from weir.protocols.answers import Answer, encode_safely, error_answer
+from weir.protocols.response import HttpResponse, encode_safely, error_answer
 from weir.protocols.sending import as_response
 from weir.protocols.settings import HttpSettings
 
@@ -49,13 +49,13 @@ def _router_error(request: Request, error: Exception) -> Response:
     if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
         headers = [(b"content-type", b"application/json")]
         headers += [] if allow is None else [(b"allow", ", ".join(allow).encode())]
-        return as_response(Answer(404 if allow is None else 405, headers, encode_safely({"error": message})))
+        return as_response(HttpResponse(404 if allow is None else 405, headers, encode_safely({"error": message})))
     if allow is not None:
         return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
     return as_response(not_found(message))
 
 
-def not_found(message: str) -> Answer:
+def not_found(message: str) -> HttpResponse:
     """Return the answer for a path, other than a model's, that is not there."""
     error = {"type": "NotFound", "message": message, "model": None, "details": None}
-    return Answer(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))
+    return HttpResponse(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))

@@ -10,8 +10,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import TooLarge, WeirError
 from weir.protocols.account import arrays_size, charge
-from weir.protocols.answers import (
-    Answer,
+from weir.protocols.asgi_request import AsgiRequest, abandon, submit
+from weir.protocols.asgi_stream import enter_stream, stream_source
+from weir.protocols.bodies import Body, disconnected, has_large_body, unless_left, unpacked
+from weir.protocols.events import EventStream
+from weir.protocols.kserve_inference import told
+from weir.protocols.native import DOOR, RequestHead, find_service, head_size, read_ask
+from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, written
+from weir.protocols.payloads import QueueEntry, bytes_to_read, empty_body, read_work
+from weir.protocols.response import (
+    HttpResponse,
     answer_of,
     compressed,
     echo_headers,
@@ -19,14 +27,6 @@ from weir.protocols.answers import (
     tensors_body,
     trace_headers,
 )  # fmt: skip
-from weir.protocols.asgi_request import AsgiRequest, abandon, submit
-from weir.protocols.asgi_stream import enter_stream, stream_source
-from weir.protocols.bodies import Body, disconnected, has_large_body, unless_left, unpacked
-from weir.protocols.events import EventStream
-from weir.protocols.inferring import told
-from weir.protocols.native import DOOR, Ask, find_service, head_size, read_ask
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, written
-from weir.protocols.payloads import Work, bytes_to_read, empty_body, read_work
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
@@ -80,10 +80,10 @@ class Inference:
         if answer is not None:
             await send_answer(send, answer)
 
-    async def _stream(self, ask: Ask, body: bytes, receive: Receive, send: Send) -> Answer | None:
+    async def _stream(self, ask: RequestHead, body: bytes, receive: Receive, send: Send) -> HttpResponse | None:
         """Send the answers to `ask` as a stream of events, or return the answer that refuses it."""
         works = await self._read(ask, body, receive)
-        if works is None or isinstance(works, Answer):
+        if works is None or isinstance(works, HttpResponse):
             return works
         try:
             request = enter_stream(ask, works)
@@ -99,7 +99,7 @@ class Inference:
             observer.transferred(ask.service.label, DOOR, len(body), events.sent_bytes)
         return None
 
-    async def _answer(self, ask: Ask, body: bytes, scope: Scope, receive: Receive) -> Answer | None:
+    async def _answer(self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive) -> HttpResponse | None:
         """Return the answer to `ask`, or None if the client has left."""
         if ask.service.deputy is not None:
             answer = await self._by_deputy(ask, body, scope, receive)
@@ -119,7 +119,9 @@ class Inference:
             observer.transferred(ask.service.label, DOOR, len(body), len(answer.body))
         return answer
 
-    async def _read(self, ask: Ask, body: bytes, receive: Receive) -> list[Work | WeirError] | Answer | None:
+    async def _read(
+        self, ask: RequestHead, body: bytes, receive: Receive
+    ) -> list[QueueEntry | WeirError] | HttpResponse | None:
         """Return the work in `body`, or the answer that refuses it; None if the client leaves before it is read."""
         reading = self._works(ask, body)
         try:
@@ -129,13 +131,13 @@ class Inference:
         except WeirError as error:
             return self._refusal(error, ask.service)
 
-    async def _works(self, ask: Ask, body: bytes) -> list[Work | WeirError]:
+    async def _works(self, ask: RequestHead, body: bytes) -> list[QueueEntry | WeirError]:
         plain = await self._inflated(ask, body)
         works = await off_loop(bytes_to_read(ask, plain), partial(read_work, ask, plain))
-        charge(sum([arrays_size(work.payload) for work in works if isinstance(work, Work)]))
+        charge(sum([arrays_size(work.payload) for work in works if isinstance(work, QueueEntry)]))
         return works
 
-    async def _by_deputy(self, ask: Ask, body: bytes, scope: Scope, receive: Receive) -> Answer | None:
+    async def _by_deputy(self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive) -> HttpResponse | None:
         try:
             plain = await unless_left(self._inflated(ask, body), receive) if ask.coding else body
             if plain is None:
@@ -147,7 +149,7 @@ class Inference:
         trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
         CURRENT.set(trace)
         try:
-            answer: Answer | None = await ask.service.deputy.answer(ask, plain, scope, receive, trace)
+            answer: HttpResponse | None = await ask.service.deputy.answer(ask, plain, scope, receive, trace)
         except Exception as error:
             _log.exception("an answer of %s cannot be written", ask.service.name)
             answer = self._error(error, ask.service)
@@ -155,12 +157,14 @@ class Inference:
             answer.headers.append((HEADER.encode(), trace.traceparent.encode()))
         return answer
 
-    async def _inflated(self, ask: Ask, body: bytes) -> bytes:
+    async def _inflated(self, ask: RequestHead, body: bytes) -> bytes:
         if not ask.coding:
             return body
         return await unpacked(body, ask.coding, self._settings.max_body_size, ask.timeout)
 
-    async def _run(self, ask: Ask, works: list[Work | WeirError], receive: Receive) -> Answer | None:
+    async def _run(
+        self, ask: RequestHead, works: list[QueueEntry | WeirError], receive: Receive
+    ) -> HttpResponse | None:
         try:
             requests = await _ended(ask, works, receive)
             if requests is None:
@@ -175,7 +179,9 @@ class Inference:
             _log.exception("an answer of %s cannot be written", ask.service.name)
             return self._error(error, ask.service)
 
-    async def _send_early(self, scope: Scope, receive: Receive, send: Send, answer: Answer, *, closing: bool) -> None:
+    async def _send_early(
+        self, scope: Scope, receive: Receive, send: Send, answer: HttpResponse, *, closing: bool
+    ) -> None:
         within = self._settings.body_timeout
         await send_early(scope, receive, send, answer, closing=closing, within=within)
 
@@ -186,18 +192,20 @@ class Inference:
             return None
         return found[0] if found else None
 
-    def _refusal(self, error: WeirError, service: "Service | None") -> Answer:
+    def _refusal(self, error: WeirError, service: "Service | None") -> HttpResponse:
         if service is not None:
             told(service, DOOR, error)
         return self._error(error, service)
 
-    def _error(self, error: Exception, service: "Service | None") -> Answer:
+    def _error(self, error: Exception, service: "Service | None") -> HttpResponse:
         return error_answer(
             error, service.name if service is not None else None, development=self._settings.development
         )
 
 
-async def _ended(ask: Ask, works: list[Work | WeirError], receive: Receive) -> Sequence[AsgiRequest] | None:
+async def _ended(
+    ask: RequestHead, works: list[QueueEntry | WeirError], receive: Receive
+) -> Sequence[AsgiRequest] | None:
     """Run `works` and return their requests when all have ended; None, and nothing goes on, if the client leaves.
 
     `works` is empty afterwards: each request has its payload, and lets go of it at its own end.
@@ -216,7 +224,7 @@ async def _ended(ask: Ask, works: list[Work | WeirError], receive: Receive) -> S
     return requests if countdown.over.done() else None
 
 
-async def _write_tensors(ask: Ask, requests: Sequence[AsgiRequest]) -> None:
+async def _write_tensors(ask: RequestHead, requests: Sequence[AsgiRequest]) -> None:
     """Write the tensors with which `requests` have ended, if they are so many that they are written in a thread."""
     ended = [request for request in requests if isinstance(request.end, dict)]
     size = sum([text_size(array) for request in ended for array in request.end.values()])
@@ -226,7 +234,7 @@ async def _write_tensors(ask: Ask, requests: Sequence[AsgiRequest]) -> None:
             request.end = body if isinstance(body, bytes) else ask.service.tell_failed(body)
 
 
-async def _compressed(answer: Answer, coding: str) -> Answer:
+async def _compressed(answer: HttpResponse, coding: str) -> HttpResponse:
     if len(answer.body) > _LONG_WORK:
         return await asyncio.to_thread(compressed, answer, coding)
     return compressed(answer, coding)

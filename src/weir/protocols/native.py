@@ -14,8 +14,8 @@ from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarg
 from weir.manager.service import LONGEST_TIMEOUT, Service
 from weir.messages import JSON
 from weir.model import is_tensor_model
-from weir.protocols.codings import accepted_coding, coding_of
-from weir.protocols.media import accept_of, content_type_of, write_types
+from weir.protocols.compression import accepted_coding, coding_of
+from weir.protocols.content_negotiation import accept_of, content_type_of, write_types
 from weir.protocols.settings import HttpSettings
 from weir.wire.sse import CONTENT_TYPE
 
@@ -30,7 +30,7 @@ _MAX_KEY_LENGTH = 256
 MAX_REQUEST_ID_LENGTH = 256
 
 
-class Wishes:
+class RequestOptions:
     """What the headers of a request for work may wish for, whatever it asks for."""
 
     __slots__ = (
@@ -54,7 +54,7 @@ class Wishes:
             reader(self, value.decode("latin-1"))
 
 
-class Ask(Wishes):
+class RequestHead(RequestOptions):
     """What the head of an inference request says.
 
     `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
@@ -76,7 +76,7 @@ class Ask(Wishes):
 
 def read_ask(
     registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
-) -> Ask | None:
+) -> RequestHead | None:
     """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
 
     Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
@@ -87,7 +87,7 @@ def read_ask(
         return None
     if method != "POST":
         raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
-    ask = Ask(*found)
+    ask = RequestHead(*found)
     ask.explain = settings.explain
     content_type = accept = ""
     for name, value in headers:
@@ -109,7 +109,7 @@ def read_ask(
     return ask
 
 
-def _read_as_stream(ask: Ask, accept: str) -> None:
+def _read_as_stream(ask: RequestHead, accept: str) -> None:
     """The answer is a stream of events, whatever the request's own content type; each answer in it is JSON."""
     name = ask.service.name
     if ask.batch:
@@ -165,7 +165,7 @@ def too_large(what: str, max_body_size: int) -> TooLarge:
     return TooLarge(f"body {what}: must be at most {max_body_size} bytes (max_body_size)")
 
 
-def _read_timeout(wishes: Wishes, value: str) -> None:
+def _read_timeout(wishes: RequestOptions, value: str) -> None:
     text = value.strip()
     seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not 0 < seconds <= LONGEST_TIMEOUT:
@@ -174,39 +174,39 @@ def _read_timeout(wishes: Wishes, value: str) -> None:
     wishes.timeout = seconds
 
 
-def _read_priority(wishes: Wishes, value: str) -> None:
+def _read_priority(wishes: RequestOptions, value: str) -> None:
     if not _INTEGER.fullmatch(value.strip()):
         raise InvalidRequest(f"X-Request-Priority {value!r}: must be an integer of at most nine digits")
     wishes.priority = int(value)
 
 
-def _read_key(wishes: Wishes, value: str) -> None:
+def _read_key(wishes: RequestOptions, value: str) -> None:
     if not 0 < len(value) <= _MAX_KEY_LENGTH:
         raise InvalidRequest(f"X-Batch-Key {value[:80]!r}: must have 1 to {_MAX_KEY_LENGTH} characters")
     wishes.key = value
 
 
-def _read_explain(wishes: Wishes, value: str) -> None:
+def _read_explain(wishes: RequestOptions, value: str) -> None:
     if value not in ("0", "1"):
         raise InvalidRequest(f"X-Explain {value!r}: must be 0 or 1")
     wishes.explain = value == "1"
 
 
-def _read_request_id(wishes: Wishes, value: str) -> None:
+def _read_request_id(wishes: RequestOptions, value: str) -> None:
     if len(value) > MAX_REQUEST_ID_LENGTH:
         raise InvalidRequest(f"X-Request-Id {value[:80]!r}: must have at most {MAX_REQUEST_ID_LENGTH} characters")
     wishes.request_id = value.encode("latin-1")
 
 
-def _read_traceparent(wishes: Wishes, value: str) -> None:
+def _read_traceparent(wishes: RequestOptions, value: str) -> None:
     wishes.traceparent = value  # whoever traces reads it; what is malformed counts as none
 
 
-def _read_coding(wishes: Wishes, value: str) -> None:
+def _read_coding(wishes: RequestOptions, value: str) -> None:
     wishes.coding = coding_of(value)
 
 
-def _read_accept_coding(wishes: Wishes, value: str) -> None:
+def _read_accept_coding(wishes: RequestOptions, value: str) -> None:
     wishes.accept_coding = accepted_coding(value)
 
 

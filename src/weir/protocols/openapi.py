@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from weir import errors
 from weir._version import __version__
 from weir.messages import JSON, MSGPACK
-from weir.protocols.media import read_types
+from weir.protocols.content_negotiation import read_types
 from weir.protocols.schemas import Described, Schema
 from weir.protocols.status import http_code
 from weir.wire.sse import CONTENT_TYPE

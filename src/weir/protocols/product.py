@@ -10,9 +10,9 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from weir.messages import Observer
+from weir.protocols.auth_middleware import Refuse
 from weir.protocols.door import Door, DoorContext
-from weir.protocols.fastlane.plan import Manner
-from weir.protocols.gate import Refuse
+from weir.protocols.fastlane.plan import RouteHandler
 
 
 class Product(Protocol):
@@ -25,7 +25,7 @@ class Product(Protocol):
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
         """Return the routes that it adds to the HTTP door. Raises SettingsError for what cannot be served."""
 
-    def manners(self, context: DoorContext) -> Sequence[Manner]:
+    def manners(self, context: DoorContext) -> Sequence[RouteHandler]:
         """Return how the fast lane answers requests for some of those routes, after `routes` has been asked; whatever a manner leaves, the
         routes answer."""
 

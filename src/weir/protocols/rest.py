@@ -11,13 +11,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from weir.protocols.account import Counted
+from weir.protocols.auth_middleware import Gate, Refuse
 from weir.protocols.failures import exception_handlers
-from weir.protocols.gate import Gate, Refuse
 from weir.protocols.httplog import HttpLog, Logged
 from weir.protocols.inference import Inference
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.replies import error_answer as kserve_error
 from weir.protocols.kserve.routes import PREFIX, Kserve
-from weir.protocols.kserve.site import Site
 from weir.protocols.pages import Pages, RenderMetrics
 from weir.protocols.sending import inner_path
 from weir.protocols.settings import HttpSettings
@@ -67,7 +67,7 @@ def make_app(
     settings: HttpSettings,
     *,
     metrics: RenderMetrics | None = None,
-    site: Site | None = None,
+    site: KServeContext | None = None,
     lifespan: Lifespan[Any] | None = None,
     websockets: WebSockets | None = None,
     added: Added = _NOTHING,
@@ -80,7 +80,7 @@ def make_app(
     on this machine. `websockets` are those that the caller wants to drain; `added` are the routes of a product; `log` hears of every
     request.
     """
-    site = site or Site(registry, settings)
+    site = site or KServeContext(registry, settings)
     middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))

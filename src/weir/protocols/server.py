@@ -19,13 +19,13 @@ from weir.messages import Observer
 from weir.protocols.account import Account
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.lane import Lane
 from weir.protocols.fastlane.logged import LoggedConnection
 from weir.protocols.fastlane.native import Native
-from weir.protocols.fastlane.plan import Manner
+from weir.protocols.fastlane.plan import RouteHandler
+from weir.protocols.fastlane.shared import HttpShared
 from weir.protocols.httplog import HttpLog
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.hot import HotKserve
-from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import http_code
 from weir.protocols.websocket import WebSockets
@@ -55,16 +55,16 @@ class HttpServer:
 
     def __init__(
         self, registry: "Registry", asgi_app: Any, settings: HttpSettings, observers: Sequence[Observer] = (), *,
-        site: Site | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
-        manners: Sequence[Manner] = (), log: HttpLog | None = None,
+        site: KServeContext | None = None, clock: Callable[[], float] = time.monotonic, websockets: WebSockets | None = None,
+        manners: Sequence[RouteHandler] = (), log: HttpLog | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._websockets = websockets
         self._asgi_app = asgi_app
         self._hand_over = HandOver(self._asgi, settings)
-        site = site or Site(registry, settings)
+        site = site or KServeContext(registry, settings)
         own = (Native(registry, settings), HotKserve(site))
-        self._lane = Lane(
+        self._lane = HttpShared(
             (*own, *manners),
             settings,
             observers,

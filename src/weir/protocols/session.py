@@ -16,11 +16,11 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
 from weir.messages import Dispatch
-from weir.protocols import inferring
+from weir.protocols import kserve_inference
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.contents import response_of
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
-from weir.protocols.payloads import Work
+from weir.protocols.payload import response_of
+from weir.protocols.payloads import QueueEntry
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
@@ -58,7 +58,7 @@ class Queued(RequestBase):
     __slots__ = ("_session", "asked", "received_bytes", "service", "size_bytes")
 
     def __init__(
-        self, session: "Session", service: "Service", asked: InferenceRequest, work: Work, timeout: float, priority: int,
+        self, session: "Session", service: "Service", asked: InferenceRequest, work: QueueEntry, timeout: float, priority: int,
         received_bytes: int, size_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -237,10 +237,10 @@ class Session:
     def _begin(self, asked: InferenceRequest, received: int, size: int) -> None:
         """Bring a request on its way."""
         try:
-            service = inferring.find(self._registry, asked.model, asked.version)
+            service = kserve_inference.find(self._registry, asked.model, asked.version)
             if service.tracing is None and not (service.streaming or service.needs_measure or service.deputy):
                 asked.parameters.pop(HEADER, None)
-                (work,), timeout, priority = inferring.works_for_one_answer(service, asked, DOOR, None)
+                (work,), timeout, priority = kserve_inference.works_for_one_answer(service, asked, DOOR, None)
                 request = Queued(self, service, asked, work, timeout, priority, received, size)
                 self._under_way[asked.id] = request
                 service.submit(request, request.arrival)
@@ -393,10 +393,10 @@ class Session:
             self._withdrawn.discard(asked.id)
 
     async def _stream(self, asked: InferenceRequest, received: int) -> None:
-        service = inferring.find(self._registry, asked.model, asked.version)
+        service = kserve_inference.find(self._registry, asked.model, asked.version)
         trace = self._trace(service, asked)
         sent, last = 0, False
-        async with aclosing(inferring.stream(service, asked, door=DOOR, trace=trace)) as parts:
+        async with aclosing(kserve_inference.stream(service, asked, door=DOOR, trace=trace)) as parts:
             async for part in parts:
                 last = part.last
                 sent += await self._send_response(asked, part.response, trace, last=last)

@@ -11,7 +11,7 @@ from starlette.routing import WebSocketRoute
 from starlette.websockets import WebSocket
 
 from weir.protocols.account import Account
-from weir.protocols.origins import allowed
+from weir.protocols.origin_check import allowed
 from weir.protocols.session import Session
 from weir.protocols.settings import HttpSettings
 

@@ -54,7 +54,7 @@ _decode = msgspec.json.Decoder(_Head).decode
 _NO_PARAMETERS: Parameters = {}
 
 
-class Outliner:
+class BodyPeek:
     """Reads outlines for one model, whose inputs are `declared`. Remembers the shapes that it has met."""
 
     def __init__(self, declared: Sequence[Tensor]) -> None:

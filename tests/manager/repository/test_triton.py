@@ -14,7 +14,7 @@ from tests.manager.repository.shelf import plain, services, write
 from weir import Service, SettingsError
 from weir.manager.making import make_service
 from weir.manager.repository.triton import says_nothing, translated
-from weir.protocols.describing import config
+from weir.protocols.metadata import config
 
 FLOAT = TensorProto.FLOAT
 TENSORS = """

@@ -11,10 +11,10 @@ from weir.manager.service import Service
 from weir.model import Model
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.lane import Lane
 from weir.protocols.fastlane.native import Native
+from weir.protocols.fastlane.shared import HttpShared
+from weir.protocols.kserve.context import KServeContext as KserveSite
 from weir.protocols.kserve.hot import HotKserve
-from weir.protocols.kserve.site import Site as KserveSite
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
 
@@ -186,7 +186,7 @@ class FakeTransport(asyncio.Transport):
 class Site(NamedTuple):
     """A lane with one model, `square`, and a way to open connections to it."""
 
-    lane: Lane
+    lane: HttpShared
     service: Service
     executor: FakeExecutor
     observer: RecordingObserver
@@ -221,7 +221,7 @@ async def site(
     manners = (Native(registry, http), HotKserve(KserveSite(registry, http)))
     await service.start()
     try:
-        yield Site(Lane(manners, http, [observer], hand_over, clock=clock), service, executor, observer, clock)
+        yield Site(HttpShared(manners, http, [observer], hand_over, clock=clock), service, executor, observer, clock)
         await settled()
     finally:
         stopping = asyncio.ensure_future(service.stop(0.0))

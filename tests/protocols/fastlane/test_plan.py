@@ -11,7 +11,7 @@ from weir.messages import OCTETS
 from weir.model import Measure, Model, Tensor
 from weir.protocols.access import Access
 from weir.protocols.fastlane.head import HeadReader
-from weir.protocols.fastlane.plan import ANY_LENGTH, Plan, make_plan
+from weir.protocols.fastlane.plan import ANY_LENGTH, RoutePlan, make_plan
 
 
 class Words(Model):
@@ -41,10 +41,10 @@ def plan(
     size: int = 3,
     model: type[Model] = Square,
     **settings: Any,
-) -> Plan:
+) -> RoutePlan:
     """Return the plan for a head, while numbers are squared at /infer/square."""
 
-    async def planned() -> Plan:
+    async def planned() -> RoutePlan:
         async with site(model=model, **settings) as here:
             head = "\r\n".join((line, "Host: t", *headers, f"Content-Length: {size}"))
             return make_plan(HeadReader().read(head.encode()), here.lane.manners, here.lane.settings, Access())

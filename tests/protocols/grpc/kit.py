@@ -15,8 +15,8 @@ from weir.model import Model, Tensor
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.settings import KserveSettings
-from weir.protocols.kserve.site import Site
 from weir.protocols.settings import HttpSettings
 from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
@@ -54,7 +54,7 @@ def item(document: bytes, model: str, id: str = "", **parameters: Any) -> Infere
 class Rig:
     """A running server, and a channel to it."""
 
-    def __init__(self, site: Site, server: GrpcServer, channel: Any) -> None:
+    def __init__(self, site: KServeContext, server: GrpcServer, channel: Any) -> None:
         self.site = site
         self.server = server
         self.channel = channel
@@ -88,7 +88,7 @@ async def serving(
     registry = Registry(list(services))
     kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
     allowed = Control(ControlSettings(**(control or {})))
-    site = Site(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
+    site = KServeContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
     server = GrpcServer(site, GrpcSettings(grpc_port=0, **settings), http_settings)
     async with AsyncExitStack() as stack:
         await registry.start()

@@ -30,7 +30,7 @@ from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.opening import make_door
 from weir.protocols.grpc.server import GrpcServer, channel_options
 from weir.protocols.grpc.settings import GrpcSettings
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
 from weir.wire.inference import InferenceRequest, TensorValue
@@ -43,13 +43,13 @@ FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / 
 
 def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
     http_settings = HttpSettings(**(http or {}))
-    return GrpcServer(Site(Registry([]), http_settings), GrpcSettings(**settings), http_settings)
+    return GrpcServer(KServeContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings)
 
 
 def test_without_a_port_there_is_no_door() -> None:
     http = HttpSettings()
-    assert make_door(Site(Registry([]), http), GrpcSettings(), http) is None
-    assert isinstance(make_door(Site(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
+    assert make_door(KServeContext(Registry([]), http), GrpcSettings(), http) is None
+    assert isinstance(make_door(KServeContext(Registry([]), http), GrpcSettings(grpc_port=0), http), GrpcServer)
 
 
 @pytest.mark.parametrize("missing", ["grpc", "google.protobuf"])
@@ -66,7 +66,7 @@ def test_a_grpcio_whose_core_is_another_is_refused(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("weir.protocols.grpc.call.NEEDED", ("Server", "Nothing"))
     http = HttpSettings()
     with pytest.raises(SettingsError, match=r"grpc_port=0: grpcio 1\.\S+ has no Nothing in its core"):
-        make_door(Site(Registry([]), http), GrpcSettings(grpc_port=0), http)
+        make_door(KServeContext(Registry([]), http), GrpcSettings(grpc_port=0), http)
 
 
 def test_a_server_without_grpc_loads_none_of_it() -> None:

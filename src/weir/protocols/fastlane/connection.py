@@ -17,7 +17,7 @@ from weir.errors import Overloaded, TooLarge, WeirError
 from weir.manager.delivery import discard
 from weir.protocols.fastlane.body import BlockPlace, Buffer, Place, fill
 from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning
-from weir.protocols.fastlane.link import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, Link, draining
+from weir.protocols.fastlane.response_writer import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, ResponseWriter, draining
 from weir.protocols.fastlane.responses import CONTINUE
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.wire.pickles import LARGE_BYTES
@@ -25,8 +25,8 @@ from weir.workers.executor import Block
 
 if TYPE_CHECKING:
     from weir.manager.service import Service
-    from weir.protocols.fastlane.lane import Lane
-    from weir.protocols.fastlane.plan import HotRequest, Plan
+    from weir.protocols.fastlane.plan import HotRequest, RoutePlan
+    from weir.protocols.fastlane.shared import HttpShared
 
 _log = logging.getLogger("weir.http")
 
@@ -40,10 +40,10 @@ _FREE_BYTES = 4 << 10
 _SMALL_READ_BYTES = 8 << 10
 
 
-class Connection(Link):
+class Connection(ResponseWriter):
     """One connection; `lane` is what it shares with the others."""
 
-    def __init__(self, lane: "Lane") -> None:
+    def __init__(self, lane: "HttpShared") -> None:
         super().__init__(lane)
         self._searched = 0  # so many bytes of `_pending` hold no end of a head
         self._left = 0  # bytes to be skipped
@@ -177,7 +177,7 @@ class Connection(Link):
         self._searched = 0
         return True
 
-    def _begin(self, plan: "Plan", head: bytes) -> bool:
+    def _begin(self, plan: "RoutePlan", head: bytes) -> bool:
         if plan.hand_over:
             self._hand_over(head)
             return False
@@ -209,7 +209,7 @@ class Connection(Link):
             self._refuse(error)
         return True
 
-    def _begin_large(self, plan: "Plan") -> bool:
+    def _begin_large(self, plan: "RoutePlan") -> bool:
         try:
             place = self._reserve(plan)
         except WeirError as error:
@@ -239,7 +239,7 @@ class Connection(Link):
             self.lane.receiving.add(self)
         return fill(place, beginning)
 
-    def _reserve(self, plan: "Plan") -> Place:
+    def _reserve(self, plan: "RoutePlan") -> Place:
         """Return a place for the body. Raises Overloaded while there is none, TooLarge if there can be none."""
         if not plan.in_arena:
             return Buffer(plan.length, self.lane.account)
@@ -291,7 +291,7 @@ class Connection(Link):
         self.lane.receiving.discard(self)
         return True
 
-    def _dispatch(self, plan: "Plan", payload: bytes | Block) -> None:
+    def _dispatch(self, plan: "RoutePlan", payload: bytes | Block) -> None:
         self._request = request = plan.manner.request(self, plan, payload)
         self.phase = BUSY
         try:
@@ -299,14 +299,14 @@ class Connection(Link):
         except Exception as error:
             self._fail(request, plan, error)
 
-    def attempt(self, request: "HotRequest", plan: "Plan", step: Callable[[], None]) -> None:
+    def attempt(self, request: "HotRequest", plan: "RoutePlan", step: Callable[[], None]) -> None:
         """Take a step of the request in flight; what it raises is the request's end."""
         try:
             step()
         except Exception as error:
             self._fail(request, plan, error)
 
-    def _fail(self, request: "HotRequest", plan: "Plan", error: Exception) -> None:
+    def _fail(self, request: "HotRequest", plan: "RoutePlan", error: Exception) -> None:
         if not isinstance(error, WeirError):
             # Ours, or of a policy or executor of the user's own: the client shall not wait, nor the connection be lost.
             head = plan.head.partition(b"\r\n")[0].decode("latin-1")
@@ -332,7 +332,7 @@ class Connection(Link):
         answer = plan.manner.error_answer(error, plan.service)
         self.transport.write(self.lane.heads.head(*answer[:2], len(answer.body), close=False) + answer.body)
 
-    def hand_over(self, plan: "Plan", body: bytes) -> None:
+    def hand_over(self, plan: "RoutePlan", body: bytes) -> None:
         """Have the ASGI application answer the request in flight, and whatever comes after it."""
         self._request = None
         self._hand_over(plan.head, body)

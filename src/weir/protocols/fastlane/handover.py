@@ -22,7 +22,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
 
 if TYPE_CHECKING:
-    from weir.protocols.fastlane.lane import Lane
+    from weir.protocols.fastlane.shared import HttpShared
 
 
 # Seconds that the application gets to say that a body came too slowly, before the connection is closed without a word.
@@ -69,9 +69,9 @@ class HandOver:
         """Take the date for the answers of the next second."""
         self.state.default_headers = [(b"date", date)]
 
-    def go_on(self, lane: "Lane", transport: asyncio.Transport, replay: bytes) -> None:
+    def go_on(self, lane: "HttpShared", transport: asyncio.Transport, replay: bytes) -> None:
         """Take over the connection; `replay` has been read from it and not been answered."""
-        protocol = HandedOver(self, lane)
+        protocol = UvicornConnection(self, lane)
         transport.set_write_buffer_limits()
         transport.set_protocol(protocol)
         protocol.connection_made(transport)
@@ -82,7 +82,7 @@ class _Reader(httptools.HttpRequestParser):
     """llhttp, for which a request that wishes for another protocol has no body. Clients that would like HTTP/2 wish so with
     every request that they send."""
 
-    def __init__(self, protocol: "HandedOver") -> None:
+    def __init__(self, protocol: "UvicornConnection") -> None:
         super().__init__(protocol)
         self._protocol = protocol
         self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
@@ -116,7 +116,7 @@ class _Flow(FlowControl):
                 self.resume_reading()
 
 
-class HandedOver(Charged, HttpToolsProtocol):
+class UvicornConnection(Charged, HttpToolsProtocol):
     """uvicorn's protocol, which reads one request at a time and notes since when it has been waiting for the rest of a head or a body.
 
     uvicorn alone would make requests of all that comes, whether or not those before have their answers. Here what comes behind a
@@ -125,7 +125,7 @@ class HandedOver(Charged, HttpToolsProtocol):
 
     flow: _Flow
 
-    def __init__(self, hand_over: HandOver, lane: "Lane") -> None:
+    def __init__(self, hand_over: HandOver, lane: "HttpShared") -> None:
         super().__init__(hand_over.config, hand_over.state, {}, asyncio.get_running_loop())
         self._lane = lane
         self._claim = lane.account.claim()

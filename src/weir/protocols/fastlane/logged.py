@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.head import END_OF_HEAD
-from weir.protocols.fastlane.link import HEAD, IDLE
+from weir.protocols.fastlane.response_writer import HEAD, IDLE
 from weir.protocols.httplog import LEFT, HttpLog
 
 if TYPE_CHECKING:
-    from weir.protocols.fastlane.lane import Lane
-    from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.plan import RoutePlan
+    from weir.protocols.fastlane.shared import HttpShared
     from weir.workers.executor import Block
 
 _CONTINUE = b"HTTP/1.1 100"
@@ -48,7 +48,7 @@ class _Heard:
 class LoggedConnection(Connection):
     """A connection that tells `log` of its answers."""
 
-    def __init__(self, lane: "Lane", log: HttpLog) -> None:
+    def __init__(self, lane: "HttpShared", log: HttpLog) -> None:
         super().__init__(lane)
         self._log = log
         self._began = 0.0
@@ -87,7 +87,7 @@ class LoggedConnection(Connection):
         said = method[:_MOST].decode("latin-1") or "-", target or b"-", status, size_bytes, self._began
         self._log.answered(client, *said, protocol[:_MOST].decode("latin-1") or "-")
 
-    def _dispatch(self, plan: "Plan", payload: "bytes | Block") -> None:
+    def _dispatch(self, plan: "RoutePlan", payload: "bytes | Block") -> None:
         self._plan = plan
         self._told = False
         super()._dispatch(plan, payload)

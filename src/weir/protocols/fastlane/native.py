@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from weir.errors import WeirError
 from weir.model import is_tensor_model
-from weir.protocols.answers import Answer, error_answer
 from weir.protocols.fastlane.head import Head
-from weir.protocols.fastlane.plan import Plan
+from weir.protocols.fastlane.plan import RoutePlan
 from weir.protocols.fastlane.request import HttpRequest
-from weir.protocols.native import Ask, find_service, read_ask
+from weir.protocols.native import RequestHead, find_service, read_ask
 from weir.protocols.payloads import empty_body, may_be_empty
+from weir.protocols.response import HttpResponse, error_answer
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Native:
         self._registry = registry
         self._settings = settings
 
-    def complete(self, plan: Plan, head: Head, path: str) -> bool:
+    def complete(self, plan: RoutePlan, head: Head, path: str) -> bool:
         """See Manner."""
         ask = read_ask(self._registry, self._settings, head.method, path, head.headers)
         if ask is None:
@@ -52,12 +52,12 @@ class Native:
             return None
         return found[0] if found else None
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> Answer:
+    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
         """See Manner."""
         return error_answer(error, service.name if service else None, development=self._settings.development)
 
 
-def _is_hot(ask: Ask) -> bool:
+def _is_hot(ask: RequestHead) -> bool:
     """Lists, tensors and compressed bodies are made into work by the ASGI application; it writes streams, and asks deputies."""
     service = ask.service
     return not (ask.batch or ask.stream or ask.coding or service.deputy is not None or is_tensor_model(service.model))

@@ -6,9 +6,9 @@ from urllib.parse import unquote
 
 from weir.errors import Unauthorized, WeirError
 from weir.protocols.access import Access
-from weir.protocols.answers import Answer
+from weir.protocols.fastlane.byte_counter import Tally
 from weir.protocols.fastlane.head import Head
-from weir.protocols.fastlane.tally import Tally
+from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class HotRequest(Protocol):
         """The caller has left: nothing of it goes on, and nothing is written any more."""
 
 
-class Manner(Protocol):
+class RouteHandler(Protocol):
     """How the requests of one protocol are read and answered; native.py is one."""
 
     @property
@@ -63,21 +63,21 @@ class Manner(Protocol):
         """Whether the head of a request says which service it is for, and its `ask` is a HotAsk therefore."""
 
     @property
-    def request(self) -> "Callable[[Connection, Plan, Any], HotRequest]":
+    def request(self) -> "Callable[[Connection, RoutePlan, Any], HotRequest]":
         """What makes a request from its connection, its plan and its body: the class of its requests."""
 
-    def complete(self, plan: "Plan", head: Head, path: str) -> bool:
+    def complete(self, plan: "RoutePlan", head: Head, path: str) -> bool:
         """Complete `plan` for a request of this protocol to `path` (percent-decoded, without the query): set its `ask` and
         what follows from it. False: it is none, or ASGI had better take it. Raises the WeirError that refuses it."""
 
     def named(self, path: str) -> "Service | None":
         """Return the service that `path` asks for, as far as there is one."""
 
-    def error_answer(self, error: BaseException, service: "Service | None") -> Answer:
+    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
         """Return what is written for `error` when `service` was asked for."""
 
 
-class Plan:
+class RoutePlan:
     """What one head means. Depends on the head's bytes alone, for as long as registry and settings stay the same.
 
     Either `hand_over` is set, or `error` (the answer, whatever the body is), or `ask` (and `tally`, where the head says which service is asked).
@@ -90,7 +90,7 @@ class Plan:
 
     ask: Any  # of the kind that the manner's requests know: a HotAsk, where the head says which service is asked
     head: bytes  # as it came, without the empty line at its end
-    manner: Manner
+    manner: RouteHandler
     tally: Tally
 
     def __init__(self, head: Head) -> None:
@@ -108,10 +108,10 @@ class Plan:
         self.plain_up_to = -1
 
 
-def make_plan(head: Head, manners: Sequence[Manner], settings: HttpSettings, access: Access) -> Plan:
+def make_plan(head: Head, manners: Sequence[RouteHandler], settings: HttpSettings, access: Access) -> RoutePlan:
     """Decide what to do with a request. Never raises: what is wrong with the request is in the plan. One that lacks the server's key is for ASGI,
     which refuses it."""
-    plan = Plan(head)
+    plan = RoutePlan(head)
     if _is_for_asgi(head, settings) or not _may(head, access):
         plan.hand_over = True
         return plan
@@ -132,13 +132,13 @@ def make_plan(head: Head, manners: Sequence[Manner], settings: HttpSettings, acc
     return plan
 
 
-def _settle(plan: Plan, head: Head, settings: HttpSettings) -> None:
+def _settle(plan: RoutePlan, head: Head, settings: HttpSettings) -> None:
     plan.memorable = not (plan.expects_continue or any(name in _SECRETS for name in head.notable))
     if plan.manner.of_service:
         _settle_for(plan, plan.ask, settings)
 
 
-def _settle_for(plan: Plan, ask: HotAsk, settings: HttpSettings) -> None:
+def _settle_for(plan: RoutePlan, ask: HotAsk, settings: HttpSettings) -> None:
     plan.service = ask.service
     told_more = ask.explain or ask.request_id is not None or ask.service.tracing is not None
     if plan.keep_alive and not told_more:

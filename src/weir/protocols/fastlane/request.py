@@ -9,11 +9,11 @@ from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
 from weir.manager.delivery import discard
 from weir.messages import Dispatch, Kind
-from weir.protocols.answers import Answer, compressed, echo_headers, explain_headers, output_body, trace_headers
-from weir.protocols.fastlane.plan import HotAsk, Plan
+from weir.protocols.fastlane.plan import HotAsk, RoutePlan
 from weir.protocols.native import DOOR
 from weir.protocols.offloading import LONG_BODY, work_later
-from weir.protocols.payloads import Work, read_item
+from weir.protocols.payloads import QueueEntry, read_item
+from weir.protocols.response import HttpResponse, compressed, echo_headers, explain_headers, output_body, trace_headers
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
@@ -31,7 +31,7 @@ class HttpRequest(RequestBase):
 
     ask: Any  # as its manner knows it
 
-    def __init__(self, connection: "Connection", plan: Plan, payload: Any) -> None:
+    def __init__(self, connection: "Connection", plan: RoutePlan, payload: Any) -> None:
         # RequestBase's own constructor, with its keywords, takes twice the time; a test holds this one against it.
         ask: HotAsk = plan.ask
         self.payload = payload
@@ -112,7 +112,7 @@ class HttpRequest(RequestBase):
     def _read_item(self) -> Step:
         return partial(self._take_size, read_item(self.ask, self.payload))
 
-    def _take_size(self, work: Work) -> None:
+    def _take_size(self, work: QueueEntry) -> None:
         self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:
@@ -140,7 +140,7 @@ class HttpRequest(RequestBase):
         if ask.explain:
             headers += explain_headers(self.arrival, dispatch)
         if isinstance(output, bytes) or self._is_compressed(len(output.view)):
-            self._answer(Answer(200, headers, output_body(ask, output)))
+            self._answer(HttpResponse(200, headers, output_body(ask, output)))
         else:
             self._count(len(output.view))
             self.connection.answer_block(self.plan, headers + echo_headers(ask) + trace_headers(self), output)
@@ -148,7 +148,7 @@ class HttpRequest(RequestBase):
     def _is_compressed(self, size: int) -> bool:
         return bool(self.ask.accept_coding) and size > self.connection.lane.settings.compress_above
 
-    def _answer(self, answer: Answer) -> None:
+    def _answer(self, answer: HttpResponse) -> None:
         answer.headers.extend(echo_headers(self.ask))
         answer.headers.extend(trace_headers(self))
         if not self._is_compressed(len(answer.body)):
@@ -160,7 +160,7 @@ class HttpRequest(RequestBase):
             compression = loop.run_in_executor(None, compressed, answer, self.ask.accept_coding)
             compression.add_done_callback(lambda done: self._write(done.result()))
 
-    def _write(self, answer: Answer) -> None:
+    def _write(self, answer: HttpResponse) -> None:
         self._count(len(answer.body))
         self.connection.answer(self.plan, answer)
 

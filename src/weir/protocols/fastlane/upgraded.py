@@ -17,7 +17,7 @@ from weir.errors import WeirError
 
 if TYPE_CHECKING:
     from weir.protocols.account import Claim
-    from weir.protocols.fastlane.lane import Lane
+    from weir.protocols.fastlane.shared import HttpShared
 
 # Bytes that are parsed in one turn of the loop: of a large message, and of small ones, of which a turn shall not have many. Six are
 # a frame.
@@ -41,7 +41,7 @@ class Charged(asyncio.Protocol):
     is charged to the server's account until the connection is gone. To be named before uvicorn's class."""
 
     transport: asyncio.Transport
-    _lane: "Lane"
+    _lane: "HttpShared"
     _claim: "Claim"
     _held: bytearray  # has come, and was not parsed
     _unread = 0  # bytes written that the client has not read
@@ -95,7 +95,7 @@ class Upgraded(Charged, WebSocketsSansIOProtocol):
         self._reads_on = False  # in the next turn of the loop
         self._sending = asyncio.Lock()
 
-    def join(self, lane: "Lane") -> None:
+    def join(self, lane: "HttpShared") -> None:
         """Be one of the connections of `lane`; the request that opens it has been read."""
         self._lane = lane
         self._claim = lane.account.claim()

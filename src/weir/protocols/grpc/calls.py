@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 
 from weir.errors import CapacityError, InvalidRequest, WeirError
 from weir.protocols.account import CLAIM
-from weir.protocols.answers import error_value, retry_after
 from weir.protocols.grpc.call import Call, Left, Trailers
 from weir.protocols.grpc.core import Handler
+from weir.protocols.response import error_value, retry_after
 from weir.protocols.status import grpc_code
 from weir.wire.inference import ERROR_NAME
 from weir.wire.protobuf import Method

@@ -7,8 +7,8 @@ from typing import Any
 from weir.errors import InvalidRequest, brief
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import headers_of
-from weir.protocols.grpc.showing import filled
-from weir.protocols.kserve.site import Site
+from weir.protocols.grpc.metadata_calls import filled
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.offloading import off_loop
 from weir.protocols.repository import LoadArguments, is_of_repository, load_arguments
 from weir.wire.inference import Parameter
@@ -18,7 +18,7 @@ from weir.wire.kserve_grpc import read_parameters
 class Controlling:
     """The answers, one to each call of the same name."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: KServeContext) -> None:
         self._site = site
 
     # Models, as Triton has them.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from weir.errors import WeirError
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import DOOR, headers_of
-from weir.protocols.inferring import find, told
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve_inference import find, told
 from weir.protocols.offloading import off_loop, written
-from weir.protocols.regions import Memory, wants_regions
+from weir.protocols.shared_memory import Memory, wants_regions
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Read = tuple[Parsed, InferenceRequest | WeirError]
 
 
-def read(site: Site, call: Call, body: bytes) -> Read:
+def read(site: KServeContext, call: Call, body: bytes) -> Read:
     """Return the message in `body`, and the request that it is or what is wrong with it. Raises InvalidRequest if it is no message."""
     parsed = parse_request(body)
 
@@ -44,7 +44,7 @@ def read(site: Site, call: Call, body: bytes) -> Read:
         return parsed, error
 
 
-async def read_long(site: Site, call: Call, body: bytes) -> Read:
+async def read_long(site: KServeContext, call: Call, body: bytes) -> Read:
     """Return the same; what takes long is read in a thread."""
     return await off_loop(bytes_to_read(body), partial(read, site, call, body))
 
@@ -66,7 +66,7 @@ class Exchange:
 
     __slots__ = ("_memory", "_parsed", "_site", "call", "request", "service")
 
-    def __init__(self, site: Site, call: Call, parsed: Parsed, read: InferenceRequest | WeirError) -> None:
+    def __init__(self, site: KServeContext, call: Call, parsed: Parsed, read: InferenceRequest | WeirError) -> None:
         """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
         self.call = call
         self._site = site

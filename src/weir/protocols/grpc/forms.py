@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from weir.protocols.contents import response_of
-from weir.protocols.fastlane.memo import HeadMemo
+from weir.protocols.fastlane.head_cache import HeadMemo
 from weir.protocols.grpc.exchange import Writing
-from weir.protocols.payloads import Work
+from weir.protocols.payload import response_of
+from weir.protocols.payloads import QueueEntry
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import raw_at_end, response_pieces
 from weir.wire.tensors import DTYPES, Arrays
@@ -36,7 +36,7 @@ class Form:
     )  # fmt: skip
 
     def __init__(
-        self, body: bytes, request: InferenceRequest, service: "Service", work: Work, raw: list[tuple[int, int, int]]
+        self, body: bytes, request: InferenceRequest, service: "Service", work: QueueEntry, raw: list[tuple[int, int, int]]
     ) -> None:  # fmt: skip
         """Take the first request, and where in its `body` each of its raw tensors has its field, its bytes and its end."""
         self.model, self.version, self.work = request.model, request.version, work
@@ -103,7 +103,7 @@ class Forms:
                 return form
         return None
 
-    def learn(self, body: bytes, request: InferenceRequest, service: "Service", work: Work) -> None:
+    def learn(self, body: bytes, request: InferenceRequest, service: "Service", work: QueueEntry) -> None:
         """Remember the form of a request whose `work` is all that it is, if others may have it."""
         if len(body) > LONGEST or request.id or request.parameters or request.without_batch or not _is_plain(request):
             return

@@ -8,16 +8,16 @@ from weir.batching.request_state import RequestBase
 from weir.errors import Draining, WeirError
 from weir.messages import Dispatch
 from weir.model import is_tensor_model
-from weir.protocols.contents import response_of
 from weir.protocols.grpc.call import Call, Trailers
 from weir.protocols.grpc.calls import DOOR, in_task, refuse
 from weir.protocols.grpc.core import Handler
 from weir.protocols.grpc.exchange import Exchange, Writing, read, read_long, transferred
 from weir.protocols.grpc.forms import Form, Forms
-from weir.protocols.inferring import find, infer, works_for_one_answer
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve_inference import find, infer, works_for_one_answer
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
-from weir.protocols.payloads import Work
+from weir.protocols.payload import response_of
+from weir.protocols.payloads import QueueEntry
 from weir.telemetry.tracecontext import HEADER
 from weir.wire.kserve_grpc import bytes_to_read
 
@@ -32,7 +32,7 @@ class Inferred(RequestBase):
     __slots__ = ("_call", "_development", "_received_bytes", "_respond", "_service")
 
     def __init__(
-        self, call: Call, service: "Service", work: Work, timeout: float, priority: int, received_bytes: int,
+        self, call: Call, service: "Service", work: QueueEntry, timeout: float, priority: int, received_bytes: int,
         respond: Callable[[Any], bytes | Writing], *, development: bool,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -84,7 +84,7 @@ class Inferred(RequestBase):
 class Inference:
     """The handler of ModelInfer. Set `refusing` when no more requests are taken."""
 
-    def __init__(self, site: Site, *, development: bool) -> None:
+    def __init__(self, site: KServeContext, *, development: bool) -> None:
         self._site = site
         self._development = development
         self._forms = Forms()

@@ -3,13 +3,13 @@
 from weir.errors import SettingsError
 from weir.protocols.door import Door
 from weir.protocols.grpc.settings import GrpcSettings
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.settings import HttpSettings
 
 _LIBRARIES = ("grpc", "google")
 
 
-def make_door(site: Site, settings: GrpcSettings, http: HttpSettings) -> Door | None:
+def make_door(site: KServeContext, settings: GrpcSettings, http: HttpSettings) -> Door | None:
     """Return the door, not open yet; None if no port is given. Raises SettingsError if grpcio is not installed, or not one
     that will do."""
     if settings.grpc_port is None:

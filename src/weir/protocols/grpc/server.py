@@ -11,7 +11,7 @@ from weir.errors import SettingsError
 from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.services import Services
 from weir.protocols.grpc.settings import GrpcSettings
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.server import tls_context
 from weir.protocols.settings import HttpSettings
 
@@ -23,7 +23,7 @@ _NO_LIMIT = (1 << 31) - 1
 class GrpcServer:
     """Serves the models of `site` over gRPC, as the settings say; TLS and the default address are those of HTTP."""
 
-    def __init__(self, site: Site, settings: GrpcSettings, http: HttpSettings) -> None:
+    def __init__(self, site: KServeContext, settings: GrpcSettings, http: HttpSettings) -> None:
         self._settings = settings
         self._http = http
         self._site = site

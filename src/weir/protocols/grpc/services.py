@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from weir.errors import Overloaded, Unauthorized, WeirError
-from weir.protocols.grpc import refusing
+from weir.protocols.grpc import unsupported_calls
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import Answer, headers_of, in_task, parse, refuse, unary
 from weir.protocols.grpc.controlling import Controlling
@@ -13,10 +13,10 @@ from weir.protocols.grpc.core import Handler
 from weir.protocols.grpc.health import SERVICE as HEALTH
 from weir.protocols.grpc.health import Health
 from weir.protocols.grpc.inference import Inference
+from weir.protocols.grpc.metadata_calls import Showing
 from weir.protocols.grpc.reflection import VERSIONS, Reflection, service_of
-from weir.protocols.grpc.showing import Showing
 from weir.protocols.grpc.streaming import Streaming
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
 from weir.wire.protobuf import Method, methods
 
 INFERENCE = "inference.GRPCInferenceService"
@@ -34,13 +34,13 @@ ALL = (*OWN, HEALTH, *map(service_of, VERSIONS))
 class Services:
     """What answers each call: `handlers` are by its path. `most` requests of one stream may be under way."""
 
-    def __init__(self, site: Site, most: int, *, development: bool) -> None:
+    def __init__(self, site: KServeContext, most: int, *, development: bool) -> None:
         self._inference = Inference(site, development=development)
         self._streaming = Streaming(site, most, development=development)
         self._health = Health(site.registry, OWN)
         self._development = development
         self._access = site.access
-        answering = (Showing(site), Controlling(site), refusing)
+        answering = (Showing(site), Controlling(site), unsupported_calls)
         self.handlers: dict[str, Handler] = {
             method.path: unary(method, _answer(answering, method), development=development)
             for service in OWN

@@ -15,8 +15,8 @@ from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
 from weir.protocols.grpc.core import Handler
 from weir.protocols.grpc.exchange import Exchange, read_long, transferred
 from weir.protocols.grpc.inference import refusal
-from weir.protocols.inferring import stream
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve_inference import stream
 from weir.wire.inference import InferenceResponse
 from weir.wire.kserve_grpc import error_in_stream, in_stream
 
@@ -28,7 +28,7 @@ FINAL = "triton_final_response"
 class Streaming:
     """The handler of ModelStreamInfer. At most `most` requests of one stream are under way."""
 
-    def __init__(self, site: Site, most: int, *, development: bool) -> None:
+    def __init__(self, site: KServeContext, most: int, *, development: bool) -> None:
         self._site = site
         self._most = most
         self._development = development
@@ -63,7 +63,7 @@ class Streaming:
 class OneStream:
     """One call: reads requests, runs each in a task of its own, and writes what comes. They are charged to the account of `site`."""
 
-    def __init__(self, site: Site, call: Call, most: int, *, development: bool) -> None:
+    def __init__(self, site: KServeContext, call: Call, most: int, *, development: bool) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._site = site
         self._call = call

@@ -1,11 +1,11 @@
 """Bodies of inference requests: JSON, JSON with binary tensors after it, or one raw tensor; some inputs in shared memory."""
 
 from weir.errors import InvalidRequest
-from weir.protocols.codings import decompress
-from weir.protocols.describing import inputs_of
+from weir.protocols.compression import decompress
 from weir.protocols.kserve.heads import InferAsk
+from weir.protocols.metadata import inputs_of
 from weir.protocols.offloading import LONG_BODY
-from weir.protocols.regions import Memory
+from weir.protocols.shared_memory import Memory
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest
 from weir.wire.kserve_json import Body

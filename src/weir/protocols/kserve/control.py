@@ -4,28 +4,28 @@ from functools import partial
 from typing import Any
 
 from weir.errors import InvalidRequest, brief
-from weir.protocols.answers import Answer
 from weir.protocols.endpoint import Call
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.documents import count_of, document, flag_of, text_of
-from weir.protocols.kserve.site import Site
 from weir.protocols.offloading import off_loop
 from weir.protocols.repository import load_arguments
+from weir.protocols.response import HttpResponse
 
 
 class Changes:
     """The handlers; each answers one path."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: KServeContext) -> None:
         self._site = site
 
     # Models.
 
-    async def index(self, call: Call) -> Answer:
+    async def index(self, call: Call) -> HttpResponse:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
         states = self._site.manager.index(ready_only=flag_of(await call.document(), "ready"))
         return document([state._asdict() for state in states])
 
-    async def load(self, call: Call) -> Answer:
+    async def load(self, call: Call) -> HttpResponse:
         """Load a model of the repository, or load it anew."""
         self._check(call)
         whole = await call.document()
@@ -36,7 +36,7 @@ class Changes:
         await self._site.manager.load_model(call.path["model"], version=version, **said._asdict())
         return document({})
 
-    async def unload(self, call: Call) -> Answer:
+    async def unload(self, call: Call) -> HttpResponse:
         """Serve a model no longer."""
         self._check(call)
         dependents = flag_of(parameters_of(await call.document()), "unload_dependents")
@@ -46,13 +46,13 @@ class Changes:
 
     # Workers, as the AMD Inference Server has them.
 
-    async def load_worker(self, call: Call) -> Answer:
+    async def load_worker(self, call: Call) -> HttpResponse:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         self._check(call)
         endpoint = await self._site.manager.load_worker(call.path["worker"], await call.document())
-        return Answer(200, [(b"content-type", b"text/plain; charset=utf-8")], endpoint.encode())
+        return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], endpoint.encode())
 
-    async def unload_worker(self, call: Call) -> Answer:
+    async def unload_worker(self, call: Call) -> HttpResponse:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
         self._check(call)
         await self._site.manager.unload_worker(call.path["worker"])
@@ -60,12 +60,12 @@ class Changes:
 
     # Shared memory.
 
-    async def memory_status(self, call: Call) -> Answer:
+    async def memory_status(self, call: Call) -> HttpResponse:
         """List the regions, or show one."""
         self._check(call)
         return document(self._site.regions.status(call.path.get("region", "")))
 
-    async def register_memory(self, call: Call) -> Answer:
+    async def register_memory(self, call: Call) -> HttpResponse:
         """Open a region."""
         self._check(call)
         said = await call.document()
@@ -73,7 +73,7 @@ class Changes:
         self._site.regions.register(call.path["region"], key, offset, size)
         return document({})
 
-    async def unregister_memory(self, call: Call) -> Answer:
+    async def unregister_memory(self, call: Call) -> HttpResponse:
         """Close a region, or all."""
         self._check(call)
         self._site.regions.unregister(call.path.get("region", ""))

@@ -3,13 +3,13 @@
 from typing import Any, TypeVar
 
 from weir.errors import InvalidRequest, brief
-from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.kserve.replies import JSON_TYPE
+from weir.protocols.response import HttpResponse, encode_safely
 
 
-def document(value: Any) -> Answer:
+def document(value: Any) -> HttpResponse:
     """Return the answer that is this JSON document."""
-    return Answer(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(value))
+    return HttpResponse(200, [JSON_TYPE, (b"cache-control", b"no-store")], encode_safely(value))
 
 
 T = TypeVar("T", str, int, bool)

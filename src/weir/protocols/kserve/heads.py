@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported
 from weir.messages import KSERVE
-from weir.protocols.answers import Headers
-from weir.protocols.codings import accepted_coding, coding_of
-from weir.protocols.inferring import find
+from weir.protocols.compression import accepted_coding, coding_of
+from weir.protocols.kserve_inference import find
 from weir.protocols.native import check_length
+from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
     from weir.protocols.kserve.layouts import Layout
-    from weir.wire.kserve_outline import Outliner
+    from weir.wire.kserve_outline import BodyPeek
 
 HEADER_LENGTH = b"inference-header-content-length"
 
@@ -55,7 +55,7 @@ class InferAsk:
         self.request_id: bytes | None = None
         self.traceparent: str | None = None
         self.plain = False
-        self.outline: Outliner | None = None  # reads what the line must know of a JSON body that the worker decodes
+        self.outline: BodyPeek | None = None  # reads what the line must know of a JSON body that the worker decodes
         self.small_json = False  # the body is a JSON document that `outline` reads, and has few bytes
         self.last_header = b""  # JSON of the last body with binary tensors, whose layout is made if it comes again
         self.layout: Layout | None = None

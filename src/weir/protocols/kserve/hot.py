@@ -17,29 +17,29 @@ from weir.manager.service import Service
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
 from weir.protocols.account import arrays_size
-from weir.protocols.answers import Answer, trace_headers
-from weir.protocols.contents import Schedule, response_of, schedule_of, works_of
 from weir.protocols.fastlane.request import HttpRequest, Step
-from weir.protocols.inferring import find
 from weir.protocols.kserve.bodies import ZLIB, inflated, read_body, size_to_read
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.heads import InferAsk, named_in, read_head
 from weir.protocols.kserve.layouts import Layout, layout_of
 from weir.protocols.kserve.replies import Reply, error_answer, reply_to
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve_inference import find
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
-from weir.protocols.payloads import Work, as_work
-from weir.protocols.regions import Memory
+from weir.protocols.payload import Schedule, response_of, schedule_of, works_of
+from weir.protocols.payloads import QueueEntry, as_work
+from weir.protocols.response import HttpResponse, trace_headers
+from weir.protocols.shared_memory import Memory
 from weir.wire.inference import ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
 from weir.wire.kserve_json import Body
-from weir.wire.kserve_outline import Outline, Outliner
+from weir.wire.kserve_outline import BodyPeek, Outline
 from weir.wire.tensors import Arrays
 from weir.wire.values import SMALL_BODY
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
     from weir.protocols.fastlane.head import Head
-    from weir.protocols.fastlane.plan import Plan
+    from weir.protocols.fastlane.plan import RoutePlan
 
 
 _log = logging.getLogger("weir.http")
@@ -52,7 +52,7 @@ class KserveRequest(HttpRequest):
 
     __slots__ = ("asked", "layout", "memory")
 
-    def __init__(self, connection: "Connection", plan: "Plan", payload: Any) -> None:
+    def __init__(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> None:
         super().__init__(connection, plan, payload)
         self.asked: InferenceRequest | None = None
         self.layout: Layout | None = None
@@ -124,7 +124,7 @@ class KserveRequest(HttpRequest):
         (work,) = works_of(ask.service, asked)
         return partial(self._take_read, plain, asked, memory, work, schedule_of(asked.parameters))
 
-    def _undecoded(self, body: Body, outline: Outliner) -> Outline | None:
+    def _undecoded(self, body: Body, outline: BodyPeek) -> Outline | None:
         """Return what the line must know of a body that the worker can read; None if it cannot."""
         found = outline(body)
         return None if found.for_server or found.rows > self.ask.service.batching.max_batch_size else found
@@ -152,7 +152,7 @@ class KserveRequest(HttpRequest):
         self._take_work(layout.work, layout.schedule)
 
     def _take_read(
-        self, body: Body, asked: InferenceRequest, memory: Memory, work: Work, schedule: Schedule
+        self, body: Body, asked: InferenceRequest, memory: Memory, work: QueueEntry, schedule: Schedule
     ) -> None:  # fmt: skip
         """Take a body that was decoded here."""
         self.asked, self.memory = asked, memory
@@ -170,7 +170,7 @@ class KserveRequest(HttpRequest):
         memory: Memory = self.plan.manner.site.memory(host, self.ask.headers)  # type: ignore[attr-defined]  # of HotKserve
         return memory
 
-    def _learn(self, body: Body, asked: InferenceRequest, work: Work, schedule: Schedule) -> None:
+    def _learn(self, body: Body, asked: InferenceRequest, work: QueueEntry, schedule: Schedule) -> None:
         """Keep what the header means, if it has come before."""
         ask: InferAsk = self.ask
         if not 0 < (ask.header_length or 0) <= _MAX_HEADER or ask.service.needs_measure:
@@ -184,7 +184,7 @@ class KserveRequest(HttpRequest):
         """Return `arrays`, which are views of the body, with the place that it is in."""
         return ArenaArrays(arrays, self.payload) if is_block(self.payload) else arrays
 
-    def _take_work(self, work: Work, schedule: Schedule) -> None:
+    def _take_work(self, work: QueueEntry, schedule: Schedule) -> None:
         self.kind, self.content_type, self.accept = work.kind, work.content_type, work.accept
         self.rows, self.cost, self.key, self.large = work.rows, work.cost, work.key, work.large
         self.priority = schedule.priority
@@ -259,11 +259,11 @@ class HotKserve:
     of_service = True
     prefix = b"/v2"
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: KServeContext) -> None:
         self.site = site
-        self._outliners: WeakKeyDictionary[Service, Outliner] = WeakKeyDictionary()
+        self._outliners: WeakKeyDictionary[Service, BodyPeek] = WeakKeyDictionary()
 
-    def complete(self, plan: "Plan", head: "Head", path: str) -> bool:
+    def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
         """See Manner. Compressed bodies, items that differ in size and what a deputy answers are for the ASGI application."""
         site = self.site
         ask = read_head(site.registry, site.http, head.method, path, head.headers)
@@ -291,15 +291,15 @@ class HotKserve:
         except WeirError:
             return None
 
-    def error_answer(self, error: BaseException, service: Service | None) -> Answer:
+    def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
         """See Manner."""
         return error_answer(error, development=self.site.http.development)
 
-    def _outliner(self, service: Service) -> Outliner | None:
+    def _outliner(self, service: Service) -> BodyPeek | None:
         """Return what reads the outlines of JSON bodies; None if a hook of the service wants to see the tensors."""
         if isinstance(service.executor, HookedExecutor):
             return None
         outliner = self._outliners.get(service)
         if outliner is None:
-            outliner = self._outliners[service] = Outliner(service.model.inputs)
+            outliner = self._outliners[service] = BodyPeek(service.model.inputs)
         return outliner

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported, WeirError
 from weir.protocols.account import charge
-from weir.protocols.answers import Answer, compressed
 from weir.protocols.bodies import unless_left
-from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
-from weir.protocols.inferring import infer, stream, told
 from weir.protocols.kserve.bodies import inflated, read_body, size_to_read
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import JSON_TYPE, reply_to
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve_inference import infer, stream, told
+from weir.protocols.metadata import inputs_of
 from weir.protocols.native import DOOR
 from weir.protocols.offloading import off_loop, written
-from weir.protocols.regions import Memory
+from weir.protocols.response import HttpResponse, compressed
+from weir.protocols.shared_memory import Memory
 from weir.telemetry.tracecontext import CURRENT, Trace
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -33,10 +33,10 @@ _LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for 
 class Inference:
     """The handlers of POST /v2/models/{model}[/versions/{version}]/infer and generate."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: KServeContext) -> None:
         self._site = site
 
-    async def __call__(self, call: Call) -> Answer | None:
+    async def __call__(self, call: Call) -> HttpResponse | None:
         """Answer one request; None if the client leaves, whose request is cancelled then."""
         site, version = self._site, call.path.get("version")
         path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
@@ -59,7 +59,7 @@ class Inference:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
 
-    async def generate(self, call: Call) -> Answer | None:
+    async def generate(self, call: Call) -> HttpResponse | None:
         """Answer a flat object (Triton's generate extension) with one; None if the client leaves."""
         site, version = self._site, call.path.get("version")
         path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
@@ -77,7 +77,7 @@ class Inference:
         if response is None:
             return None
         body = await written(bytes_to_write(response), partial(write_generated, response))
-        answer = Answer(200, [JSON_TYPE], body)
+        answer = HttpResponse(200, [JSON_TYPE], body)
         for observer in ask.service.observers:
             observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
         return answer
@@ -113,7 +113,7 @@ async def one_answer(service: "Service", request: InferenceRequest, trace: Trace
     return answers[0]
 
 
-async def _compressed(answer: Answer, coding: str) -> Answer:
+async def _compressed(answer: HttpResponse, coding: str) -> HttpResponse:
     if len(answer.body) > _LONG_WORK:
         return await asyncio.to_thread(compressed, answer, coding)
     return compressed(answer, coding)

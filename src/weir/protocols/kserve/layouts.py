@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from weir.protocols.answers import Headers
-from weir.protocols.contents import Schedule
 from weir.protocols.kserve.replies import Reply
-from weir.protocols.payloads import Work
-from weir.protocols.regions import wants_regions
+from weir.protocols.payload import Schedule
+from weir.protocols.payloads import QueueEntry
+from weir.protocols.response import Headers
+from weir.protocols.shared_memory import wants_regions
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import contiguous_bytes
 from weir.wire.tensors import DTYPES, Arrays
@@ -35,7 +35,7 @@ class Layout:
     __slots__ = ("_places", "_replies", "asked", "header", "schedule", "wants_regions", "work")
 
     def __init__(
-        self, header: bytes, places: list[_Place], asked: InferenceRequest, work: Work, schedule: Schedule
+        self, header: bytes, places: list[_Place], asked: InferenceRequest, work: QueueEntry, schedule: Schedule
     ) -> None:
         self.header = header
         self.asked = asked
@@ -72,7 +72,7 @@ def _described(output: Arrays) -> tuple[Any, ...]:
 
 
 def layout_of(
-    header: bytes, body_length: int, asked: InferenceRequest, work: Work, schedule: Schedule
+    header: bytes, body_length: int, asked: InferenceRequest, work: QueueEntry, schedule: Schedule
 ) -> Layout | None:
     """Return the layout of a request that was read from `header` and the bytes after it, if these are all its inputs, and
     numbers."""

@@ -11,9 +11,9 @@ import numpy
 from weir import errors
 from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
-from weir.protocols.describing import ITEM_INPUTS, inputs_of, outputs_of
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.routes import PREFIX, offered
-from weir.protocols.kserve.site import Site
+from weir.protocols.metadata import ITEM_INPUTS, inputs_of, outputs_of
 from weir.protocols.schemas import Schema, example_value
 from weir.protocols.status import kserve_code
 from weir.wire.sse import CONTENT_TYPE
@@ -69,7 +69,7 @@ _INFERENCE = ("/infer", "/generate", "/infer_stream", "/generate_stream")
 _NAME = re.compile(r"\{(\w+)\}")
 
 
-def kserve_paths(site: Site) -> dict[str, Any]:
+def kserve_paths(site: KServeContext) -> dict[str, Any]:
     """Return the OpenAPI paths of everything that `site` offers; inference once for each model."""
     paths: dict[str, Any] = {}
     for (method, path), handler in offered(site).items():

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from weir.errors import WeirError
-from weir.protocols.answers import Answer, Headers, encode_safely, error_headers, error_value
 from weir.protocols.kserve.heads import HEADER_LENGTH
-from weir.protocols.regions import Memory
+from weir.protocols.response import Headers, HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.shared_memory import Memory
 from weir.protocols.status import kserve_code
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, write_response
@@ -20,9 +20,9 @@ class Reply(NamedTuple):
     headers: Headers
     parts: list[bytes | memoryview]
 
-    def as_answer(self) -> Answer:
+    def as_answer(self) -> HttpResponse:
         """Return it with the body in one piece."""
-        return Answer(200, self.headers, b"".join(self.parts))
+        return HttpResponse(200, self.headers, b"".join(self.parts))
 
 
 def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> Reply:
@@ -38,13 +38,13 @@ def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Mem
     return Reply([BINARY_TYPE, (HEADER_LENGTH, b"%d" % written.header_length)], written.parts)
 
 
-def error_answer(error: BaseException, *, development: bool = False) -> Answer:
+def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
     """Return the answer for `error`: `{"error": text}` with its code, its name in a header, and Retry-After or Allow where they
     belong."""
     headers = error_headers(error)
     if isinstance(error, WeirError):
         headers.append((ERROR_NAME.encode(), type(error).__name__.encode()))
-    return Answer(kserve_code(error), headers, encode_safely({"error": _text_of(error, development=development)}))
+    return HttpResponse(kserve_code(error), headers, encode_safely({"error": _text_of(error, development=development)}))
 
 
 def error_event(error: WeirError) -> bytes:

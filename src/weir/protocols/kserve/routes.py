@@ -11,14 +11,14 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import MethodNotAllowed, Unsupported
-from weir.protocols.answers import Answer, encode_safely
 from weir.protocols.endpoint import Call, Endpoint, Handler
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.control import Changes
 from weir.protocols.kserve.infer import Inference
 from weir.protocols.kserve.pages import Pages
 from weir.protocols.kserve.replies import JSON_TYPE, error_answer
-from weir.protocols.kserve.site import Site
 from weir.protocols.kserve.streams import Streams
+from weir.protocols.response import HttpResponse, encode_safely
 from weir.protocols.sending import as_response, inner_path
 
 PREFIX = "/v2"
@@ -35,7 +35,7 @@ _VERSIONED = re.compile(r"/models/\{model\}")
 class Kserve:
     """ASGI middleware that answers every path of the protocol and leaves the rest to `app`."""
 
-    def __init__(self, app: ASGIApp, site: Site) -> None:
+    def __init__(self, app: ASGIApp, site: KServeContext) -> None:
         self._app = app
         refuse = partial(error_answer, development=site.http.development)
         self._kserve = Starlette(
@@ -57,20 +57,20 @@ class Kserve:
         await (self._kserve if ours else self._app)(scope, receive, send)
 
 
-def handlers(site: Site) -> dict[tuple[str, str], Handler]:
+def handlers(site: KServeContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
     refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
     return every(site) | {("GET", "/"): Pages(site).server} | refused
 
 
-def offered(site: Site) -> dict[tuple[str, str], Handler]:
+def offered(site: KServeContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that this server really has."""
     missing: tuple[str, ...] = () if site.regions.allowed else ("/systemsharedmemory",)
     missing += () if site.has_manager else ("/repository", "/workers")
     return {(method, path): handler for (method, path), handler in every(site).items() if not path.startswith(missing)}
 
 
-def every(site: Site) -> dict[tuple[str, str], Handler]:
+def every(site: KServeContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that servers may have."""
     pages, changes, infer, streams = Pages(site), Changes(site), Inference(site), Streams(site)
     plain: dict[tuple[str, str], Handler] = {
@@ -114,7 +114,7 @@ def every(site: Site) -> dict[tuple[str, str], Handler]:
 def not_offered(path: str) -> Handler:
     """Return what answers a path of an extension that this server has not."""
 
-    async def refuse(call: Call) -> Answer:
+    async def refuse(call: Call) -> HttpResponse:
         raise Unsupported(f"{PREFIX}{path}: this server does not have this extension; GET {PREFIX} lists those it has")
 
     return refuse
@@ -127,4 +127,4 @@ async def _router_error(request: Request, error: Exception) -> Response:
         allow = sorted((error.headers or {}).get("Allow", "").split(", "))
         refusal = MethodNotAllowed(f"{request.method} {path}: takes {', '.join(allow)} only", details={"allow": allow})
         return as_response(error_answer(refusal))
-    return as_response(Answer(404, [JSON_TYPE], encode_safely({"error": f"{path}: there is no such path"})))
+    return as_response(HttpResponse(404, [JSON_TYPE], encode_safely({"error": f"{path}: there is no such path"})))

@@ -5,17 +5,17 @@ from contextlib import aclosing
 from functools import partial
 
 from weir.errors import Unsupported, WeirError
-from weir.protocols.answers import Answer, Headers
-from weir.protocols.describing import inputs_of
 from weir.protocols.endpoint import Call
 from weir.protocols.events import EventStream, Source
-from weir.protocols.inferring import Part, stream
 from weir.protocols.kserve.bodies import inflated, read_body, size_to_read
+from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.heads import InferAsk, read_head
 from weir.protocols.kserve.replies import error_answer, error_event
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve_inference import StreamPart, stream
+from weir.protocols.metadata import inputs_of
 from weir.protocols.native import DOOR
 from weir.protocols.offloading import off_loop, written
+from weir.protocols.response import Headers, HttpResponse
 from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -29,18 +29,18 @@ Write = Callable[[InferenceResponse], bytes]
 class Streams:
     """The handlers of POST /v2/models/{model}[/versions/{version}]/infer_stream and generate_stream."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: KServeContext) -> None:
         self._site = site
 
-    async def infer(self, call: Call) -> Answer | None:
+    async def infer(self, call: Call) -> HttpResponse | None:
         """Take an inference request as /infer does; each answer is written as JSON."""
         return await self._stream(call, self._read_infer, write_response)
 
-    async def generate(self, call: Call) -> Answer | None:
+    async def generate(self, call: Call) -> HttpResponse | None:
         """Take a flat object (Triton's generate extension); each answer is one too."""
         return await self._stream(call, _read_generate, write_generated)
 
-    async def _stream(self, call: Call, read: Read, write: Write) -> Answer | None:
+    async def _stream(self, call: Call, read: Read, write: Write) -> HttpResponse | None:
         site, version = self._site, call.path.get("version")
         path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
         ask = read_head(site.registry, site.http, "POST", path, call.headers, streams=True)
@@ -72,7 +72,7 @@ class Streams:
         return request
 
 
-def _refusal(named: Headers, error: BaseException) -> Answer:
+def _refusal(named: Headers, error: BaseException) -> HttpResponse:
     answer = error_answer(error)
     answer.headers.extend(named)
     return answer
@@ -82,6 +82,6 @@ def _read_generate(ask: InferAsk, call: Call) -> InferenceRequest:
     return read_generate(call.body, inputs_of(ask.service), ask.service.name, ask.version)
 
 
-async def _data(parts: AsyncIterator[Part], write: Write) -> AsyncIterator[bytes]:
+async def _data(parts: AsyncIterator[StreamPart], write: Write) -> AsyncIterator[bytes]:
     async for part in parts:
         yield await written(bytes_to_write(part.response), partial(write, part.response))

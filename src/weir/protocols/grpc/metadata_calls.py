@@ -7,10 +7,10 @@ from google.protobuf.json_format import ParseDict
 
 from weir.errors import ModelNotFound
 from weir.manager.hardware import find_hardware
-from weir.protocols.describing import config, device_count, metadata, server_metadata, statistics
 from weir.protocols.grpc.call import Call
-from weir.protocols.inferring import find
-from weir.protocols.kserve.site import Site
+from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve_inference import find
+from weir.protocols.metadata import config, device_count, metadata, server_metadata, statistics
 from weir.wire.protobuf import POOL, message
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def filled(name: str, said: Mapping[str, Any]) -> Any:
 class Showing:
     """The answers, one to each call of the same name."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: KServeContext) -> None:
         self._site = site
         self._registry = site.registry
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from weir.errors import Unsupported
 from weir.protocols.grpc.call import Call
-from weir.protocols.grpc.showing import filled
+from weir.protocols.grpc.metadata_calls import filled
 
 
 async def CudaSharedMemoryStatus(asked: Any, call: Call) -> Any:

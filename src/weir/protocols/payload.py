@@ -14,8 +14,8 @@ from weir.manager.delivery import is_block
 from weir.manager.service import LONGEST_TIMEOUT
 from weir.messages import JSON, Kind
 from weir.model import Tensor, is_tensor_model
-from weir.protocols.describing import ITEM_INPUTS, ITEM_OUTPUTS, outputs_of
-from weir.protocols.payloads import Work, as_work, tensor_work
+from weir.protocols.metadata import ITEM_INPUTS, ITEM_OUTPUTS, outputs_of
+from weir.protocols.payloads import QueueEntry, as_work, tensor_work
 from weir.wire.inference import (
     InferenceRequest,
     InferenceResponse,
@@ -79,7 +79,7 @@ def integer_of(name: str, value: Any, least: int, most: int) -> int:
 NO_WISH = Schedule(0, None)
 
 
-def works_of(service: "Service", request: InferenceRequest) -> list[Work]:
+def works_of(service: "Service", request: InferenceRequest) -> list[QueueEntry]:
     """Make work of `request`: one element, unless it holds items that differ in size.
 
     Raises RequestErrors naming tensor, value and rule.
@@ -115,7 +115,7 @@ def _quoted(text: bytes, index: int) -> bytes:
         raise InvalidRequest(f"tensor 'input'[{index}]: must be a text in UTF-8 ({error.reason})") from None
 
 
-def _measured(service: "Service", item: bytes, index: int) -> Work:
+def _measured(service: "Service", item: bytes, index: int) -> QueueEntry:
     try:
         measured = service.measure(decode(item, JSON))
     except WeirError as error:

@@ -8,17 +8,17 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from weir.protocols.fastlane.lane import Lane
+    from weir.protocols.fastlane.shared import HttpShared
 
 LINGER = 2.0  # seconds
 
 
-class Discard(asyncio.BufferedProtocol):
+class LingeringClose(asyncio.BufferedProtocol):
     """Throws away what comes until the peer closes, or the sweep has seen it for LINGER seconds."""
 
     busy = False
 
-    def __init__(self, lane: "Lane", transport: asyncio.Transport) -> None:
+    def __init__(self, lane: "HttpShared", transport: asyncio.Transport) -> None:
         self._lane = lane
         self._transport = transport
         self._since = lane.tick

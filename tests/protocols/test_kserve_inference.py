@@ -12,8 +12,8 @@ from weir.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, Uns
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.model import Measure, Model
-from weir.protocols.contents import NO_WISH, schedule_of
-from weir.protocols.inferring import find, infer
+from weir.protocols.kserve_inference import find, infer
+from weir.protocols.payload import NO_WISH, schedule_of
 from weir.testing import FakeClock, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue
 

@@ -10,8 +10,8 @@ import msgspec
 
 from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError, bounded
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Request
-from weir.protocols.codings import compress
-from weir.protocols.native import Ask
+from weir.protocols.compression import compress
+from weir.protocols.native import RequestHead
 from weir.protocols.status import http_code
 from weir.telemetry.tracecontext import Trace
 from weir.wire.tensors import to_plain, to_text
@@ -27,7 +27,7 @@ _SHORT_MESSAGE = 256  # characters
 _JSON_HEADER = (b"content-type", JSON.encode())
 
 
-class Answer(NamedTuple):
+class HttpResponse(NamedTuple):
     """A complete answer, but for Content-Length and what belongs to the connection."""
 
     status: int
@@ -42,12 +42,12 @@ class Ended(Request, Protocol):
     dispatch: Dispatch | None
 
 
-def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> Answer:
+def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> HttpResponse:
     """Return the answer for `error`: its code, its JSON body, and Retry-After, Allow or WWW-Authenticate where they belong.
 
     `model` is the name of the model that was asked for, if known. Only with `development` is a traceback shown.
     """
-    return Answer(http_code(error), error_headers(error), error_body(error, model, development=development))
+    return HttpResponse(http_code(error), error_headers(error), error_body(error, model, development=development))
 
 
 def error_headers(error: BaseException) -> Headers:
@@ -140,7 +140,7 @@ def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
     return headers
 
 
-def echo_headers(ask: Ask) -> Headers:
+def echo_headers(ask: RequestHead) -> Headers:
     """Return the headers that go back as they came: X-Request-Id."""
     return [] if ask.request_id is None else [(b"x-request-id", ask.request_id)]
 
@@ -151,7 +151,7 @@ def trace_headers(request: Any) -> Headers:
     return [(b"traceparent", trace.traceparent.encode())] if type(trace) is Trace else []
 
 
-def answer_of(ask: Ask, requests: Sequence[Ended], *, development: bool = False) -> Answer:
+def answer_of(ask: RequestHead, requests: Sequence[Ended], *, development: bool = False) -> HttpResponse:
     """Return the answer to `ask`, all of whose `requests` have ended. Blocks among the outputs are released.
 
     A list is answered with 200 whatever became of its items, unless it failed as a whole.
@@ -174,10 +174,10 @@ def answer_of(ask: Ask, requests: Sequence[Ended], *, development: bool = False)
     headers = [(b"content-type", ask.accept.encode())]
     if ask.explain and requests and requests[0].dispatch is not None:
         headers.extend(explain_headers(requests[0].arrival, requests[0].dispatch))
-    return Answer(200, headers, body)
+    return HttpResponse(200, headers, body)
 
 
-def output_body(ask: Ask, output: Any) -> bytes:
+def output_body(ask: RequestHead, output: Any) -> bytes:
     """Return the bytes of one output: it is bytes, a Block (which is released), or the tensors of a tensor model.
 
     Raises ModelError for tensors that cannot be written as the answer shall be.
@@ -195,7 +195,7 @@ def output_body(ask: Ask, output: Any) -> bytes:
         output.release()
 
 
-def tensors_body(ask: Ask, tensors: dict[str, Any]) -> bytes | ModelError:
+def tensors_body(ask: RequestHead, tensors: dict[str, Any]) -> bytes | ModelError:
     """Return the bytes of tensors, or why they cannot be written as the answer shall be; nobody has been told of that."""
     try:
         said = to_text if ask.accept == JSON else to_plain
@@ -206,17 +206,17 @@ def tensors_body(ask: Ask, tensors: dict[str, Any]) -> bytes | ModelError:
         return failure
 
 
-def _body_or_error(ask: Ask, end: Any) -> bytes | WeirError:
+def _body_or_error(ask: RequestHead, end: Any) -> bytes | WeirError:
     try:
         return end if isinstance(end, WeirError) else output_body(ask, end)
     except WeirError as error:
         return error
 
 
-def compressed(answer: Answer, coding: str) -> Answer:
+def compressed(answer: HttpResponse, coding: str) -> HttpResponse:
     """Return `answer` with its body in `coding`."""
     headers = [*answer.headers, (b"content-encoding", coding.encode()), (b"vary", b"accept-encoding")]
-    return Answer(answer.status, headers, compress(answer.body, coding))
+    return HttpResponse(answer.status, headers, compress(answer.body, coding))
 
 
 def batch_body(

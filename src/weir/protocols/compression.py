@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import zstandard
 
 from weir.errors import InvalidRequest, TooLarge, UnsupportedMediaType
-from weir.protocols.media import weighted
+from weir.protocols.content_negotiation import weighted
 
 CODINGS = ("zstd", "gzip", "deflate")  # the better one first
 _WINDOWS = {"gzip": 31, "deflate": 15}  # how zlib is told which of its formats it is

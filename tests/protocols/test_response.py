@@ -12,8 +12,8 @@ from weir import errors
 from weir.manager.registry import Registry
 from weir.manager.service import Service
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
-from weir.protocols.answers import answer_of, batch_body, encode_safely, error_answer, explain_headers, output_body
-from weir.protocols.native import Ask, read_ask
+from weir.protocols.native import RequestHead, read_ask
+from weir.protocols.response import answer_of, batch_body, encode_safely, error_answer, explain_headers, output_body
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeBlock, FakeExecutor, FakeRequest
 
@@ -26,7 +26,7 @@ class Ended(FakeRequest):
         self.end = end
 
 
-def ask_for(model: Any, path: str = "/inference", **headers: str) -> Ask:
+def ask_for(model: Any, path: str = "/inference", **headers: str) -> RequestHead:
     registry = Registry([Service(model, executor=FakeExecutor())])
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     ask = read_ask(registry, HttpSettings(), "POST", path, given)

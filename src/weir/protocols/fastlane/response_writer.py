@@ -9,15 +9,15 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
 from weir.errors import DeadlineExceeded, Draining, WeirError
-from weir.protocols.answers import Answer, Headers
-from weir.protocols.fastlane.discard import Discard
+from weir.protocols.fastlane.lingering_close import LingeringClose
+from weir.protocols.response import Headers, HttpResponse
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
     from weir.protocols.account import Claim
     from weir.protocols.fastlane.body import Place
-    from weir.protocols.fastlane.lane import Lane
-    from weir.protocols.fastlane.plan import HotRequest, Manner, Plan
+    from weir.protocols.fastlane.plan import HotRequest, RouteHandler, RoutePlan
+    from weir.protocols.fastlane.shared import HttpShared
 
 
 class Phase(IntEnum):
@@ -37,13 +37,13 @@ IDLE, HEAD, BODY, LARGE, SKIP, BUSY, OVER = Phase
 _BEGINNING = 64  # bytes of a request that hold its method, and enough of its target
 
 
-class Link(asyncio.BufferedProtocol):
+class ResponseWriter(asyncio.BufferedProtocol):
     """The writing part of a connection."""
 
     transport: asyncio.Transport
-    _plan: "Plan"
+    _plan: "RoutePlan"
 
-    def __init__(self, lane: "Lane") -> None:
+    def __init__(self, lane: "HttpShared") -> None:
         self.lane = lane
         self.phase = IDLE
         self._since = lane.tick  # when the phase began, or the peer stopped to read
@@ -112,7 +112,7 @@ class Link(asyncio.BufferedProtocol):
         if self._pending:
             self._advance()
 
-    def answer(self, plan: "Plan", answer: Answer) -> None:
+    def answer(self, plan: "RoutePlan", answer: HttpResponse) -> None:
         """Write `answer` for the request in flight, and go on or close as `plan` says."""
         if self.phase is OVER:  # the peer has left while the answer was being compressed
             return
@@ -121,7 +121,7 @@ class Link(asyncio.BufferedProtocol):
         self.transport.write(head + answer.body)
         self._answered(close)
 
-    def answer_block(self, plan: "Plan", headers: Headers, block: Block) -> None:
+    def answer_block(self, plan: "RoutePlan", headers: Headers, block: Block) -> None:
         """Write the answer in `block`, and release it when the kernel has taken it whole."""
         close = self.lane.draining or not plan.keep_alive
         head = self.lane.heads.head(200, headers, len(block.view), close=close)
@@ -134,7 +134,7 @@ class Link(asyncio.BufferedProtocol):
             self.transport.set_write_buffer_limits()
         self._answered(close)
 
-    def answer_parts(self, plan: "Plan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
+    def answer_parts(self, plan: "RoutePlan", headers: Headers, parts: Sequence[bytes | memoryview]) -> None:
         """Write an answer of `parts`, from where they are; they live until the kernel has taken them."""
         close = self.lane.draining or not plan.keep_alive
         head = self.lane.heads.head(200, headers, sum(map(len, parts)), close=close)
@@ -149,7 +149,7 @@ class Link(asyncio.BufferedProtocol):
             self.request_ended()
         self.lane.ended.set()
 
-    def _manner(self) -> "Manner":
+    def _manner(self) -> "RouteHandler":
         """How the request that is arriving is answered."""
         if self.phase in (BODY, LARGE, SKIP):
             return self._plan.manner
@@ -163,12 +163,12 @@ class Link(asyncio.BufferedProtocol):
 
     # Leaving.
 
-    def _close_with(self, answer: Answer) -> None:
+    def _close_with(self, answer: HttpResponse) -> None:
         head = self.lane.heads.head(answer.status, answer.headers, len(answer.body), close=True)
         self.transport.write(head + answer.body)
         self._leave()
         self.lane.connections.discard(self)
-        Discard(self.lane, self.transport).start()
+        LingeringClose(self.lane, self.transport).start()
 
     def _close(self) -> None:
         self._leave()

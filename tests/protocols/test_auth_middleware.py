@@ -8,8 +8,8 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from weir.protocols.access import Access, AccessSettings
-from weir.protocols.answers import Answer
-from weir.protocols.gate import Gate
+from weir.protocols.auth_middleware import Gate
+from weir.protocols.response import HttpResponse
 
 SENT = {"Authorization": "Bearer k3y"}
 
@@ -19,8 +19,8 @@ async def reached(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.body", "body": scope["path"].encode()})
 
 
-def own(error: BaseException) -> Answer:
-    return Answer(401, [(b"content-type", b"text/plain")], b"own: " + str(error).encode())
+def own(error: BaseException) -> HttpResponse:
+    return HttpResponse(401, [(b"content-type", b"text/plain")], b"own: " + str(error).encode())
 
 
 GATE = Gate(reached, Access(AccessSettings(api_key="k3y")), {"/own": own}, 1.0)

@@ -8,14 +8,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Unauthorized
 from weir.protocols.access import Access
-from weir.protocols.answers import Answer, error_answer
 from weir.protocols.bodies import has_large_body
+from weir.protocols.response import HttpResponse, error_answer
 from weir.protocols.sending import inner_path, send_answer, send_early
 
 # What probes ask: they have no key.
 OPEN = frozenset(("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))
 
-Refuse = Callable[[BaseException], Answer]
+Refuse = Callable[[BaseException], HttpResponse]
 
 _DENIAL = "websocket.http.response"
 _BASIC = (b"www-authenticate", b'Basic realm="weir"')
@@ -65,7 +65,7 @@ def with_key(document: dict[str, Any]) -> dict[str, Any]:
     return said
 
 
-async def _deny(answer: Answer, scope: Scope, send: Send) -> None:
+async def _deny(answer: HttpResponse, scope: Scope, send: Send) -> None:
     if _DENIAL not in scope.get("extensions", {}):
         return await send({"type": "websocket.close"})  # which servers answer with 403
 

@@ -8,11 +8,11 @@ from weir.manager.delivery import discard
 from weir.manager.streamed import Streamed
 from weir.messages import Kind
 from weir.protocols.asking import Asked
-from weir.protocols.contents import response_of, schedule_of, works_of
-from weir.protocols.describing import config as config
-from weir.protocols.describing import metadata as metadata
-from weir.protocols.describing import server_metadata as server_metadata
-from weir.protocols.payloads import Work
+from weir.protocols.metadata import config as config
+from weir.protocols.metadata import metadata as metadata
+from weir.protocols.metadata import server_metadata as server_metadata
+from weir.protocols.payload import response_of, schedule_of, works_of
+from weir.protocols.payloads import QueueEntry
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ async def infer(
 
 def works_for_one_answer(
     service: "Service", request: InferenceRequest, door: str, timeout: float | None
-) -> tuple[list[Work], float, int]:  # fmt: skip
+) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return what `request` is to the line of a model that gives one answer, its timeout and its priority. Raises as `infer`
     does; the observers have been told."""
     if service.streaming:
@@ -66,7 +66,7 @@ def works_for_one_answer(
     return _read(service, request, door, timeout)
 
 
-class Part(NamedTuple):
+class StreamPart(NamedTuple):
     """One of several answers. `last`: the model said that it is; the end may also come without that."""
 
     response: InferenceResponse
@@ -80,13 +80,13 @@ async def stream(
     door: str,
     timeout: float | None = None,  # noqa: ASYNC109 - the line's
     trace: Any = None,
-) -> AsyncGenerator[Part, None]:
+) -> AsyncGenerator[StreamPart, None]:
     """Yield the answers to `request`; of a model that does not stream, its one.
 
     Leaving (`aclose`, or cancelling the task) ends the request at the model too. For the rest see `infer`.
     """
     if not service.streaming:
-        yield Part(await infer(service, request, door=door, timeout=timeout, trace=trace), True)
+        yield StreamPart(await infer(service, request, door=door, timeout=timeout, trace=trace), True)
         return
     works, limit, priority = _read(service, request, door, timeout)
     if len(works) > 1 or (works[0].kind is Kind.ITEMS and works[0].rows > 1):
@@ -105,14 +105,14 @@ async def stream(
                 output, last = await streamed.read()
             except StopAsyncIteration:
                 return
-            yield Part(response_of(service, request, [work.kind], [output]), last)
+            yield StreamPart(response_of(service, request, [work.kind], [output]), last)
     finally:
         streamed.close()
 
 
 def _read(
     service: "Service", request: InferenceRequest, door: str, timeout: float | None
-) -> tuple[list[Work], float, int]:  # fmt: skip
+) -> tuple[list[QueueEntry], float, int]:  # fmt: skip
     """Return what `request` is to the line, its timeout and its priority."""
     try:
         schedule = schedule_of(request.parameters)
@@ -131,7 +131,7 @@ def told(service: "Service", door: str, error: WeirError) -> WeirError:
 
 
 async def _ended(
-    service: "Service", works: list[Work], limit: float, priority: int, door: str, trace: Any
+    service: "Service", works: list[QueueEntry], limit: float, priority: int, door: str, trace: Any
 ) -> list[Any]:
     """Run `works` and return their outputs, in order. Raises the first error; the others are withdrawn then."""
     requests: list[Asked] = []
@@ -149,7 +149,7 @@ async def _ended(
         raise
 
 
-def _said(work: Work, priority: int, door: str, trace: Any) -> dict[str, Any]:
+def _said(work: QueueEntry, priority: int, door: str, trace: Any) -> dict[str, Any]:
     return {
         "kind": work.kind, "content_type": work.content_type, "accept": work.accept, "rows": work.rows,
         "cost": work.cost, "key": work.key, "large": work.large, "priority": priority, "door": door,

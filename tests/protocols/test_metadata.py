@@ -7,7 +7,7 @@ from examples.tensors import Affine
 from weir._version import __version__
 from weir.manager.service import Service
 from weir.model import Model, Tensor
-from weir.protocols.describing import EXTENSIONS, config, metadata, server_metadata
+from weir.protocols.metadata import EXTENSIONS, config, metadata, server_metadata
 
 
 class Echo(Model):

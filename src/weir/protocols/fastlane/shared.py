@@ -9,14 +9,14 @@ from weir.errors import WeirError
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import Account
+from weir.protocols.fastlane.byte_counter import Tally
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
-from weir.protocols.fastlane.memo import HeadMemo
-from weir.protocols.fastlane.plan import Manner, Plan, make_plan
+from weir.protocols.fastlane.head_cache import HeadMemo
+from weir.protocols.fastlane.plan import RouteHandler, RoutePlan, make_plan
 from weir.protocols.fastlane.responses import Heads
-from weir.protocols.fastlane.tally import Tally
 from weir.protocols.httplog import HttpLog
-from weir.protocols.inferring import told
+from weir.protocols.kserve_inference import told
 from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
 from weir.workers.executor import Block
@@ -68,11 +68,11 @@ class Receiver(Protocol):
         """Go on in ordinary memory; False if there is no room."""
 
 
-class Lane:
+class HttpShared:
     """What all connections of a server share; one event loop, one thread."""
 
     def __init__(
-        self, manners: Sequence[Manner], settings: HttpSettings, observers: Sequence[Observer],
+        self, manners: Sequence[RouteHandler], settings: HttpSettings, observers: Sequence[Observer],
         hand_over: HandOver, *, clock: Callable[[], float], access: Access | None = None, account: Account | None = None,
         log: HttpLog | None = None,
     ) -> None:  # fmt: skip
@@ -95,7 +95,7 @@ class Lane:
         self.tick = 0.0  # the instant of the last sweep
         self.receiving: set[Receiver] = set()  # connections that receive a body into shared memory
         self._clock = clock
-        self._memo: HeadMemo[Plan] = HeadMemo()
+        self._memo: HeadMemo[RoutePlan] = HeadMemo()
         self.remembered = self._memo.find
         self._reader = HeadReader()
         self._tallies: dict[str, Tally] = {}
@@ -114,7 +114,7 @@ class Lane:
         end = self._buffer.find(END_OF_HEAD, 0, size)
         return (bytes(self.view[:end]), self.view[end + len(END_OF_HEAD) : size]) if end > 0 else (b"", self.view[:0])
 
-    def plan(self, head: bytes) -> Plan:
+    def plan(self, head: bytes) -> RoutePlan:
         """Return what `head` means. Raises InvalidRequest if it means nothing certain."""
         plan = self.remembered(head)
         if plan is None:
@@ -124,11 +124,11 @@ class Lane:
                 self._memo.offer(head, plan)
         return plan
 
-    def manner_of(self, target: bytes) -> Manner:
+    def manner_of(self, target: bytes) -> RouteHandler:
         """Return how a request to `target` is refused whose head means nothing, or is not there yet."""
         return next((manner for manner in self.manners[1:] if target.startswith(manner.prefix)), self.manners[0])
 
-    def _make_plan(self, head: Head) -> Plan:
+    def _make_plan(self, head: Head) -> RoutePlan:
         plan = make_plan(head, self.manners, self.settings, self._access)
         if plan.service is not None:
             plan.tally = self._tallies.setdefault(plan.service.label, Tally(plan.service))

@@ -6,7 +6,7 @@ from tests.protocols.models import Add, Blob, Echo, Reader, Shout
 from weir.errors import UnsupportedMediaType
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model
-from weir.protocols.media import accept_of, content_type_of, read_types, weighted, write_types
+from weir.protocols.content_negotiation import accept_of, content_type_of, read_types, weighted, write_types
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,19 @@ from typing import TYPE_CHECKING
 from weir.errors import Unsupported
 from weir.protocols.access import Access
 from weir.protocols.account import Account
-from weir.protocols.answers import Headers
 from weir.protocols.control import Control
-from weir.protocols.describing import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.kserve.settings import KserveSettings
-from weir.protocols.regions import Memory, Regions
+from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
+from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
+from weir.protocols.shared_memory import Memory, Regions
 
 if TYPE_CHECKING:
     from weir.manager.manager import Manager
     from weir.manager.registry import Registry
 
 
-class Site:
+class KServeContext:
     """The models of `registry`, who may call and who may control them, and the `manager` who changes them, if the server has one."""
 
     def __init__(
