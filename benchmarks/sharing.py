@@ -30,7 +30,7 @@ from rich.table import Table
 from weir import Model, Service
 from weir.bench.textserver import Running, text_server
 from weir.embedding.encoder import Encoder
-from weir.embedding.texts import Manner, Text
+from weir.embedding.texts import Text, TokenizeOptions
 from weir.errors import DeadlineExceeded, WeirError
 from weir.messages import Batch
 from weir.testing import FakeClock, FakeExecutor, whole
@@ -155,12 +155,12 @@ class Read(NamedTuple):
 class Lengths:
     """A tokenizer of texts that say whose they are and how long: "client number length"."""
 
-    def encode(self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner) -> list[Any]:
+    def encode(self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions) -> list[Any]:
         """Read texts."""
         said = [str(text).split() for text in texts]
         return [Read(int(client).to_bytes(4, "little") * int(length)) for client, _, length in said]
 
-    def split(self, text: Text, *, max_length: int, manner: Manner) -> list[Any]:
+    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> list[Any]:
         """Nobody asks."""
         return []
 

@@ -10,7 +10,7 @@ import numpy
 
 from weir import errors
 from weir.embedding.counts import Counts
-from weir.embedding.waste import Waste
+from weir.embedding.padding_metrics import Waste
 from weir.manager.repository.keys import KEYS, REFUSED, WARNED
 from weir.manager.repository.triton import FOREIGN, PLATFORMS
 from weir.messages import Reason

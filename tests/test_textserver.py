@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weir.embedding.said import TARGET, read_model
+from weir.embedding.model_spec import TARGET, read_model
 from weir.embedding.settings import CallerSettings
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError

@@ -90,7 +90,7 @@ class Request(Protocol):
     timeout: float
     deadline: float  # arrival + timeout
     large: bool  # shares with other sizes, as a single row does not
-    tag: float  # in a queue by length the lowest goes first, and among equals whoever arrived first (see embedding/shares.py)
+    tag: float  # in a queue by length the lowest goes first, and among equals whoever arrived first (see embedding/fair_queue.py)
     brief: bool  # part of what is done in a batch: in a queue by length, batches with such requests are short, so that they are done soon
     door: str  # "python", "http", ...
     trace: (

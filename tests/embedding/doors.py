@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from starlette.routing import BaseRoute
 
-from weir.embedding.calling import Models, Site
+from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.hot import HotTexts
@@ -28,7 +28,9 @@ MAX_TEXTS = 50
 class Served:
     """A running server: its address, a client of it, and what was counted."""
 
-    def __init__(self, server: HttpServer, client: httpx.AsyncClient, site: Site, ended: asyncio.Event) -> None:
+    def __init__(
+        self, server: HttpServer, client: httpx.AsyncClient, site: EmbeddingContext, ended: asyncio.Event
+    ) -> None:
         self.server = server
         self.url = server.address
         self.client = client
@@ -49,7 +51,7 @@ async def served(
     """Serve until the block ends, with the fast lane for small calls (of the models `hot`; None: of all) unless told otherwise."""
     settings, counts, ended = HttpSettings(port=0, **http), Counts(), asyncio.Event()
     models = Models({encoder.name: encoder for encoder in encoders})
-    site = Site(models, settings, MAX_TEXTS, counts)
+    site = EmbeddingContext(models, settings, MAX_TEXTS, counts)
     routes = routes_of(site, ended.set)
     names = list(models.encoders) if hot is None else hot
     manners = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, EncodeCall)] if fast else []
@@ -64,7 +66,7 @@ async def served(
         await server.stop()
 
 
-def routes_of(site: Site, end: Callable[[], None]) -> list[BaseRoute]:
+def routes_of(site: EmbeddingContext, end: Callable[[], None]) -> list[BaseRoute]:
     """Return the routes of both doors."""
     status = Status(site.models.encoders, site.clients)
     return [*OpenAI(site).routes(), *Encode(site, status, control=Control(), end=end).routes()]

@@ -13,7 +13,7 @@ from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, ve
 from weir import Service
 from weir.embedding import encoder as front
 from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder, release_free_memory
-from weir.embedding.gathering import Asking, TextRequest
+from weir.embedding.gathering import EncodeRequest, TextRequest
 from weir.embedding.pieces import highest_places
 from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
@@ -474,7 +474,7 @@ def test_nothing_holds_a_request_that_has_its_end(threads: int) -> None:
                 assert len((await of(encoder, texts, client=client, timeout=50.0 + bool(client))).counts) == 500
             await asyncio.sleep(0)
             gc.collect()
-            assert [each for each in gc.get_objects() if isinstance(each, (Asking, TextRequest))] == []
+            assert [each for each in gc.get_objects() if isinstance(each, (EncodeRequest, TextRequest))] == []
 
     asyncio.run(main())
 

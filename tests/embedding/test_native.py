@@ -14,7 +14,7 @@ from tests.embedding import tiny, tiny_tokens
 
 import weir.embedding
 from weir.embedding import EmbeddingServer
-from weir.embedding.items import Item, Wish
+from weir.embedding.items import Item, ItemOptions
 from weir.embedding.native import _Work
 from weir.embedding.texts import Encoded
 from weir.protocols.native import RequestHead
@@ -227,7 +227,7 @@ def test_of_many_wishes_only_some_are_under_way() -> None:
 
         ask = RequestHead(weir.Service(Model, executor="inline"), True)
         encoder: Any = Waiting()
-        items: list[Any] = [Item(str(place), Wish(prompt=f"{place}: ")) for place in range(1000)]
+        items: list[Any] = [Item(str(place), ItemOptions(prompt=f"{place}: ")) for place in range(1000)]
         ends: list[Any] = await _Work(encoder, ask, items, "one").ends(None)
         assert [end.numbers[0] for end in ends] == list(range(1000))
         assert (encoder.ended, encoder.most) == (1000, 64)

@@ -3,7 +3,7 @@
 from openapi_spec_validator import validate
 from tests.embedding.doors import routes_of
 
-from weir.embedding.calling import Models, Site
+from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.counts import Counts
 from weir.embedding.openapi import text_paths
 from weir.manager.registry import Registry
@@ -12,7 +12,7 @@ from weir.protocols.settings import HttpSettings
 
 
 def test_every_route_is_described_and_no_other() -> None:
-    routes = routes_of(Site(Models({}), HttpSettings(), 1, Counts()), lambda: None)
+    routes = routes_of(EmbeddingContext(Models({}), HttpSettings(), 1, Counts()), lambda: None)
     refused = "/v1/{path}"  # of whatever is none of the others
     assert {getattr(route, "path", "").replace(":path", "") for route in routes} == {refused, *text_paths()}
 

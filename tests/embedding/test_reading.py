@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from tests.embedding.text_models import Cut, Words
 
-from weir.embedding.reading import BRIEF_CHARACTERS, CHUNK, URGENT_CHARACTERS, Readers, Reading
-from weir.embedding.texts import Manner, Text
+from weir.embedding.reading import BRIEF_CHARACTERS, CHUNK, URGENT_CHARACTERS, Readers, TokenizeRequest
+from weir.embedding.texts import Text, TokenizeOptions
 from weir.errors import Draining, InvalidRequest, ModelError
 
 
@@ -30,7 +30,7 @@ def read(
     def done(results: Sequence[Any]) -> None:
         future.set_result(results)
 
-    readers.add(Reading(texts, max_length, True, done), characters if urgent else inf)
+    readers.add(TokenizeRequest(texts, max_length, True, done), characters if urgent else inf)
     return future
 
 
@@ -92,7 +92,7 @@ class Where(Words):
         self.threads: list[str] = []
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
     ) -> list[Cut | InvalidRequest]:
         """Read texts."""
         self.threads.append(threading.current_thread().name)
@@ -133,7 +133,7 @@ class Held(Words):
         self.reads = {name: threading.Event() for name in names}
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
     ) -> list[Cut | InvalidRequest]:
         """Read texts."""
         if texts[0] in self.gates:
@@ -199,7 +199,7 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
         """Raises at one text."""
 
         def encode(
-            self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+            self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
         ) -> list[Cut | InvalidRequest]:
             """Read texts."""
             found = super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from weir.embedding.texts import Manner, Text, Tokens
+from weir.embedding.texts import Text, TokenizeOptions, Tokens
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
 
@@ -33,7 +33,7 @@ class Words:
         self.fault: BaseException | None = None
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
     ) -> list[Cut | InvalidRequest]:
         """Read texts."""
         self.began.set()
@@ -56,7 +56,7 @@ class Words:
         second = len(numbers[0]) if len(numbers) > 1 else 0
         return Cut(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
-    def split(self, text: Text, *, max_length: int, manner: Manner) -> list[Cut] | InvalidRequest:
+    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> list[Cut] | InvalidRequest:
         """Read a long text in pieces, of a pair the first."""
         if isinstance(text, str) and text.startswith("whole"):
             return InvalidRequest("whole: must not be divided")

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from weir.embedding.asking import read_asked, read_document
-from weir.embedding.calling import Models, Site
+from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.counts import Counts
 from weir.embedding.openai import read_body
 from weir.errors import WeirError
@@ -35,7 +35,7 @@ MOST_TIMES = (
 )
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
-SITE = Site(Models({}), HttpSettings(), 100_000, Counts())
+SITE = EmbeddingContext(Models({}), HttpSettings(), 100_000, Counts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
 

@@ -5,7 +5,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from weir.embedding.calling import Site, check_text
+from weir.embedding.calling import EmbeddingContext, check_text
 from weir.embedding.jsons import read_json
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
@@ -33,7 +33,7 @@ class Asked(msgspec.Struct):
     whole_words: bool = False
 
 
-def read_document(body: bytes, content_type: str, site: Site) -> dict[str, Any]:
+def read_document(body: bytes, content_type: str, site: EmbeddingContext) -> dict[str, Any]:
     """Read a body as far as that it is an object, or a form as one. Raises InvalidRequest; UnsupportedMediaType."""
     media = content_type.partition(";")[0].strip().lower()
     if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
@@ -51,7 +51,7 @@ def read_document(body: bytes, content_type: str, site: Site) -> dict[str, Any]:
     return said
 
 
-def read_asked(said: dict[str, Any], site: Site) -> Asked:
+def read_asked(said: dict[str, Any], site: EmbeddingContext) -> Asked:
     """Return what an object says. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
     for name in said:
         if name not in _FIELDS:
@@ -88,7 +88,7 @@ def read_field(said: dict[str, Any], name: str, kind: type[Any], default: Any) -
     return value
 
 
-def _texts(said: dict[str, Any], site: Site) -> list[Text]:
+def _texts(said: dict[str, Any], site: EmbeddingContext) -> list[Text]:
     texts = said.get("texts")
     if not isinstance(texts, list):
         raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
@@ -126,7 +126,7 @@ def _pair(text: Any, where: str) -> Text:
     raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
 
 
-def _read_form(body: bytes, site: Site) -> dict[str, Any]:
+def _read_form(body: bytes, site: EmbeddingContext) -> dict[str, Any]:
     """Read a form: `texts` comes once for each text; words of one text have a space between."""
     try:
         if body.count(b"&") > site.max_texts + 16:

@@ -75,7 +75,7 @@ class TextCall:
     encoder: Encodes
 
     def __init__(
-        self, site: "Site", headers: Headers, peer: str | None, body: bytes, *, caller: Caller | None = None, asgi: Call | None = None
+        self, site: "EmbeddingContext", headers: Headers, peer: str | None, body: bytes, *, caller: Caller | None = None, asgi: Call | None = None
     ) -> None:  # fmt: skip
         self.site = site
         self.headers = headers
@@ -85,7 +85,7 @@ class TextCall:
         self.asgi = asgi
 
     @classmethod
-    async def answer_to(cls, call: Call, site: "Site") -> HttpResponse | None:
+    async def answer_to(cls, call: Call, site: "EmbeddingContext") -> HttpResponse | None:
         """Return the answer to `call`, whatever becomes of it; None: nothing is left to say."""
         one = cls(site, call.headers, call.peer, call.body, asgi=call)
         try:
@@ -114,14 +114,16 @@ class TextCall:
         return self.refusal(self.site, error, self.model)
 
     @classmethod
-    def refusal(cls, site: "Site", error: BaseException, model: str = "", identity: Any = None) -> HttpResponse:
+    def refusal(
+        cls, site: "EmbeddingContext", error: BaseException, model: str = "", identity: Any = None
+    ) -> HttpResponse:
         """Return the answer for `error`, which is counted for `model` ("": it is not known); `identity` is what the caller calls his call."""
         answer = cls.error_answer(site, error, identity)
         site.counts.refused(model, cls.door, answer.status)
         return answer
 
     @staticmethod
-    def error_answer(site: "Site", error: BaseException, identity: Any) -> HttpResponse:
+    def error_answer(site: "EmbeddingContext", error: BaseException, identity: Any) -> HttpResponse:
         """Return the answer for `error` in the door's words."""
         raise NotImplementedError  # each door has its own
 
@@ -208,7 +210,7 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
         leaving.cancel()
 
 
-class Site:
+class EmbeddingContext:
     """What the HTTP doors share: the models, settings, and who counts."""
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import Receive, Scope
 
-from weir.embedding.calling import Site
+from weir.embedding.calling import EmbeddingContext
 from weir.embedding.gathering import renamed
 from weir.embedding.native import NativeTexts
 from weir.embedding.tensors import INPUTS, Asked, arrays_of, outputs, read_request
@@ -29,7 +29,7 @@ _MANY = 5_000  # elements whose reading would keep the event loop for more than 
 class TextDeputy:
     """Has `encoder` answer. `of_tokens`: a text has a vector for each of its tokens."""
 
-    def __init__(self, site: Site, encoder: Encodes, *, of_tokens: bool = False) -> None:
+    def __init__(self, site: EmbeddingContext, encoder: Encodes, *, of_tokens: bool = False) -> None:
         self._site = site
         self._encoder = encoder
         self._native = NativeTexts(site, encoder)

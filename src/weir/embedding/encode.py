@@ -13,11 +13,11 @@ import msgspec
 from starlette.routing import Route
 
 from weir.embedding.asking import read_asked, read_document
-from weir.embedding.calling import Caller, Site, TextCall, truncated_places
+from weir.embedding.bert_status import client_fields
+from weir.embedding.calling import Caller, EmbeddingContext, TextCall, truncated_places
 from weir.embedding.jsons import as_json
 from weir.embedding.listing import Listing
 from weir.embedding.status import Status
-from weir.embedding.stock import client_fields
 from weir.embedding.texts import Encoded
 from weir.errors import InvalidRequest
 from weir.messages import JSON, MSGPACK
@@ -33,7 +33,7 @@ NAME = "encode"
 class Encode:
     """Answers the calls. `end` has the server end, for those whom `control` lets."""
 
-    def __init__(self, site: Site, status: Status, *, control: Control, end: Callable[[], None]) -> None:
+    def __init__(self, site: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
         self._site = site
         self._status = status
         self._control = control
@@ -108,7 +108,7 @@ class EncodeCall(TextCall):
         return self.refusal(self.site, error, self.model, self._identity)
 
     @staticmethod
-    def error_answer(site: Site, error: BaseException, identity: Any) -> HttpResponse:
+    def error_answer(site: EmbeddingContext, error: BaseException, identity: Any) -> HttpResponse:
         """Return the answer for `error` as bert-as-service says it."""
         return error_answer(error, identity, development=site.http.development)
 

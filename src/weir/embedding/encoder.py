@@ -14,11 +14,11 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from weir.embedding.accepted import Accepted
-from weir.embedding.gathering import Asking, Ready, TextRequest, distinct, named
+from weir.embedding.fair_queue import Shares
+from weir.embedding.gathering import EncodeRequest, Ready, TextRequest, distinct, named
 from weir.embedding.prompts import prompt_text
-from weir.embedding.reading import CHUNK, Read, Readers, Reading, Tokenizes
-from weir.embedding.shares import Shares
-from weir.embedding.texts import Encoded, Manner, Text, Tokens
+from weir.embedding.reading import CHUNK, Read, Readers, TokenizeRequest, Tokenizes
+from weir.embedding.texts import Encoded, Text, TokenizeOptions, Tokens
 from weir.embedding.tracing import CallTrace
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.protocols.account import CLAIM, charge
@@ -75,7 +75,7 @@ class Encoder:
         self._shortest = fixed_length or 1
         self._readers = Readers(tokenizer, threads, heard)
         self._many = MANY if threads else inf
-        self._shares: Shares[Asking] = Shares()
+        self._shares: Shares[EncodeRequest] = Shares()
         self._max_held = max_held
         self._held = 0  # texts of requests that have no end yet
         self._in_line = 0  # and how many of those the line has
@@ -139,12 +139,12 @@ class Encoder:
             timeout, limit = self._default_timeout(len(texts))
         if not 0 < timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={timeout!r}: must be more than 0 and at most {LONGEST_TIMEOUT:g} seconds")
-        manner = Manner(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
+        manner = TokenizeOptions(None if prompt is None else prompt_text(prompt, self._prompts), whole_words)
         loop = asyncio.get_running_loop()
         deadline = self._service.now() + timeout
         many = len(texts) > self._many
         unlike, places = await asyncio.to_thread(distinct, texts) if many else distinct(texts)
-        asking = Asking(
+        asking = EncodeRequest(
             unlike, places, door=door, caller=client or None, priority=priority,
             deadline=deadline, limit=limit, truncate=self._truncate if truncate is None else truncate,
             future=loop.create_future(), split=self._split and truncate is None, manner=manner,
@@ -172,7 +172,7 @@ class Encoder:
             f"timeout={longer:g} s, of {count} texts: the server's setting of {timeout:g} s holds for {SMALL}",
         )
 
-    async def _ended(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
+    async def _ended(self, asking: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
         """Have it done. Raises what it ends with."""
         self._accepted.begin()
         timer = None
@@ -199,7 +199,7 @@ class Encoder:
             give_back = partial(loop.run_in_executor, None, release_free_memory)
             self._giving_back = [loop.call_later(seconds, give_back) for seconds in GIVE_BACK]
 
-    def _begin(self, asking: Asking, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
+    def _begin(self, asking: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
         """Have it read; return the timer of what may still wait here when its time is over."""
         self._readers.start()
         count = len(asking.texts)
@@ -215,7 +215,7 @@ class Encoder:
 
     # Texts are read.
 
-    def _read_more(self, asking: Asking) -> None:
+    def _read_more(self, asking: EncodeRequest) -> None:
         """Have the next texts read, unless enough are waiting for their turn."""
         start = asking.read
         if asking.reading or start >= len(asking.texts) or len(asking.ready_texts) >= CHUNK:
@@ -226,14 +226,14 @@ class Encoder:
         if asking.trace is not None:
             asking.trace.reads()
         self._readers.add(
-            Reading(
+            TokenizeRequest(
                 chunk, self._max_length, asking.truncate, partial(self._read_chunk, asking, start), asking.split,
                 asking.manner,
             ),
             sum(map(_size, chunk)) if len(asking.texts) <= CHUNK else inf,
         )  # fmt: skip
 
-    def _read_chunk(self, asking: Asking, start: int, results: Sequence[Read]) -> None:
+    def _read_chunk(self, asking: EncodeRequest, start: int, results: Sequence[Read]) -> None:
         found, service = self._noted(asking, start, results), self._service
         if asking.ended:
             return
@@ -250,7 +250,7 @@ class Encoder:
         self._read_more(asking)
         self._pump()
 
-    def _has_memory(self, asking: Asking, start: int, count: int) -> bool:
+    def _has_memory(self, asking: EncodeRequest, start: int, count: int) -> bool:
         """Charge the vectors of tokens now that it is known how many there are: each text has as many as the longest. Tell whether there is room,
         or refuse the request."""
         longest = max(asking.counts[start : start + count], default=0)
@@ -265,7 +265,7 @@ class Encoder:
         asking.charged_tokens = longest
         return True
 
-    def _is_in_time(self, asking: Asking, found: Sequence[Ready]) -> bool:
+    def _is_in_time(self, asking: EncodeRequest, found: Sequence[Ready]) -> bool:
         """Refuse what cannot be done in time, as far as is known by now; tell whether it may go on. The texts not read yet are taken to be as
         long as those `found`."""
         now = self._service.now()
@@ -289,7 +289,7 @@ class Encoder:
             return rate * self._lengths / self._weight
         return self._tokens_per_second * service.ready_workers
 
-    def _noted(self, asking: Asking, start: int, results: Sequence[Read]) -> list[Ready]:
+    def _noted(self, asking: EncodeRequest, start: int, results: Sequence[Read]) -> list[Ready]:
         """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""
         asking.reading = False
         if asking.trace is not None:
@@ -332,7 +332,7 @@ class Encoder:
     def _cost(self, tokens: Tokens) -> float:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
-    def _put(self, asking: Asking, tag: float, now: float) -> bool:
+    def _put(self, asking: EncodeRequest, tag: float, now: float) -> bool:
         """Put the next text into the line; tell whether it was taken. What the line says against it is the end of the request."""
         service, ready = self._service, asking.ready_texts.popleft()
         request = TextRequest(self, service, asking, ready, self._cost(ready[2]), tag, now)
@@ -395,17 +395,17 @@ class Encoder:
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
 
-    def _expire(self, asking: Asking) -> None:
+    def _expire(self, asking: EncodeRequest) -> None:
         if not asking.is_sent:  # the line knows the deadlines of what is in it
             self._fail(asking, _too_late(asking))
 
-    def _fail(self, asking: Asking, error: WeirError) -> None:
+    def _fail(self, asking: EncodeRequest, error: WeirError) -> None:
         if not asking.ended:
             self._end(asking, error)
             # Not at once: the service may be in the middle of giving a batch its answers.
             asyncio.get_running_loop().call_soon(self._withdraw, asking)
 
-    def _end(self, asking: Asking, error: WeirError | None = None) -> None:
+    def _end(self, asking: EncodeRequest, error: WeirError | None = None) -> None:
         """Give the caller the end, and the place to others."""
         if asking.ended:
             return
@@ -415,13 +415,13 @@ class Encoder:
         self._shares.leave(asking.key, asking)
         self._pump_soon()  # the next of this caller may have been ready long since
 
-    def _withdraw(self, asking: Asking) -> None:
+    def _withdraw(self, asking: EncodeRequest) -> None:
         """Take what is left of it out of the line."""
         for request in list(asking.under_way):
             request.service.cancel(request)
             self._out_of_line(request)
 
-    def _encoded(self, asking: Asking, dimensions: int | None) -> Encoded:
+    def _encoded(self, asking: EncodeRequest, dimensions: int | None) -> Encoded:
         vectors = asking.array()
         if dimensions is not None and dimensions < vectors.shape[-1]:
             vectors = _shortened(vectors, dimensions, self._normalize)
@@ -446,7 +446,7 @@ def _size(text: Any) -> int:
     return len(text) if isinstance(text, (str, list)) else 1
 
 
-def _too_late(asking: Asking) -> WeirError:
+def _too_late(asking: EncodeRequest) -> WeirError:
     count = len(asking.texts)
     done = f": {count - asking.left} of {count} were" if count > 1 else ""
     return DeadlineExceeded(f"{asking.limit}: the deadline passed before all texts were computed{done}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from weir.embedding.pieces import Pieces
 from weir.embedding.reading import Tokenized
-from weir.embedding.texts import AS_THE_SERVER, Manner, Text, Tokens
+from weir.embedding.texts import AS_THE_SERVER, Text, TokenizeOptions, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.manager.call import InProcess
 from weir.messages import Dispatch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that
 
 
-class Asking:
+class EncodeRequest:
     """One request. `texts` are those that differ, `places` says for each text of the caller which of these it is (None: they all differ).
 
     `ready_texts` were read and are not in the line yet, `under_way` are those that are.
@@ -36,7 +36,7 @@ class Asking:
 
     def __init__(
         self, texts: list[Text], places: list[int] | None, *, door: str, caller: Any, priority: int, deadline: float, limit: str,
-        truncate: bool, future: "asyncio.Future[None]", split: bool = False, manner: Manner = AS_THE_SERVER,
+        truncate: bool, future: "asyncio.Future[None]", split: bool = False, manner: TokenizeOptions = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         count = len(texts)
         self.texts = texts
@@ -176,7 +176,14 @@ class TextRequest(InProcess):
     """One text in the line of `service`, or a piece of one: a request like any other, of which `encoder` hears the end."""
 
     def __init__(
-        self, encoder: "Encoder", service: "Service", asking: Asking, ready: Ready, cost: float, tag: float, now: float
+        self,
+        encoder: "Encoder",
+        service: "Service",
+        asking: EncodeRequest,
+        ready: Ready,
+        cost: float,
+        tag: float,
+        now: float,
     ) -> None:
         self.encoder = encoder
         self.service = service

@@ -9,7 +9,7 @@ from collections.abc import Container
 from contextvars import Context
 from typing import TYPE_CHECKING, Any
 
-from weir.embedding.calling import Caller, Site, TextCall
+from weir.embedding.calling import Caller, EmbeddingContext, TextCall
 from weir.embedding.encoder import SMALL
 from weir.errors import Cancelled, WeirError
 from weir.protocols.endpoint import identified
@@ -30,7 +30,7 @@ class HotTexts:
 
     of_service = False
 
-    def __init__(self, site: Site, kind: type[TextCall], models: Container[str]) -> None:
+    def __init__(self, site: EmbeddingContext, kind: type[TextCall], models: Container[str]) -> None:
         self.site = site
         self.kind = kind
         self.models = models

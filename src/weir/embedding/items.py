@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from weir.embedding.asking import read_field, read_text
-from weir.embedding.calling import Site, check_text
+from weir.embedding.calling import EmbeddingContext, check_text
 from weir.embedding.raw import KINDS
 from weir.embedding.texts import Encodes, Text
 from weir.errors import InvalidRequest, WeirError
@@ -17,7 +17,7 @@ _FIELDS = ("text", "pair", "is_tokenized", "dimensions", "truncate", "prompt")
 _ID_BYTES = 4
 
 
-class Wish(NamedTuple):
+class ItemOptions(NamedTuple):
     """What an item says besides its text; see Encodes.encode."""
 
     dimensions: int | None = None
@@ -30,10 +30,10 @@ class Item(NamedTuple):
     """One text, and what is wanted of it."""
 
     text: Text
-    wish: Wish = Wish()
+    wish: ItemOptions = ItemOptions()
 
 
-def read_items(ask: RequestHead, body: bytes, site: Site, encoder: Encodes) -> list[Item | WeirError]:
+def read_items(ask: RequestHead, body: bytes, site: EmbeddingContext, encoder: Encodes) -> list[Item | WeirError]:
     """Return the items in `body`, in order: one, unless a list was asked with; of these, one that is wrong is an error in its place.
 
     Raises InvalidRequest for a body that is wrong as a whole.
@@ -75,12 +75,12 @@ def _text_of(item: dict[str, Any]) -> Text:
     return check_text(item["text"], "text"), check_text(item["pair"], "pair")
 
 
-def _wish_of(item: dict[str, Any], encoder: Encodes) -> Wish:
+def _wish_of(item: dict[str, Any], encoder: Encodes) -> ItemOptions:
     dimensions = read_field(item, "dimensions", int, None)
     if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
         rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
         raise InvalidRequest(f"dimensions={dimensions}: {rule}")
-    return Wish(
+    return ItemOptions(
         dimensions, read_field(item, "truncate", bool, None), read_field(item, "prompt", str, None),
         bool(read_field(item, "is_tokenized", bool, False)),
     )  # fmt: skip

@@ -9,8 +9,8 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope
 
-from weir.embedding.calling import FOREIGN, TRUNCATED, Caller, Site, unless_left
-from weir.embedding.items import Item, Wish, read_items
+from weir.embedding.calling import FOREIGN, TRUNCATED, Caller, EmbeddingContext, unless_left
+from weir.embedding.items import Item, ItemOptions, read_items
 from weir.embedding.jsons import as_json
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, WeirError
@@ -40,7 +40,7 @@ End = Vector | WeirError
 class NativeTexts:
     """Answers requests by `encoder`."""
 
-    def __init__(self, site: Site, encoder: Encodes) -> None:
+    def __init__(self, site: EmbeddingContext, encoder: Encodes) -> None:
         self._site = site
         self._encoder = encoder
 
@@ -109,7 +109,7 @@ class _Work:
 
     async def ends(self, trace: Any) -> list[End]:
         """Return the end of each item. Raises CapacityError if that is the end of all of them."""
-        alike: dict[Wish, list[int]] = {}
+        alike: dict[ItemOptions, list[int]] = {}
         ends: list[Any] = list(self._items)
         for place, item in enumerate(self._items):
             if isinstance(item, Item):
@@ -131,7 +131,7 @@ class _Work:
         await asyncio.gather(*[encode_next() for _ in range(min(_AT_ONCE, len(alike)))])
         return ends
 
-    async def _encoded(self, wish: Wish, places: list[int], trace: Any, timeout: float) -> Encoded | WeirError:
+    async def _encoded(self, wish: ItemOptions, places: list[int], trace: Any, timeout: float) -> Encoded | WeirError:
         ask = self._ask
         texts: list[Text] = [item.text for place in places if isinstance(item := self._items[place], Item)]
         try:

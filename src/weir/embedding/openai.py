@@ -13,7 +13,7 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from weir.embedding.calling import Site, TextCall, check_text, truncated_places
+from weir.embedding.calling import EmbeddingContext, TextCall, check_text, truncated_places
 from weir.embedding.jsons import as_json, read_json
 from weir.embedding.listing import Listing
 from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
@@ -48,7 +48,7 @@ class Asked(msgspec.Struct):
 class OpenAI:
     """Answers the calls."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: EmbeddingContext) -> None:
         self._site = site
         self._since = int(time.time())
 
@@ -118,7 +118,7 @@ class EmbeddingsCall(TextCall):
         return await self.answer(encoded, partial(_written, encoder.name, asked.encoding_format))
 
     @staticmethod
-    def error_answer(site: Site, error: BaseException, identity: Any) -> HttpResponse:
+    def error_answer(site: EmbeddingContext, error: BaseException, identity: Any) -> HttpResponse:
         """Return the answer for `error` as OpenAI says it."""
         return error_answer(of_input(error), development=site.http.development)
 
@@ -143,7 +143,7 @@ def _as_base64(vectors: NDArray[Any]) -> list[str]:
     return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
 
 
-def read_body(body: bytes, site: Site) -> Asked:
+def read_body(body: bytes, site: EmbeddingContext) -> Asked:
     """Read the body of POST /v1/embeddings. Raises InvalidRequest whose details name the field (`param`)."""
     said = read_json(body)
     if not isinstance(said, dict):
@@ -166,7 +166,7 @@ def read_body(body: bytes, site: Site) -> Asked:
     )
 
 
-def _read_input(value: Any, site: Site) -> list[Text]:
+def _read_input(value: Any, site: EmbeddingContext) -> list[Text]:
     try:
         if isinstance(value, str):
             return [check_text(value, "input")]

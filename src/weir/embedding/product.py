@@ -8,24 +8,24 @@ from typing import Any
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
+from weir.embedding.bert_status import stock_fields
 from weir.embedding.budget import Budget
 from weir.embedding.calibration import Progress
-from weir.embedding.calling import Models, Site
+from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.clients import Clients
 from weir.embedding.counts import Counts
 from weir.embedding.deputy import TextDeputy
 from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.encoder import Encoder
-from weir.embedding.front import Front
 from weir.embedding.hot import HotTexts
+from weir.embedding.model_spec import read_model
 from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
+from weir.embedding.padding_metrics import Waste
 from weir.embedding.recipe import Pooling
-from weir.embedding.said import read_model
 from weir.embedding.settings import CallerSettings
 from weir.embedding.status import Status
-from weir.embedding.stock import stock_fields
-from weir.embedding.waste import Waste
+from weir.embedding.text_frontend import Front
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
@@ -57,7 +57,7 @@ class EmbeddingProduct:
         self._zeromq_door: ZeroMqDoor | None = None
         self._refusals: Mapping[str, Refuse] = {}
         self._context: DoorContext
-        self._site: Site
+        self._site: EmbeddingContext
         self._status: Status
 
     async def calibrate(self, progress: Callable[[str], Progress]) -> None:
@@ -89,7 +89,7 @@ class EmbeddingProduct:
             for front in self._fronts
         }
         self._status = Status(self._encoders, self._clients, self._stock_fields)
-        self._site = site = Site(
+        self._site = site = EmbeddingContext(
             Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
         self._deputies = {front.name: front.deputy(site, self._encoders[front.name]) for front in self._fronts}

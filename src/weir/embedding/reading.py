@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from weir.embedding.texts import AS_THE_SERVER, Manner, Text
+from weir.embedding.texts import AS_THE_SERVER, Text, TokenizeOptions
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 
 CHUNK = 64  # texts that a thread reads at once
@@ -47,11 +47,11 @@ class Tokenizes(Protocol):
     """What the front needs of a tokenizer; called by several threads at once."""
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: Manner
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
     ) -> "Sequence[Tokenized | InvalidRequest]":
         """Return what each text is, in order; an error in the place of one that is wrong."""
 
-    def split(self, text: Text, *, max_length: int, manner: Manner) -> "Sequence[Tokenized] | InvalidRequest":
+    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> "Sequence[Tokenized] | InvalidRequest":
         """Return a long text, or pair of texts, in pieces that the model can read; never asked for token ids."""
 
     def tokens(self, ids: bytes) -> list[str]:
@@ -61,7 +61,7 @@ class Tokenizes(Protocol):
 Read = Tokenized | list[Tokenized] | WeirError  # a list: the pieces of a text
 
 
-class Reading:
+class TokenizeRequest:
     """Texts of one request that are to be read together; `done` hears of it, on the event loop's thread. Those that are too long are
     cut with `truncate`, with `split` read in pieces, else refused."""
 
@@ -69,7 +69,7 @@ class Reading:
 
     def __init__(
         self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[Read]], None],
-        split: bool = False, manner: Manner = AS_THE_SERVER,
+        split: bool = False, manner: TokenizeOptions = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         self.split = split
         self.manner = manner
@@ -88,8 +88,8 @@ class Readers:
         self._tokenizer = tokenizer
         self._count = threads
         self._heard = heard
-        self._urgent: deque[Reading] = deque()
-        self._bulk: deque[Reading] = deque()
+        self._urgent: deque[TokenizeRequest] = deque()
+        self._bulk: deque[TokenizeRequest] = deque()
         # One entry for each reading that may be waiting; False: the end.
         self._for_first: SimpleQueue[bool] = SimpleQueue()
         self._for_rest: SimpleQueue[bool] = SimpleQueue() if threads > 1 else self._for_first
@@ -125,7 +125,7 @@ class Readers:
                 if self._loop is not None and not self._loop.is_closed():  # else nobody waits any more
                     reading.done([Draining("the server stopped before the texts were read")] * len(reading.texts))
 
-    def add(self, reading: Reading, characters: float) -> None:
+    def add(self, reading: TokenizeRequest, characters: float) -> None:
         """Have `reading`, of so many characters, read; infinity: it is not urgent, however many it has."""
         if not self._count:
             asyncio.get_running_loop().call_soon(self._read, [reading])
@@ -147,12 +147,12 @@ class Readers:
             for queue in queues:
                 self._read_from(queue)
 
-    def _read_from(self, queue: "deque[Reading]") -> None:
+    def _read_from(self, queue: "deque[TokenizeRequest]") -> None:
         # Not in `_work`: what was read would stay until there is more.
         if readings := _taken(queue):
             self._read(readings)
 
-    def _read(self, readings: list[Reading]) -> None:
+    def _read(self, readings: list[TokenizeRequest]) -> None:
         began = time.monotonic()
         results = self._results(readings)
         assert self._loop is not None  # set before the threads are started
@@ -161,7 +161,7 @@ class Readers:
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    def _results(self, readings: list[Reading]) -> list[Sequence[Read]]:
+    def _results(self, readings: list[TokenizeRequest]) -> list[Sequence[Read]]:
         try:
             return self._tokenized(readings)
         except BaseException as error:  # those who wait are to hear of it; Rust's panics are no Exceptions
@@ -170,9 +170,9 @@ class Readers:
             failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
             return [[failure] * len(readings[0].texts)]
 
-    def _tokenized(self, readings: list[Reading]) -> list[Sequence[Read]]:
+    def _tokenized(self, readings: list[TokenizeRequest]) -> list[Sequence[Read]]:
         """Read those that are to be read alike together."""
-        alike: dict[tuple[int, bool, Manner], list[Reading]] = {}
+        alike: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
         for reading in readings:
             key = (reading.max_length, reading.truncate or reading.split, reading.manner)
             alike.setdefault(key, []).append(reading)
@@ -185,26 +185,26 @@ class Readers:
                 found[id(reading)] = self._in_pieces(reading, mine) if reading.split else mine
         return [found[id(reading)] for reading in readings]
 
-    def _in_pieces(self, reading: Reading, results: "list[Tokenized | InvalidRequest]") -> list[Read]:
+    def _in_pieces(self, reading: TokenizeRequest, results: "list[Tokenized | InvalidRequest]") -> list[Read]:
         return [self._whole(reading, *each) for each in zip(reading.texts, results, strict=True)]
 
-    def _whole(self, reading: Reading, text: Text, found: "Tokenized | InvalidRequest") -> Read:
+    def _whole(self, reading: TokenizeRequest, text: Text, found: "Tokenized | InvalidRequest") -> Read:
         """Return all pieces of a text that was cut; token ids, with special ones of the caller's, stay cut."""
         if isinstance(found, InvalidRequest) or not found.truncated or isinstance(text[0], int):
             return found
         pieces = self._tokenizer.split(text, max_length=reading.max_length, manner=reading.manner)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
-    def _give(self, readings: list[Reading], results: list[Sequence[Read]], began: float, ended: float) -> None:
+    def _give(self, readings: list[TokenizeRequest], results: list[Sequence[Read]], began: float, ended: float) -> None:
         for reading, result in zip(readings, results, strict=True):
             reading.done(result)
         if self._heard is not None:
             self._heard(began, ended, sum(map(len, results)))
 
 
-def _taken(queue: "deque[Reading]") -> list[Reading]:
+def _taken(queue: "deque[TokenizeRequest]") -> list[TokenizeRequest]:
     """Take what is to be read together from the front of `queue`: at least one reading, unless another thread was faster."""
-    taken: list[Reading] = []
+    taken: list[TokenizeRequest] = []
     count = 0
     try:
         while count < CHUNK:

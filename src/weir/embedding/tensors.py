@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from weir.embedding.calling import Site, check_client
+from weir.embedding.calling import EmbeddingContext, check_client
 from weir.embedding.texts import Encoded, Text
 from weir.errors import InvalidRequest, brief
 from weir.model import Tensor
@@ -35,7 +35,7 @@ def outputs(dimensions: int, *, of_tokens: bool) -> tuple[Tensor, ...]:
     return Tensor(VECTORS, "FP32", shape), Tensor(TRUNCATED, "BOOL", (-1,))
 
 
-def read_request(request: InferenceRequest, site: Site, dimensions: int) -> Asked:
+def read_request(request: InferenceRequest, site: EmbeddingContext, dimensions: int) -> Asked:
     """Return what `request` asks a model for whose vectors have so many `dimensions`. Raises InvalidRequest naming the tensor or the
     parameter, its value and the rule."""
     said = request.parameters

@@ -30,7 +30,7 @@ class Tokens(NamedTuple):
         return (self.ids, self.second) if self.second else self.ids
 
 
-class Manner(NamedTuple):
+class TokenizeOptions(NamedTuple):
     """How the texts of a request are read, other than the server reads all. `prompt` stands before every string that is one text (None: what the
     server puts there); with `whole_words` words are tokens as bert-as-service takes them: each is one, the unknown token if the
     vocabulary has it not, and the word `|||` stands between two texts."""
@@ -39,7 +39,7 @@ class Manner(NamedTuple):
     whole_words: bool = False
 
 
-AS_THE_SERVER = Manner()
+AS_THE_SERVER = TokenizeOptions()
 
 
 class Encoded(NamedTuple):

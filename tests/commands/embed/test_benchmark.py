@@ -8,7 +8,7 @@ from tests.embedding import tiny
 from tests.served import weir_here
 
 from weir.commands.embed.benchmark import _numbers, _split
-from weir.commands.embed.old_names import _server_last, _with_commas
+from weir.commands.embed.bert_flags import _server_last, _with_commas
 from weir.errors import SettingsError
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.embedding import tiny
 from tests.embedding.tokens.reading import ids
 
-from weir.embedding.texts import Manner
+from weir.embedding.texts import TokenizeOptions
 from weir.embedding.tokens.options import TokenizerOptions
 from weir.embedding.tokens.splitting import split_ids
 from weir.embedding.tokens.template import shares
@@ -49,7 +49,7 @@ WORDS = ["the", "weirs", "hold", "the", "Quick", "waters", "back", "until", "the
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("whole_words", [False, True])
 def test_words_are_split_as_they_are_read(family: str, whole_words: bool, tmp_path: Path) -> None:
-    tokenizer, manner = Tokenizer(tiny.model(tmp_path, family)), Manner(whole_words=whole_words)
+    tokenizer, manner = Tokenizer(tiny.model(tmp_path, family)), TokenizeOptions(whole_words=whole_words)
     pieces = tokenizer.split(WORDS, max_length=16, manner=manner)
     assert not isinstance(pieces, InvalidRequest)
     found = [ids(piece) for piece in pieces]

@@ -10,7 +10,7 @@ import pytest
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.tokens.reading import ids, rule
 
-from weir.embedding.texts import Manner
+from weir.embedding.texts import TokenizeOptions
 from weir.embedding.tokens.options import TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenized, Tokenizer
 from weir.errors import SettingsError
@@ -141,7 +141,7 @@ def test_without_special_tokens(directory: Path) -> None:
 
 def test_a_list_of_tokens_may_stay_alone(directory: Path) -> None:
     bare = Tokenizer(directory, TokenizerOptions(word_special_tokens=False))
-    stock = Manner(whole_words=True)
+    stock = TokenizeOptions(whole_words=True)
     words, text, pair = bare.encode([["do", "it", "nowhere"], "do it", ["do", "|||", "it"]], max_length=3, manner=stock)
     assert bare.tokens(ids(words)) == ["do", "it", "[UNK]"]
     assert bare.tokens(ids(text)) == ["[CLS]", "do", "[SEP]"]

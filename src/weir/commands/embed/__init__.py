@@ -2,7 +2,7 @@
 
 import typer
 
-from weir.commands.embed.old_names import StockCommand
+from weir.commands.embed.bert_flags import StockCommand
 from weir.commands.registering import register
 
 COMMANDS = {  # each with an example

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.graph.needing import onnx
+from weir.embedding.graph.optional_dependencies import onnx
 
 Array = NDArray[Any]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import weir
 from weir.embedding.graph.building import VERSION, WEIGHTS
 from weir.embedding.graph.keeping import SEAL, locked
-from weir.embedding.graph.needing import require
+from weir.embedding.graph.optional_dependencies import require
 from weir.embedding.graph.quantizing import weight_bits
 from weir.embedding.graph.refusing import dimensions_of
 from weir.embedding.graph.writing import GRAPH, told

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.embedding.texts import AS_THE_SERVER, TOO_LONG, Manner, Text
+from weir.embedding.texts import AS_THE_SERVER, TOO_LONG, Text, TokenizeOptions
 from weir.errors import InvalidRequest, SettingsError
 
 from .failing import named
@@ -94,7 +94,7 @@ class Tokenizer:
         return _again, (self.directory, self.options, self.vocab_size)
 
     def encode(
-        self, texts: Sequence[Text], *, max_length: int, truncate: bool = True, manner: Manner = AS_THE_SERVER
+        self, texts: Sequence[Text], *, max_length: int, truncate: bool = True, manner: TokenizeOptions = AS_THE_SERVER
     ) -> list[Tokenized | InvalidRequest]:
         """Return the tokens of each text, or the error in its place that says what rule it breaks.
 
@@ -117,7 +117,7 @@ class Tokenizer:
         ]
 
     def split(
-        self, text: Text, *, max_length: int, overlap: int = 0, manner: Manner = AS_THE_SERVER
+        self, text: Text, *, max_length: int, overlap: int = 0, manner: TokenizeOptions = AS_THE_SERVER
     ) -> list[Tokenized] | InvalidRequest:
         """Return a long text in pieces that the model can read, each with its special tokens; one piece if it is short.
 
@@ -163,7 +163,7 @@ class Tokenizer:
         numbers = struct.unpack(f"<{len(ids) // 4}i", ids) if isinstance(ids, bytes) else ids
         return [self._names.get(number, "") for number in numbers]
 
-    def _words_of(self, manner: Manner) -> tuple[bool, str | None]:
+    def _words_of(self, manner: TokenizeOptions) -> tuple[bool, str | None]:
         """Return whether words are tokens, and what stands between two texts, for who wants them read in this manner."""
         separator = STOCK_SEPARATOR if manner.whole_words and self.separator is None else self.separator
         return manner.whole_words or self.options.whole_words, separator

@@ -4,9 +4,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weir.embedding.front import Front
-from weir.embedding.said import Said
+from weir.embedding.model_spec import Said
 from weir.embedding.status import STOCK_POOLING, STOCK_VERSION
+from weir.embedding.text_frontend import Front
 from weir.manager.service import Service
 from weir.protocols.settings import HttpSettings
 

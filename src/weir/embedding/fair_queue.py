@@ -27,7 +27,7 @@ S = TypeVar("S", bound=Sharing)
 Key = tuple[int, Hashable]  # priority and caller
 
 
-class Share(Generic[S]):
+class CallerShare(Generic[S]):
     """One caller's: the requests that want texts computed, those of them that are ready, in turn, and how much it has had (or would have, had
     it always been there)."""
 
@@ -54,8 +54,8 @@ class Shares(Generic[S]):
     """What waits, by caller. All operations are O(log callers), but for `len`."""
 
     def __init__(self) -> None:
-        self._shares: dict[Key, Share[S]] = {}
-        self._heap: list[tuple[int, float, int, Share[S]]] = []
+        self._shares: dict[Key, CallerShare[S]] = {}
+        self._heap: list[tuple[int, float, int, CallerShare[S]]] = []
         self._pushes = 0
         self._tags: list[float] = []  # a heap: of texts that are under way, and of some that were
         self._ended: Counter[float] = Counter()  # tags in `_tags` whose texts are no longer under way
@@ -82,7 +82,7 @@ class Shares(Generic[S]):
         """Let `member` wait for the share of `key`."""
         share = self._shares.get(key)
         if share is None:
-            share = self._shares[key] = Share(key, max(self.now, self._away.pop(key, 0.0)))
+            share = self._shares[key] = CallerShare(key, max(self.now, self._away.pop(key, 0.0)))
         share.members.add(member)
         self.wake(key, member)
 
@@ -96,7 +96,7 @@ class Shares(Generic[S]):
             share.had = max(share.had, self.now - CREDIT)
             self._push(share)
 
-    def _push(self, share: Share[S]) -> None:
+    def _push(self, share: CallerShare[S]) -> None:
         share.queued = True
         self._pushes += 1
         heappush(self._heap, (-share.key[0], share.had, self._pushes, share))

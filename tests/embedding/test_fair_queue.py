@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from weir.embedding.shares import REMEMBERED, Shares
+from weir.embedding.fair_queue import REMEMBERED, Shares
 
 
 class Work:

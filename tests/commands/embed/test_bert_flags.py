@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from weir.commands.embed import embed
-from weir.commands.embed.old_names import (
+from weir.commands.embed.bert_flags import (
     ELSEWHERE,
     MODEL_DIRECTORY,
     OLD,

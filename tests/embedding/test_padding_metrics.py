@@ -8,8 +8,8 @@ from tests.batching.mill import Asked
 from tests.embedding.text_models import Summing
 
 from weir import Service
+from weir.embedding.padding_metrics import Computing, Waste
 from weir.embedding.texts import Tokens
-from weir.embedding.waste import Computing, Waste
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
 
 TIMING = Timing(0.0, 0.0, 0.0)

@@ -12,20 +12,20 @@ from weir.embedding.choosing import chosen_recipe
 from weir.embedding.deputy import TextDeputy
 from weir.embedding.encoder import Encoder
 from weir.embedding.graph.refusing import OF_LAST_LAYER
+from weir.embedding.model_spec import Said
 from weir.embedding.padding import runs
+from weir.embedding.padding_metrics import Computing
 from weir.embedding.pieces import highest_places
 from weir.embedding.prompts import prompt_of_server
 from weir.embedding.recipe import Pooling
 from weir.embedding.rounds import MOST_TOKENS
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.runtime.reading import dimensions_in, read_for
-from weir.embedding.said import Said
 from weir.embedding.tokens.options import TokenizerOptions
-from weir.embedding.waste import Computing
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from weir.embedding.calling import Site
+    from weir.embedding.calling import EmbeddingContext
     from weir.manager.service import Service
 
 logger = logging.getLogger("weir")
@@ -141,7 +141,7 @@ class Front:
         cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
         return Computing(cut, self.max_length if self._said.text.fixed_length else 0, padding_cost)
 
-    def deputy(self, site: "Site", encoder: Encoder) -> TextDeputy:
+    def deputy(self, site: "EmbeddingContext", encoder: Encoder) -> TextDeputy:
         """Return what answers for the model, by `encoder`, at the doors that are not those of texts."""
         return TextDeputy(site, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
 
