@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from weir.bench.vector_tables import Plan, Table, Tables
+from weir.bench.vector_tables import Table, Tables, TablesPlan
 from weir.bench.vectors import Clients, Connect, Patience, measure, measure_steady, texts_of
 from weir.client import EmbeddingClient
 from weir.errors import InvalidRequest
@@ -120,7 +120,9 @@ def test_texts_have_the_words_that_were_asked_for_and_are_always_the_same() -> N
 
 def test_every_table_is_written_and_every_step_told() -> None:
     server, told = Counting(), list[str]()
-    plan = Plan([20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=Patience(1, 0.0), small_and_large=False)
+    plan = TablesPlan(
+        [20, 40], [1, 8], [1, 2], [32], [-1, -2], batch=4, patience=Patience(1, 0.0), small_and_large=False
+    )
     tables = list(Tables(plan, server.serve, told.append).measure())
     assert [table.title for table in tables] == [
         "Length of texts", "Texts in a batch of the server", "Pooled layer", "Texts in a request of one client", "Clients",
@@ -136,7 +138,7 @@ def test_every_table_is_written_and_every_step_told() -> None:
 
 def test_small_requests_are_compared_with_large_ones() -> None:
     server, told = Counting(), list[str]()
-    plan = Plan([], [], [], [], [], batch=4, patience=Patience(1, 0.0))
+    plan = TablesPlan([], [], [], [], [], batch=4, patience=Patience(1, 0.0))
     (table,) = Tables(plan, server.serve, told.append).measure()
     assert [row[:4] for row in table.rows] == [(8, 32, 1, 256), (2, 1, 128, 256)]
     assert "of the throughput of large ones (wished: 0.9 or more)" in table.remark and len(told) == plan.steps
@@ -144,14 +146,14 @@ def test_small_requests_are_compared_with_large_ones() -> None:
 
 def test_it_is_said_what_one_text_at_a_time_gets() -> None:
     (table,) = Tables(
-        Plan([], [1, 8], [], [], [], patience=ONCE, small_and_large=False), Counting().serve, list[str]().append
+        TablesPlan([], [1, 8], [], [], [], patience=ONCE, small_and_large=False), Counting().serve, list[str]().append
     ).measure()
     assert "By 1 at a time it gets " in table.remark
 
 
 def test_an_empty_plan_starts_nothing() -> None:
     server = Counting()
-    assert list(Tables(Plan([], [], [], [], small_and_large=False), server.serve, _nobody).measure()) == []
+    assert list(Tables(TablesPlan([], [], [], [], small_and_large=False), server.serve, _nobody).measure()) == []
     assert server.flags == []
 
 

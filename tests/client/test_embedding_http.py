@@ -185,9 +185,9 @@ def test_closing_ends_what_is_under_way(running: Running) -> None:
 
 
 def _asked() -> Any:
-    from weir.client.embedding_transport import Asked
+    from weir.client.embedding_transport import EncodeCall
 
-    return Asked(TEXTS, "stuck")
+    return EncodeCall(TEXTS, "stuck")
 
 
 async def _entered(running: Running) -> None:

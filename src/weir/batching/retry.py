@@ -1,4 +1,4 @@
-"""Suspects: what was with a worker when it died.
+"""What was with a worker when it died.
 
 One of them may have killed it, so they run again in halves, each half alone with a worker, until the guilty one is
 found: at most ceil(log2 n) + 1 rounds for n entries. An entry that died alone gets one more try, alone.
@@ -97,7 +97,7 @@ class CrashRetry:
 
 def load_of(entries: list[Entry], padding_cost: float | None = None) -> BatchDraft:
     """Return a load that consists of `entries`; neighbouring ones of one request become one slice. If they are padded, and
-    padding costs `padding_cost`, it costs what a PaddedLoad does."""
+    padding costs `padding_cost`, it costs what a PaddedDraft does."""
     load = BatchDraft(0, inf, 0.0)
     load.slices = []
     rows = 0.0

@@ -32,7 +32,7 @@ class Table(NamedTuple):
         return f"### {self.title}\n\n{table}\n" + (f"\n{self.remark}\n" if self.remark else "")
 
 
-class Plan(NamedTuple):
+class TablesPlan(NamedTuple):
     """What is to be measured. An empty list leaves a table out. `length` is that of texts, in tokens, where it is not what changes, `batch`
     is how many a client asks for at once."""
 
@@ -57,7 +57,7 @@ class Plan(NamedTuple):
 class Tables:
     """Measures what `plan` says with servers of `serve`; `progress` hears of each measurement."""
 
-    def __init__(self, plan: Plan, serve: Serve, progress: Callable[[str], None]) -> None:
+    def __init__(self, plan: TablesPlan, serve: Serve, progress: Callable[[str], None]) -> None:
         self._plan = plan
         self._serve = serve
         self._progress = progress

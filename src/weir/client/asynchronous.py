@@ -12,7 +12,7 @@ from weir.client.programs import Program, run_async
 from weir.client.retrying import Retry, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
 from weir.client.timeouts import of_call, of_client
-from weir.client.values import Asking, Inputs, Result
+from weir.client.values import Inputs, RequestExtras, Result
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter
 
@@ -138,16 +138,16 @@ class AsyncClient:
     # Inference.
 
     @overload
-    async def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result: ...
+    async def infer(self, model: str, inputs: Inputs, **asking: Unpack[RequestExtras]) -> Result: ...
     @overload
-    async def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any: ...
-    async def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any:
+    async def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any: ...
+    async def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any:
         """Return what `model` answers: a Result to arrays by name, or the plain answer to a plain item, such as
         `infer("sentiment", {"text": "good"})`, of a model that takes items. See Asking for the rest."""
         return await self._retried(lambda: self._inference.infer(model, inputs, asking), asking.get("timeout"))
 
     async def infer_ordered(
-        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
+        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[RequestExtras]
     ) -> list[Any]:
         """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
 
@@ -167,7 +167,7 @@ class AsyncClient:
                 task.cancel()
 
     async def infer_ordered_batched(
-        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[Asking]
+        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[RequestExtras]
     ) -> list[Any]:
         """Do the same, `batch_size` together, and the next only when all of these are answered."""
         waiting = list(many)
@@ -177,7 +177,7 @@ class AsyncClient:
             answers += await self.infer_ordered(model, group, at_once=batch_size, **asking)
         return answers
 
-    async def stream(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> AsyncGenerator[Any, None]:
+    async def stream(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> AsyncGenerator[Any, None]:
         """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
         them at the model too."""
         prepared = await self._retried(lambda: self._inference.prepare(model, inputs, asking), asking.get("timeout"))

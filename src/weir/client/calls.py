@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weir.client.programs import Program, Sleep
-from weir.client.values import Asking, Result, is_tensors, item_answer, item_request, request_of, takes_items
+from weir.client.values import RequestExtras, Result, is_tensors, item_answer, item_request, request_of, takes_items
 from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, ModelNotFound
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 
@@ -84,13 +84,13 @@ class Inference:
         self._calls = calls
         self._takes_items: dict[tuple[str, str], bool] = {}
 
-    def prepare(self, model: str, value: Any, asking: Asking) -> Program[Prepared]:
+    def prepare(self, model: str, value: Any, asking: RequestExtras) -> Program[Prepared]:
         """Return the request for `value`. Raises InvalidRequest for what can be no request."""
         if not is_tensors(value) and (yield from self._is_of_items(model, asking.get("version", ""))):
             return Prepared(item_request(model, value, asking), item_answer)
         return Prepared(request_of(model, value, asking), Result)
 
-    def infer(self, model: str, value: Any, asking: Asking) -> Program[Any]:
+    def infer(self, model: str, value: Any, asking: RequestExtras) -> Program[Any]:
         """Ask for the answer to `value`."""
         prepared = yield from self.prepare(model, value, asking)
         try:

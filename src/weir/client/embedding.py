@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy
 
 from weir._version import __version__
-from weir.client.embedding_transport import Asked, EmbeddingTransport, Heard, Text, Vectors, open_transport
+from weir.client.embedding_transport import EmbeddingTransport, EncodeCall, Heard, Text, Vectors, open_transport
 from weir.client.retrying import Retry
 from weir.client.timeouts import of_call, of_client
 from weir.errors import Conflict, InvalidRequest, Overloaded, SettingsError, Unsupported
@@ -97,7 +97,7 @@ class EmbeddingClient:
         the first numbers of each vector; `truncate` False refuses a text that is too long; `prompt` is the name of one of the model's, or
         the text itself, to stand before every text. Raises InvalidRequest for a `timeout` that is no number of seconds greater than 0.
         """
-        asked = Asked(
+        asked = EncodeCall(
             _checked(texts, is_tokenized), self._model if model is None else model, priority, dimensions, truncate,
             show_tokens, prompt,
         )  # fmt: skip
@@ -109,7 +109,9 @@ class EmbeddingClient:
         made = self._made(answer)
         return (made, answer.tokens) if show_tokens else made
 
-    def _start(self, asked: Asked, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]) -> int:
+    def _start(
+        self, asked: EncodeCall, timeout: float, pending: dict[int, Future[Vectors]], ended: SimpleQueue[int]
+    ) -> int:
         number = self._count
         future = pending[number] = self._transport.start(asked, timeout)
         future.add_done_callback(lambda _: ended.put(number))
@@ -146,11 +148,11 @@ class EmbeddingClient:
         It is read in the thread of whoever reads the answers. Stops after `max_num_batch`. What `encode` refuses of `timeout` is refused
         at once, before the first batch is read.
         """
-        asked = Asked([], self._model, want_tokens=show_tokens, prompt=prompt)
+        asked = EncodeCall([], self._model, want_tokens=show_tokens, prompt=prompt)
         return self._stream(islice(batches, max_num_batch), ahead, is_tokenized, asked, of_call(timeout, self._timeout))
 
     def _stream(
-        self, batches: Iterable[Sequence[Text]], ahead: int, is_tokenized: bool, alike: Asked, timeout: float
+        self, batches: Iterable[Sequence[Text]], ahead: int, is_tokenized: bool, alike: EncodeCall, timeout: float
     ) -> Generator[Fetched, None, None]:
         pending: dict[int, Future[Vectors]] = {}
         ended: SimpleQueue[int] = SimpleQueue()

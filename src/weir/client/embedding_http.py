@@ -12,7 +12,7 @@ import numpy
 
 from weir.client import failures
 from weir.client.blocking_http import Connections
-from weir.client.embedding_transport import Asked, Heard, Vectors, not_unicode
+from weir.client.embedding_transport import EncodeCall, Heard, Vectors, not_unicode
 from weir.client.failures import Unreachable
 from weir.client.http_calls import HttpReply, HttpRequest
 from weir.client.retrying import NEVER, Retry
@@ -45,7 +45,7 @@ class HttpEmbedding:
         self._lock = Lock()
         self._closed = False
 
-    def encode(self, asked: Asked, timeout: float) -> Vectors:
+    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
         """Return the answer."""
         deadline, left, tried = time.monotonic() + timeout, timeout, 0
         while True:
@@ -58,7 +58,7 @@ class HttpEmbedding:
             time.sleep(wait)
             tried, left = tried + 1, max(_LEAST, deadline - time.monotonic())
 
-    def start(self, asked: Asked, timeout: float) -> Future[Vectors]:
+    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
         """Send from a thread, and return what the answer will be in."""
         future: Future[Vectors] = Future()
         with self._lock:
@@ -116,7 +116,7 @@ class HttpEmbedding:
         return reply
 
 
-def _request(asked: Asked, identity: str, timeout: float) -> HttpRequest:
+def _request(asked: EncodeCall, identity: str, timeout: float) -> HttpRequest:
     pairs = any(isinstance(text, tuple) for text in asked.texts)
     if pairs and not all(isinstance(text, tuple) for text in asked.texts):
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")

@@ -14,7 +14,7 @@ from weir.errors import InvalidRequest, SettingsError
 Text = str | tuple[str, str] | list[str] | list[int]
 
 
-class Asked(NamedTuple):
+class EncodeCall(NamedTuple):
     """Texts to be encoded, and how; None and "" leave it to the server.
 
     `priority` is that of Weir's line: higher goes first.
@@ -56,10 +56,10 @@ class EmbeddingTransport(Protocol):
     `retry` says that it was opened with. A Future always ends; cancelling it takes the request back.
     """
 
-    def encode(self, asked: Asked, timeout: float) -> Vectors:
+    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
         """Return the answer."""
 
-    def start(self, asked: Asked, timeout: float) -> Future[Vectors]:
+    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
         """Send, and return what the answer will be in; does not wait for it."""
 
     def config(self, timeout: float) -> dict[str, Any]:

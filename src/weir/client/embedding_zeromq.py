@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from weir.client.embedding_flights import Flight, Flights, Sending
-from weir.client.embedding_transport import Asked, Heard, Vectors
+from weir.client.embedding_transport import EncodeCall, Heard, Vectors
 from weir.client.retrying import Retry
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, SettingsError, WeirError
 from weir.wire import zeromq
@@ -87,7 +87,7 @@ class ZeroMqTransport:
 
     # What is asked.
 
-    def start(self, asked: Asked, timeout: float) -> Future[Vectors]:
+    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
         """Send, and return what the answer will be in."""
         payload = zeromq.write_texts(asked.texts)
         wishes = Wishes(
@@ -100,7 +100,7 @@ class ZeroMqTransport:
         future.add_done_callback(lambda ended: answered.cancel() if ended.cancelled() else None)
         return future
 
-    def encode(self, asked: Asked, timeout: float) -> Vectors:
+    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
         """Send, and return the answer."""
         answer: Vectors = self._wait(self.start(asked, timeout), timeout)
         return answer

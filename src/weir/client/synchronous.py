@@ -12,7 +12,7 @@ from weir.client.calls import Calls, Inference, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run
 from weir.client.retrying import Retry, retried
 from weir.client.timeouts import of_call, of_client
-from weir.client.values import Asking, Inputs, Result
+from weir.client.values import Inputs, RequestExtras, Result
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter
 
@@ -139,16 +139,16 @@ class Client:
     # Inference.
 
     @overload
-    def infer(self, model: str, inputs: Inputs, **asking: Unpack[Asking]) -> Result: ...
+    def infer(self, model: str, inputs: Inputs, **asking: Unpack[RequestExtras]) -> Result: ...
     @overload
-    def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any: ...
-    def infer(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Any:
+    def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any: ...
+    def infer(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Any:
         """Return what `model` answers: a Result to arrays by name, or the plain answer to a plain item, such as
         `infer("sentiment", {"text": "good"})`, of a model that takes items. See Asking for the rest."""
         return self._retried(lambda: self._inference.infer(model, inputs, asking), asking.get("timeout"))
 
     def infer_ordered(
-        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[Asking]
+        self, model: str, many: Iterable[Any], *, at_once: int = AT_ONCE, **asking: Unpack[RequestExtras]
     ) -> list[Any]:
         """Ask for each of `many`, `at_once` at a time, so that they can share batches; return the answers in order.
 
@@ -162,14 +162,14 @@ class Client:
             return [call.result() for call in [threads.submit(ask, inputs) for inputs in many]]
 
     def infer_ordered_batched(
-        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[Asking]
+        self, model: str, many: Iterable[Any], batch_size: int, **asking: Unpack[RequestExtras]
     ) -> list[Any]:
         """Do the same, `batch_size` together, and the next only when all of these are answered."""
         waiting = list(many)
         groups = [waiting[start : start + batch_size] for start in range(0, len(waiting), batch_size)]
         return [result for group in groups for result in self.infer_ordered(model, group, at_once=batch_size, **asking)]
 
-    def stream(self, model: str, inputs: Any, **asking: Unpack[Asking]) -> Generator[Any, None, None]:
+    def stream(self, model: str, inputs: Any, **asking: Unpack[RequestExtras]) -> Generator[Any, None, None]:
         """Yield the answers of `model` as they come: several of one that streams, otherwise one. Closing the generator ends
         them at the model too."""
         prepared = self._retried(lambda: self._inference.prepare(model, inputs, asking), asking.get("timeout"))

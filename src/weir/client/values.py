@@ -26,7 +26,7 @@ _DATATYPES = {
 }  # what numpy calls them, to what the protocol does
 
 
-class Asking(TypedDict, total=False):
+class RequestExtras(TypedDict, total=False):
     """What may be said of a request beside its inputs.
 
     `version` of the model; names of the `outputs` wanted (all of them otherwise); `id`; `parameters` for the server;
@@ -67,7 +67,7 @@ class Result(Mapping[str, Array]):
         return f"Result({self.model!r}, {list(self.outputs.values())})"
 
 
-def request_of(model: str, inputs: Inputs, asking: Asking) -> InferenceRequest:
+def request_of(model: str, inputs: Inputs, asking: RequestExtras) -> InferenceRequest:
     """Return the request for `inputs`. Raises InvalidRequest for an array of no datatype of the protocol."""
     if not isinstance(inputs, Mapping):
         raise InvalidRequest(f"inputs {inputs!r:.80}: model {model!r} takes tensors, must be arrays by name")
@@ -103,7 +103,7 @@ def takes_items(metadata: Mapping[str, Any]) -> bool:
     return named == [(ITEM_INPUT, "BYTES"), (ITEM_OUTPUT, "BYTES")]
 
 
-def item_request(model: str, item: Any, asking: Asking) -> InferenceRequest:
+def item_request(model: str, item: Any, asking: RequestExtras) -> InferenceRequest:
     """Return the request for one plain `item`. Raises InvalidRequest for what JSON cannot write."""
     try:
         document = msgspec.json.encode(item)

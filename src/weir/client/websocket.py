@@ -19,7 +19,7 @@ from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
 from weir.client.http_calls import address_of
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
-from weir.client.websocket_calls import Answer, Asked, WebSocketCalls, is_last
+from weir.client.websocket_calls import Answer, WebSocketCalls, WebSocketRequest, is_last
 from weir.client.websocket_mail import Got, Mail
 from weir.errors import DeadlineExceeded, WeirError
 from weir.wire.websocket import write_cancel
@@ -66,12 +66,12 @@ class WebSocketTransport:
 
     def send(self, step: Any, timeout: float) -> Any:
         """Return the answer to one step; of a request, its first."""
-        if not isinstance(step, Asked):
+        if not isinstance(step, WebSocketRequest):
             return self._http.send(step, timeout)
         with closing(self.chunks(step, timeout)) as chunks:
             return next(chunks)
 
-    def chunks(self, step: Asked, timeout: float) -> Generator[Answer, None, None]:
+    def chunks(self, step: WebSocketRequest, timeout: float) -> Generator[Answer, None, None]:
         """Yield the answers to one request; silence for `timeout` seconds ends it."""
         connection, mail = self._connected(timeout)
         box = queue.SimpleQueue[Got]()
@@ -146,12 +146,12 @@ class AsyncWebSocketTransport:
 
     async def send(self, step: Any, timeout: float) -> Any:
         """Return the answer to one step; of a request, its first."""
-        if not isinstance(step, Asked):
+        if not isinstance(step, WebSocketRequest):
             return await self._http.send(step, timeout)
         async with aclosing(self.chunks(step, timeout)) as chunks:
             return await anext(chunks)
 
-    async def chunks(self, step: Asked, timeout: float) -> AsyncGenerator[Answer, None]:
+    async def chunks(self, step: WebSocketRequest, timeout: float) -> AsyncGenerator[Answer, None]:
         """Yield the answers to one request; silence for `timeout` seconds ends it."""
         connection, mail = await self._connected(timeout)
         box = asyncio.Queue[Got]()

@@ -18,7 +18,7 @@ from weir.wire.websocket import Failure, Message, write_request
 Answer = InferenceResponse | Failure
 
 
-class Asked(NamedTuple):
+class WebSocketRequest(NamedTuple):
     """A request to be sent. Its id is the connection's business; the answers are given back with the caller's own."""
 
     request: InferenceRequest
@@ -38,7 +38,7 @@ class WebSocketCalls(HttpCalls):
 
     def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
         """See Calls."""
-        (response,) = _read((yield Asked(request, self._binary)), request.id)
+        (response,) = _read((yield WebSocketRequest(request, self._binary)), request.id)
         if response.parameters.get(FINAL) is False:
             raise Unsupported(f"model {request.model!r} streams its answers: ask it with stream")
         return response
@@ -54,7 +54,7 @@ class WebSocketCalls(HttpCalls):
         def decoder() -> Decoder:
             return decode
 
-        return Streaming(Asked(request, self._binary), decoder)
+        return Streaming(WebSocketRequest(request, self._binary), decoder)
 
 
 def is_last(answer: Answer) -> bool:

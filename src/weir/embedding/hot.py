@@ -26,7 +26,7 @@ _log = logging.getLogger("weir.http")
 
 
 class HotTexts:
-    """The Manner of the calls of `kind`; see fastlane/plan.py. `models` have one vector for each text, so that no answer is large."""
+    """The RouteHandler of the calls of `kind`; see fastlane/plan.py. `models` have one vector for each text, so that no answer is large."""
 
     of_service = False
 
@@ -38,11 +38,11 @@ class HotTexts:
         self._longest = min(LARGE_BYTES, site.http.max_body_size)
 
     def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "HotCall":
-        """See Manner."""
+        """See RouteHandler."""
         return HotCall(self, connection, plan, payload)
 
     def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
-        """See Manner. What is wrong with a head the ASGI application says."""
+        """See RouteHandler. What is wrong with a head the ASGI application says."""
         if path != self.kind.path or not 0 < head.length <= self._longest or plan.expects_continue:
             return False
         try:
@@ -55,11 +55,11 @@ class HotTexts:
         return True
 
     def named(self, path: str) -> "Service | None":
-        """See Manner: the body names the model."""
+        """See RouteHandler: the body names the model."""
         return None
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
-        """See Manner."""
+        """See RouteHandler."""
         return self.kind.refusal(self.site, error)
 
 

@@ -87,7 +87,7 @@ class Encodes(Protocol):
 
         `client` says whose they are, so that no caller takes more than a fair share; `dimensions` keeps the first numbers of each vector;
         `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
-        is to stand before every text; for `whole_words` see Manner; with `each` a text that is wrong has its
+        is to stand before every text; for `whole_words` see TokenizeOptions; with `each` a text that is wrong has its
         error among the answer's, and the others go on; `trace` is the
         caller's `traceparent`, or the Trace that the door has begun. Raises InvalidRequest naming the place of the
         text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.

@@ -32,7 +32,7 @@ class RateBand:
     `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
     `share` of the batches, `first` the others; `limits` are those of both. `filling`, divided by the rate, is how long the oldest row may wait for
     the line to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
-    `latest[n]` how old it may be when they start (see Objective). `entry` is the index in the bank of what comes nearest,
+    `latest[n]` how old it may be when they start (see LatencySLO). `entry` is the index in the bank of what comes nearest,
     `largest` the largest batch. `gate` says when arrivals are refused, `max_waiting` how many rows wait then under overload.
     """
 

@@ -1,6 +1,6 @@
 import pytest
 
-from weir.bench.targets.answers import Answer, AnswerReader, Garbage, error_of, outcome_of
+from weir.bench.targets.answers import AnswerReader, Garbage, HttpAnswer, error_of, outcome_of
 
 ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
@@ -16,16 +16,16 @@ def test_answers_are_read_however_they_are_cut(step: int) -> None:
     reader = AnswerReader(bodies=True)
     data = ONE + CHUNKED + CLOSING
     found = [answer for at in range(0, len(data), step) for answer in reader.feed(data[at : at + step])]
-    assert found == [Answer(200, b"9", True), Answer(200, b"abc", True), Answer(200, b"", False)]
+    assert found == [HttpAnswer(200, b"9", True), HttpAnswer(200, b"abc", True), HttpAnswer(200, b"", False)]
 
 
 def test_bodies_are_kept_of_errors_only() -> None:
-    assert AnswerReader().feed(ONE) == [Answer(200, b"", True)]
+    assert AnswerReader().feed(ONE) == [HttpAnswer(200, b"", True)]
     assert AnswerReader().feed(with_body("400 Bad Request", b"why"))[0].body == b"why"
 
 
 def test_an_interim_answer_is_none() -> None:
-    assert AnswerReader().feed(b"HTTP/1.1 100 Continue\r\n\r\n" + ONE) == [Answer(200, b"", True)]
+    assert AnswerReader().feed(b"HTTP/1.1 100 Continue\r\n\r\n" + ONE) == [HttpAnswer(200, b"", True)]
 
 
 @pytest.mark.parametrize(

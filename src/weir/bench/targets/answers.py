@@ -6,7 +6,7 @@ import msgspec
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
 
-class Answer(NamedTuple):
+class HttpAnswer(NamedTuple):
     """One answer. `keeps`: the connection may be used again."""
 
     status: int
@@ -25,12 +25,12 @@ class AnswerReader:
         self._bodies = bodies
         self._parser = HttpResponseParser(self)
         self._body = b""
-        self._answers: list[Answer] = []
+        self._answers: list[HttpAnswer] = []
         self.begun = False  # within an answer
 
-    def feed(self, data: bytes) -> list[Answer]:
+    def feed(self, data: bytes) -> list[HttpAnswer]:
         """Return the answers that `data` completes. Raises Garbage."""
-        answers: list[Answer] = []
+        answers: list[HttpAnswer] = []
         self._answers = answers
         try:
             self._parser.feed_data(data)
@@ -55,10 +55,10 @@ class AnswerReader:
         self.begun = False
         status = self._parser.get_status_code()
         if status >= 200:
-            self._answers.append(Answer(status, self._body, self._parser.should_keep_alive()))
+            self._answers.append(HttpAnswer(status, self._body, self._parser.should_keep_alive()))
 
 
-def outcome_of(answer: Answer) -> str:
+def outcome_of(answer: HttpAnswer) -> str:
     """Return "ok" for 2xx, else the code, and the type of the error where the body says it: "429 Overloaded"."""
     if 200 <= answer.status < 300:
         return "ok"
@@ -66,7 +66,7 @@ def outcome_of(answer: Answer) -> str:
     return f"{answer.status} {kind}" if isinstance(kind, str) else str(answer.status)
 
 
-def error_of(answer: Answer) -> dict[str, Any]:
+def error_of(answer: HttpAnswer) -> dict[str, Any]:
     """Return the error document in the answer, or {}."""
     try:
         error = msgspec.json.decode(answer.body)["error"]

@@ -4,16 +4,16 @@ import asyncio
 import socket
 from typing import Protocol, cast
 
-from weir.bench.targets.answers import Answer, AnswerReader, Garbage
+from weir.bench.targets.answers import AnswerReader, Garbage, HttpAnswer
 
 CLOSED, RESET, GARBAGE = "connection closed", "connection reset", "garbage"
 NOBODY = -1
 
 
-class Owner(Protocol):
+class ConnectionListener(Protocol):
     """Hears what becomes of a connection."""
 
-    def answered(self, connection: "Connection", index: int, answer: Answer) -> None:
+    def answered(self, connection: "Connection", index: int, answer: HttpAnswer) -> None:
         """The request `index` has its answer; the connection is free again, if `answer.keeps`."""
 
     def broken(self, connection: "Connection", index: int, why: str) -> None:
@@ -24,7 +24,7 @@ class Connection(asyncio.Protocol):
     """`direct`: bytes go to the socket itself. A transport of uvloop sends them only when the loop's turn ends, so that
     the instant of sending would not be known."""
 
-    def __init__(self, owner: Owner, sock: socket.socket, *, direct: bool, bodies: bool = False) -> None:
+    def __init__(self, owner: ConnectionListener, sock: socket.socket, *, direct: bool, bodies: bool = False) -> None:
         self._owner = owner
         self._sock = sock
         self._direct = direct

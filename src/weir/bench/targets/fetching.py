@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from weir.bench.targets.address import Address
-from weir.bench.targets.answers import Answer
+from weir.bench.targets.answers import HttpAnswer
 from weir.bench.targets.connection import Connection
 from weir.bench.targets.dialling import Dialler, reason_of
 from weir.errors import SettingsError
@@ -36,9 +36,9 @@ class _Sole:
     """The owner of a connection for one request."""
 
     def __init__(self) -> None:
-        self.answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
 
-    def answered(self, connection: Connection, index: int, answer: Answer) -> None:
+    def answered(self, connection: Connection, index: int, answer: HttpAnswer) -> None:
         connection.close()
         self.answer.set_result(answer)
 
@@ -47,7 +47,7 @@ class _Sole:
             self.answer.set_exception(OSError(why))
 
 
-async def fetch(dialler: Dialler, data: bytes, patience: float) -> Answer:
+async def fetch(dialler: Dialler, data: bytes, patience: float) -> HttpAnswer:
     """Return the answer to the request `data`. Raises SettingsError if there is none within `patience` seconds."""
     url, sole = dialler.address.url, _Sole()
 

@@ -11,7 +11,7 @@ import msgspec
 from weir.bench.batches import Counts
 from weir.bench.ledger import Ledger
 from weir.bench.targets.address import parse_address
-from weir.bench.targets.answers import Answer, error_of, outcome_of
+from weir.bench.targets.answers import HttpAnswer, error_of, outcome_of
 from weir.bench.targets.asking import counted, example_of
 from weir.bench.targets.dialling import Dialler
 from weir.bench.targets.fetching import fetch, fetch_json, request_bytes
@@ -162,7 +162,7 @@ def _paths(document: Any) -> list[str]:
     return [path for path, methods in paths.items() if isinstance(methods, dict) and "post" in methods]
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: HttpAnswer) -> str:
     message = error_of(answer).get("message")
     text = message if isinstance(message, str) else " ".join(answer.body[:200].decode("latin-1").split())
     return f"{outcome_of(answer)}: {text}" if text else outcome_of(answer)

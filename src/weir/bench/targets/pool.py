@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from weir.bench.ledger import TIMEOUT, UNSENT
-from weir.bench.targets.answers import Answer, outcome_of
+from weir.bench.targets.answers import HttpAnswer, outcome_of
 from weir.bench.targets.connection import NOBODY, Connection
 from weir.bench.targets.dialling import Dialler, reason_of
 from weir.bench.targets.tasks import Tasks
@@ -84,7 +84,7 @@ class Pool:
 
     # What connections say.
 
-    def answered(self, connection: Connection, index: int, answer: Answer) -> None:
+    def answered(self, connection: Connection, index: int, answer: HttpAnswer) -> None:
         """Note an answer, and use the connection again."""
         self._busy.discard(connection)
         self._books.ended(index, outcome_of(answer))

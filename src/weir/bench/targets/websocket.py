@@ -30,7 +30,7 @@ _HEAD = 4  # bytes of a binary message that say how long its JSON is
 _PASSING = (408, 429, 503)  # codes of a server that is there, and has too much to do
 
 
-class Said(msgspec.Struct):
+class AnswerHead(msgspec.Struct):
     """What of an answer tells how it ended."""
 
     id: str = ""
@@ -39,7 +39,7 @@ class Said(msgspec.Struct):
     status: int = 0
 
 
-_read = msgspec.json.Decoder(Said).decode
+_read = msgspec.json.Decoder(AnswerHead).decode
 
 
 class WebSocketTarget:
@@ -178,7 +178,7 @@ def with_id(message: Message, index: int) -> Message:
     return message.replace(_NO_ID.encode(), id_of(index).encode(), 1)
 
 
-def read_said(message: Message) -> Said:
+def read_said(message: Message) -> AnswerHead:
     """Return how the request ended."""
     if isinstance(message, str):
         return _read(message)

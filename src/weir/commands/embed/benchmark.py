@@ -13,7 +13,7 @@ from weir.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weir.bench.vector_tables import Plan, Table
+    from weir.bench.vector_tables import Table, TablesPlan
     from weir.bench.vectors import Connect
 
 _MEASURED, _HOW, _RESULT = "What is measured", "How", "Result"
@@ -77,12 +77,12 @@ def benchmark(
     Progress goes to stderr, the tables to stdout. Flags of weir embed serve stand behind two dashes. In all tables but
     the last, clients wait for an answer before they ask again. The last compares small requests with large ones: the same texts, as many under way.
     """
-    from weir.bench.vector_tables import Plan
+    from weir.bench.vector_tables import TablesPlan
     from weir.bench.vectors import WORDS, Patience
 
     check_results(json, markdown, figure=figure)
     directory, flags = _split(said or [])
-    plan = Plan(
+    plan = TablesPlan(
         _numbers("--length", lengths), _numbers("--client-batch", batches), _numbers("--clients", clients),
         _numbers("--batch-size", batch_sizes),
         _every_layer(directory) if layers == "all" else _numbers("--layer", layers, negative=True),
@@ -96,7 +96,7 @@ def benchmark(
     return 0
 
 
-def _run(plan: "Plan", flags: list[str], zmq: bool, timeout: float, *, shown: bool) -> "list[Table]":
+def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, shown: bool) -> "list[Table]":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

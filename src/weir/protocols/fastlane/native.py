@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Native:
-    """The Manner of /infer, /inference and the models' own routes; see plan.py."""
+    """The RouteHandler of /infer, /inference and the models' own routes; see plan.py."""
 
     request = HttpRequest
     of_service = True
@@ -29,7 +29,7 @@ class Native:
         self._settings = settings
 
     def complete(self, plan: RoutePlan, head: Head, path: str) -> bool:
-        """See Manner."""
+        """See RouteHandler."""
         ask = read_ask(self._registry, self._settings, head.method, path, head.headers)
         if ask is None:
             return False
@@ -45,7 +45,7 @@ class Native:
         return True
 
     def named(self, path: str) -> "Service | None":
-        """See Manner."""
+        """See RouteHandler."""
         try:
             found = find_service(self._registry, path)
         except WeirError:
@@ -53,7 +53,7 @@ class Native:
         return found[0] if found else None
 
     def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
-        """See Manner."""
+        """See RouteHandler."""
         return error_answer(error, service.name if service else None, development=self._settings.development)
 
 

@@ -253,7 +253,7 @@ class KserveRequest(HttpRequest):
 
 
 class HotKserve:
-    """The Manner of POST /v2/models/{model}[/versions/{version}]/infer; see fastlane/plan.py."""
+    """The RouteHandler of POST /v2/models/{model}[/versions/{version}]/infer; see fastlane/plan.py."""
 
     request = KserveRequest
     of_service = True
@@ -264,7 +264,7 @@ class HotKserve:
         self._outliners: WeakKeyDictionary[Service, BodyPeek] = WeakKeyDictionary()
 
     def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
-        """See Manner. Compressed bodies, items that differ in size and what a deputy answers are for the ASGI application."""
+        """See RouteHandler. Compressed bodies, items that differ in size and what a deputy answers are for the ASGI application."""
         site = self.site
         ask = read_head(site.registry, site.http, head.method, path, head.headers)
         if ask is None:
@@ -284,7 +284,7 @@ class HotKserve:
         return True
 
     def named(self, path: str) -> Service | None:
-        """See Manner."""
+        """See RouteHandler."""
         named = named_in(path)
         try:
             return None if named is None else find(self.site.registry, *named)
@@ -292,7 +292,7 @@ class HotKserve:
             return None
 
     def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
-        """See Manner."""
+        """See RouteHandler."""
         return error_answer(error, development=self.site.http.development)
 
     def _outliner(self, service: Service) -> BodyPeek | None:
