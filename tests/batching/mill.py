@@ -10,7 +10,7 @@ import pytest
 from weir.batching.batcher import Batcher
 from weir.batching.collate import Entry, deliver, entries_of, fail_entries, to_batch
 from weir.batching.group import SizeClass
-from weir.batching.lengths import LengthSizeClass, length_of
+from weir.batching.padded import LengthSizeClass, length_of
 from weir.batching.request_state import RequestBase, rows_left
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, ModelCrashed, WeirError, WorkerLost

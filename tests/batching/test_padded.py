@@ -9,8 +9,7 @@ from tests.batching.mill import Asked, Mill, listed
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import Group
-from weir.batching.lengths import LengthQueue
-from weir.batching.padded import ByLength
+from weir.batching.padded import ByLength, LengthQueue
 from weir.errors import DeadlineExceeded, InvalidRequest
 from weir.messages import Reason
 

@@ -1,40 +1,149 @@
-"""The heart: holds the line, asks the policy, cuts batches. No I/O and no clock: `now` is an argument.
+"""Holds the queue, asks the policy, and cuts batches. It does no I/O and has no clock: `now` is an argument.
 
-The driver calls `submit` and `cancel` as they come, then `poll` once; `worker_ready`, `worker_lost` and `finished` as
-the executor reports, each followed by `poll`; and `expire`, then `poll`, when the instant `next_wakeup` has come.
-Instants come from one clock that never goes back.
+The driver calls `submit` and `cancel` as they come, then `poll` once; `worker_ready`, `worker_lost` and `finished` as the executor reports, each
+followed by `poll`; and `expire`, then `poll`, when the instant `next_wakeup` has come. Instants come from one clock that never goes back.
 
-How it stays fast: an ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and one
-append. Whatever makes a request not ordinary, or the moment (full, draining, a tight deadline), is one of those
-comparisons and leads to `_submit_other`.
+An ordinary request (one item, one row, unit cost, priority 0) costs a few comparisons and one append. Whatever makes a request not ordinary, or
+the moment (full, draining, a tight deadline), is one of those comparisons and leads to `_submit_other`.
+
+Every wait that a policy wishes is clamped to oldest + max_queue_delay and to the earliest deadline - the service time in which most batches are
+done: no request starves, and none is held until it can no longer make it. The clamps are instants, compared with the very values that arm the timer.
 """
 
+from collections import deque
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
-from weir.batching.admission import check_size
-from weir.batching.bound import Bound
-from weir.batching.choice import at_once, bounded, greedily
 from weir.batching.collate import Lost, indices_of
 from weir.batching.compose import BatchDraft, compose
-from weir.batching.estimate import ServiceTime
 from weir.batching.forecast import UNKNOWN_WAIT, QueueForecast
 from weir.batching.group import FifoQueue, Group
-from weir.batching.history import History
-from weir.batching.lengths import LengthQueue
-from weir.batching.padded import ByLength
-from weir.batching.padded_time import PaddedTime
-from weir.batching.places import Places
+from weir.batching.padded import ByLength, LengthQueue
 from weir.batching.queue import RequestQueue
-from weir.batching.request_state import settle
+from weir.batching.request_state import settle, steps
 from weir.batching.retry import CrashRetry, load_of
-from weir.batching.running import Running
+from weir.batching.service_time import PaddedTime, ServiceTime
 from weir.batching.settings import BatchingSettings
-from weir.errors import DeadlineExceeded, Draining, Overloaded
+from weir.batching.workers import Places, Running
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
-from weir.policy.decision import Observation, Policy
+from weir.policy.decision import Decision, Observation, Policy
 
-ITEM, IDLE, RETRY = Kind.ITEM, Reason.IDLE, Reason.RETRY  # members of an enum are looked up slowly
+
+def check_size(request: Request, settings: BatchingSettings) -> None:
+    """Raise InvalidRequest if `request`, or a single piece of it, can never be in a batch. Where batches are padded, a single one
+    that is too long for `max_batch_cost` goes alone."""
+    max_rows = settings.max_batch_size
+    max_cost = inf if settings.padded or settings.max_batch_cost is None else settings.max_batch_cost
+    if request.rows < 1:
+        raise InvalidRequest(f"rows={request.rows}: a request has at least 1 row")
+    pieces = steps(request)
+    rows = request.rows // pieces
+    if rows > max_rows:
+        raise InvalidRequest(f"rows={rows}: an item that cannot be divided has at most max_batch_size={max_rows} rows")
+    if not 0.0 <= request.cost / pieces <= max_cost:
+        raise InvalidRequest(f"cost={request.cost / pieces:g}: an item costs from 0 to max_batch_cost={max_cost:g}")
+
+
+class Bound:
+    """The policy's bound on the line; the settings' own stays above it. `rows` is None while the policy has none."""
+
+    __slots__ = ("_largest", "_line", "rows")
+
+    def __init__(self, line: RequestQueue) -> None:
+        self._line = line
+        self._largest = line.max_rows
+        self.rows: int | None = None
+
+    def move(self, rows: int | None) -> None:
+        """Let no more than `rows` wait, one at least, or (None) as many as the settings do."""
+        self._line.resize(self._largest if rows is None else min(max(1, rows), self._largest))
+        self.rows = rows
+
+    def ask(self, policy: Policy, now: float) -> None:
+        """The line is full: let more wait if the policy that bounds it says so by now. Raises whatever it raises."""
+        full = getattr(policy, "full", None)
+        if full is not None and self.rows is not None:
+            self.move(full(now))
+
+
+MARGIN = 0.001  # seconds between the end of a batch and the answer at its caller
+# Members of an enum are looked up slowly.
+DEADLINE, DELAY, DRAIN, EXPRESS = Reason.DEADLINE, Reason.DELAY, Reason.DRAIN, Reason.EXPRESS
+IDLE, POLICY = Reason.IDLE, Reason.POLICY
+
+
+class Choice(NamedTuple):
+    """`rows` > 0: cut a batch of up to that many, for `reason`. 0: wait until `until`, which is after now."""
+
+    rows: int
+    reason: Reason
+    until: float
+    limit: int | None
+
+
+def bounded(decision: Decision, seen: Observation, service: ServiceTime) -> Choice:
+    """Return what a policy has decided, within the bounds. A batch that is not too large is within them."""
+    rows, reason, until, limit = decision
+    largest = seen.max_batch_size
+    if rows > 0:
+        return Choice(min(rows, largest), reason, seen.now, limit)
+    if seen.draining:
+        return Choice(largest, DRAIN, seen.now, limit)
+    clamped, reason = clamp(seen, until, service)
+    return Choice(0 if seen.now < clamped else largest, reason, clamped, limit)
+
+
+def clamp(seen: Observation, until: float | None, service: ServiceTime) -> tuple[float, Reason]:
+    """Return when a wait ends at the latest, and why then."""
+    end, reason = seen.oldest_arrival + seen.max_queue_delay, DELAY
+    latest_start = seen.earliest_deadline - service.upper(min(seen.waiting, seen.max_batch_size)) - MARGIN
+    if latest_start < end:
+        end, reason = latest_start, DEADLINE
+    if until is not None and until < end:
+        end, reason = until, POLICY
+    return end, reason
+
+
+def greedily(seen: Observation) -> Choice:
+    """Return the choice that replaces that of a policy which raised."""
+    return Choice(min(seen.waiting, seen.max_batch_size), IDLE, seen.now, None)
+
+
+def at_once(seen: Observation) -> Choice:
+    """Return the choice for express calls, about which no policy is asked."""
+    return Choice(min(seen.waiting, seen.max_batch_size), EXPRESS, seen.now, None)
+
+
+RECENT = 100
+
+
+class History:
+    """Remembers dispatches without their requests. `counts` adds up to the number of batches."""
+
+    __slots__ = ("_recent", "counts")
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(Reason, 0)
+        self._recent: deque[tuple[Any, ...]] = deque(maxlen=RECENT)
+
+    def note(self, cut: Dispatch) -> None:
+        """Remember a dispatch."""
+        self.counts[cut.reason] += 1
+        self._recent.append((
+            cut.batch_id, cut.worker, cut.rows, cut.cost, cut.reason, cut.waiting, cut.oldest_age, cut.limit, cut.wakeup,
+            cut.at, cut.attempt, False, cut.padding,
+        ))  # fmt: skip
+
+    def recent(self) -> list[dict[str, Any]]:
+        """Return the explanations of the last 100 dispatches, oldest first."""
+        return [
+            Dispatch(batch_id, worker, [], None, rows, cost, *explanation).explain()
+            for batch_id, worker, rows, cost, *explanation in self._recent
+        ]
+
+
+ITEM, RETRY = Kind.ITEM, Reason.RETRY
 GIVEN_UP = 0.5  # of its timeout: whoever leaves with less than that left may have a clock that is ahead of ours
 SOONER = 0.75  # of the time of a batch: its share has to be done within that for several idle workers to share it
 SIGHT_BATCHES, FIRST_SIGHTS = 16, (4, 8)  # the time in sight has 16 to spare: it is worked out again with these

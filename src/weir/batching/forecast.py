@@ -2,13 +2,13 @@
 
 from math import inf
 
-from weir.batching.estimate import ServiceTime
 from weir.batching.group import FifoQueue, Group
-from weir.batching.lengths import length_of
-from weir.batching.places import Places
+from weir.batching.padded import length_of
 from weir.batching.queue import RequestQueue
 from weir.batching.request_state import is_gone
+from weir.batching.service_time import ServiceTime
 from weir.batching.settings import BatchingSettings
+from weir.batching.workers import Places
 from weir.messages import Request
 from weir.policy.decision import Observation
 

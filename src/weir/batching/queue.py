@@ -1,16 +1,172 @@
-"""The line: all groups, whose turn it is among them, and how many rows wait.
+"""The queue: all groups, how many rows wait in them, and which group is next.
 
 Rows are counted as two numbers that only grow, `arrivals` and `departed`, so that an arrival touches one of them.
+
+The group with the earliest deadline is next, then the oldest. A group is *awake* when its policy is to be asked, *asleep* when it is empty or its
+policy waits. It wakes at an arrival of its own, at the instant until which it waits, and when a place becomes free (at most WOKEN_AT_ONCE groups
+each time, in turn, so that thousands of groups cost no more than a few). The groups of express calls do not wait behind the others: theirs is every
+second batch, while both kinds are awake.
 """
 
 from collections.abc import Hashable
+from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import inf
+from typing import Generic, TypeVar
 
 from weir.batching.compose import BatchDraft
 from weir.batching.group import FifoQueue, Group
-from weir.batching.group_scheduler import GroupScheduler
 from weir.batching.request_state import settle
 from weir.messages import Request
+
+M = TypeVar("M", bound=Hashable)
+Rank = tuple[float, float]
+
+SLACK = 64  # outdated entries that are tolerated before the heap is built anew
+
+
+class IndexedHeap(Generic[M]):
+    """Members in order of rank; equal ranks in the order in which they were put. Each operation is O(log n), amortised.
+
+    An entry that a member no longer stands for stays in the heap until it comes to the front, or until such entries
+    are more than half of the heap. `entries`, by member, is not to be changed.
+    """
+
+    __slots__ = ("_heap", "_puts", "entries")
+
+    def __init__(self) -> None:
+        self.entries: dict[M, tuple[Rank, int, M]] = {}
+        self._heap: list[tuple[Rank, int, M]] = []
+        self._puts = 0
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, member: M) -> bool:
+        return member in self.entries
+
+    def put(self, member: M, rank: Rank) -> None:
+        """Add `member`, or move it to `rank`."""
+        self._puts += 1
+        entry = (rank, self._puts, member)
+        self.entries[member] = entry
+        heap = self._heap
+        heappush(heap, entry)
+        if len(heap) > 2 * len(self.entries) + SLACK:
+            heap[:] = self.entries.values()
+            heapify(heap)
+
+    def discard(self, member: M) -> None:
+        """Take `member` out, if it is in."""
+        self.entries.pop(member, None)
+
+    def first(self) -> tuple[Rank, M] | None:
+        """Return the lowest rank and its member, or None when there is no member."""
+        heap, entries = self._heap, self.entries
+        while heap:
+            entry = heap[0]
+            if entries.get(entry[2]) is entry:
+                return entry[0], entry[2]
+            heappop(heap)
+        return None
+
+    def members(self, count: int) -> list[M]:
+        """Return up to `count` members, those that have been in longest first."""
+        return list(islice(self.entries, count))
+
+
+WOKEN_AT_ONCE = 64
+
+
+class GroupScheduler:
+    """The groups that wait for something."""
+
+    __slots__ = ("_awake", "_express", "_express_was_last", "_parked")
+
+    def __init__(self) -> None:
+        self._awake: IndexedHeap[Group] = IndexedHeap()
+        self._express: IndexedHeap[Group] = IndexedHeap()  # those of express calls; no policy lets them wait
+        self._express_was_last = False
+        self._parked: IndexedHeap[Group] = IndexedHeap()
+
+    def wake(self, group: Group) -> None:
+        """`group` is to be asked; also when its rank has changed."""
+        if group.asleep:
+            group.asleep = False
+            self._parked.discard(group)
+        rank = group.rank()
+        group.turn = rank[0]
+        (self._express if group.express else self._awake).put(group, rank)
+
+    def park(self, group: Group, until: float) -> None:
+        """The policy of `group` waits until then."""
+        group.asleep = True
+        self._awake.discard(group)
+        self._parked.put(group, (until, 0.0))
+
+    def close(self, group: Group) -> None:
+        """`group` is empty."""
+        (self._parked if group.asleep else self._express if group.express else self._awake).discard(group)
+        group.asleep = True
+
+    def led(self, group: Group) -> None:
+        """A batch of `group` was cut."""
+        self._express_was_last = group.express
+
+    def wake_due(self, now: float) -> None:
+        """Wake the groups whose wait is over."""
+        while self._parked.entries and (first := self._parked.first()) is not None and first[0][0] <= now:
+            self.wake(first[1])
+
+    def wake_some(self) -> None:
+        """Wake those that have slept longest: a place is free for them."""
+        if self._parked.entries:
+            for group in self._parked.members(WOKEN_AT_ONCE):
+                self.wake(group)
+
+    def wake_all(self) -> None:
+        """Wake every group."""
+        for group in self._parked.members(len(self._parked)):
+            self.wake(group)
+
+    def first(self) -> Group | None:
+        """Return the group whose turn it is, or None if all sleep."""
+        awake = self._awake
+        if self._express.entries and not (self._express_was_last and awake.entries):
+            awake = self._express
+        while (first := awake.first()) is not None:
+            rank, group = first
+            if len(awake.entries) == 1:
+                return group
+            current = group.rank()
+            if current <= rank:
+                return group
+            group.turn = current[0]
+            awake.put(group, current)  # what gave it the turn has gone
+        return None
+
+    def end_of_wait(self) -> float:
+        """Return the earliest instant until which a group waits; infinity if none does."""
+        first = self._parked.first()
+        return inf if first is None else first[0][0]
+
+    def earliest_deadline(self) -> float:
+        """Return an instant before which no deadline of an awake group passes; infinity if all sleep."""
+        first = self._awake.first()
+        earliest = inf if first is None else first[0][0]
+        if self._express.entries and (express := self._express.first()) is not None:
+            earliest = min(earliest, express[0][0])
+        return earliest
+
+    def passed(self, now: float) -> list[Group]:
+        """Return the groups that may have a deadline not after `now`, awake."""
+        self.wake_due(now)
+        groups = []
+        for awake in (self._awake, self._express):
+            while (first := awake.first()) is not None and first[0][0] <= now:
+                groups.append(first[1])
+                awake.discard(first[1])
+        return groups
 
 
 class RequestQueue:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from weir.batching.collate import Entry, Lost, entries_of, is_done
 from weir.batching.compose import BatchDraft
-from weir.batching.lengths import length_of
+from weir.batching.padded import length_of
 from weir.messages import Dispatch, Kind, Request
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from weir.batching.deadlines import Deadlines
+from weir.batching.group import Deadlines
 from weir.batching.request_state import settle
 from weir.messages import Request
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weir.batching.choice import MARGIN, Choice, bounded, clamp, greedily
-from weir.batching.estimate import ServiceTime
+from weir.batching.batcher import MARGIN, Choice, bounded, clamp, greedily
+from weir.batching.service_time import ServiceTime
 from weir.messages import Reason
 from weir.policy.decision import Decision, Observation, Policy
 

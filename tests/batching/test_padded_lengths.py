@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from tests.batching.mill import Asked, listed
 
-from weir.batching.lengths import LengthQueue, length_of
+from weir.batching.padded import LengthQueue, length_of
 from weir.batching.request_state import is_gone
 
 

@@ -4,7 +4,7 @@ from math import inf, log
 
 import pytest
 
-from weir.batching.estimate import ENOUGH, STALE_MIN, ServiceTime
+from weir.batching.service_time import ENOUGH, STALE_MIN, ServiceTime
 
 
 def learned(*pairs: tuple[int, float]) -> ServiceTime:

@@ -1,6 +1,6 @@
 """places.py: who takes the next batch."""
 
-from weir.batching.places import Places
+from weir.batching.workers import Places
 
 
 def test_nobody_is_there() -> None:

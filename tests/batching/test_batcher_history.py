@@ -4,7 +4,7 @@ import json
 
 from tests.batching.mill import Mill, many
 
-from weir.batching.history import RECENT, History
+from weir.batching.batcher import RECENT, History
 from weir.messages import Dispatch, Reason, Wakeup
 
 

@@ -5,7 +5,7 @@ from math import inf
 from tests.batching.mill import Asked
 
 from weir.batching.group import Group
-from weir.batching.group_scheduler import WOKEN_AT_ONCE, GroupScheduler
+from weir.batching.queue import WOKEN_AT_ONCE, GroupScheduler
 
 
 def group(key: object, *requests: Asked) -> Group:

@@ -4,7 +4,7 @@ from math import inf
 
 from tests.batching.mill import Asked
 
-from weir.batching.running import Running
+from weir.batching.workers import Running
 from weir.messages import Dispatch, Reason, Wakeup
 
 

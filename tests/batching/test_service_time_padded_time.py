@@ -6,7 +6,7 @@ import pytest
 from tests.batching.mill import Mill
 from tests.batching.test_padded import of
 
-from weir.batching.padded_time import PaddedTime
+from weir.batching.service_time import PaddedTime
 from weir.errors import DeadlineExceeded, Overloaded
 
 FIXED, PER_TOKEN = 0.01, 0.001

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as some
 
-from weir.batching.indexed_heap import SLACK, IndexedHeap
+from weir.batching.queue import SLACK, IndexedHeap
 
 
 def test_the_lowest_rank_is_first_and_equal_ranks_keep_their_order() -> None:

@@ -5,7 +5,7 @@ from math import nan
 import pytest
 from tests.batching.mill import Asked, listed
 
-from weir.batching.admission import check_size
+from weir.batching.batcher import check_size
 from weir.batching.settings import BatchingSettings
 from weir.errors import InvalidRequest
 from weir.messages import Kind

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from tests.batching.mill import Asked
 
-from weir.batching.deadlines import MAX_QUEUES, SLACK, Deadlines
+from weir.batching.group import MAX_QUEUES, SLACK, Deadlines
 
 
 def test_nothing_is_kept_of_those_that_have_gone_once_nobody_waits() -> None:
