@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from rich.console import Console
 
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank, solve_bank
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.decision import Decision, Observation, Policy
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4, Floats
-from weir.policy.rate_bands import SILENCE, RateBand, Stages
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.rate_bands import SILENCE, RateBand, Stages
+from weir.policy.solve.bank import Bank, solve_bank
 from weir.simulation.outcome import Comparison
 from weir.simulation.processes import Trace
 from weir.simulation.simulator import run, simulate

@@ -19,7 +19,7 @@ from benchmarks.gpu_model import TOKENS, WORDS
 from benchmarks.result import Result, Run
 from benchmarks.sweep import Meter, Sweep, sweep
 from weir.errors import SettingsError
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling.nvml import find_nvml
 
 MODEL = "benchmarks.gpu_model:Encoder"

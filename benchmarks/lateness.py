@@ -22,9 +22,9 @@ from rich.table import Table
 
 import weir
 from benchmarks.result import Result
-from weir.policy.bank import solve_bank
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import solve_bank
 
 BAR = 0.005  # seconds
 BEAT = 0.001

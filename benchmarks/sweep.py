@@ -15,7 +15,7 @@ from benchmarks.servers import serving, weir_command
 from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
 from weir.bench.ledger import Ledger
 from weir.bench.run import Turn
-from weir.policy.bank import Bank
+from weir.policy.solve.bank import Bank
 
 SOLVED = "solved"
 COLUMNS = ("load", "policy", "p50, ms", "p99, ms", "mean, ms", "answers/s", "mean batch", "busy, ms each", "errors")

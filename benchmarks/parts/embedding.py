@@ -6,7 +6,7 @@ import weir
 from benchmarks.result import Part, Result, Run
 from benchmarks.sweep import Sweep, sweep
 from weir.embedding.checkpoint.installed import INSTALL, installed_model
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 
 MODEL = "weir.embedding.model:TextEncoder"
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"

@@ -9,12 +9,12 @@ from benchmarks.result import Part, Result, Run
 from benchmarks.runs.live import AUTO
 from benchmarks.runs.theory import COUNTED, ENERGY_WEIGHT
 from benchmarks.servers import ROOT
-from weir.policy.bank import Bank, solve_bank
-from weir.policy.evaluation import evaluate
-from weir.policy.explanation import predict
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.tables import greedy_table
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.online.adaptive import predict
+from weir.policy.solve.bank import Bank, solve_bank
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.tables import greedy_table
 from weir.simulation.plots.predictions import Point, draw_predictions
 
 LOADS = (0.3, 0.5, 0.7, 0.8)

@@ -20,11 +20,11 @@ from benchmarks.policies import bursts
 from benchmarks.result import Part, Result, Run, Table
 from benchmarks.servers import ROOT
 from weir.figures import COLOURS, INK, figure
-from weir.policy.bank import Bank, solve_bank
-from weir.policy.evaluation import evaluate
-from weir.policy.profile import Floats
-from weir.policy.tables import Table as Actions
-from weir.policy.tables import greedy_table, limit_table
+from weir.policy.cost.profile import Floats
+from weir.policy.solve.bank import Bank, solve_bank
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.tables import Table as Actions
+from weir.policy.solve.tables import greedy_table, limit_table
 
 PICTURE = ROOT / "docs" / "pictures" / "predictions.png"
 ENTRIES, STEP = 2_000, 100  # in each round, and in each step of the progress

@@ -14,12 +14,12 @@ import numpy as np
 
 from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import ROOT, Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.auto import AutoPolicy
-from weir.policy.bank import Bank, solve_bank
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.auto import AutoPolicy
+from weir.policy.solve.bank import Bank, solve_bank
 from weir.simulation.processes import Arrivals, MarkovModulated, OnOff, Poisson, Sine, Trace
 from weir.simulation.simulator import run
 from weir.simulation.statistics import STRETCHES, Estimate, estimate

@@ -16,11 +16,11 @@ from benchmarks.policies.lines import (
     tuned_limit,
 )
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import solve_bank
-from weir.policy.multi_worker import multi_worker_table, start_limit
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4, Floats
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Floats
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import solve_bank
+from weir.policy.solve.tables import multi_worker_table, start_limit
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures, Rule

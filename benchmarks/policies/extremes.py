@@ -2,9 +2,9 @@
 
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, show, tuned_delay, tuned_limit
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Poisson
 

@@ -4,9 +4,9 @@ import numpy as np
 
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, show
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.profile import GOOGLENET_P4, Profile
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Floats, Profile
 from weir.simulation.processes import Arrivals
 from weir.simulation.rounds import Figures, Rounds, Rule, figures, play
 from weir.simulation.services import Services

@@ -4,10 +4,10 @@ from functools import partial
 
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, ruled, show
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.profile import GOOGLENET_P4
-from weir.policy.tables import greedy_table
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.tables import greedy_table
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Arrivals, GammaRenewal, OnOff, Poisson
 from weir.simulation.rounds import Figures, Rule

@@ -16,12 +16,12 @@ from benchmarks.policies.lines import (
     tuned_limit,
 )
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
-from weir.policy.response import response_time
-from weir.policy.tables import Table, limit_table
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.response import response_time
+from weir.policy.solve.tables import Table, limit_table
 from weir.simulation.banks import make_bank
 from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures, Rule

@@ -19,12 +19,12 @@ from benchmarks.kept import resumed
 from benchmarks.policies.bursts import ALLOWED, CYCLES, LEAST, MOST, costs
 from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import ROOT, Compared, Comparison
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.auto import AutoPolicy
-from weir.policy.bank import solve_bank
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.prices import Prices
-from weir.policy.profile import Floats, Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.auto import AutoPolicy
+from weir.policy.solve.bank import solve_bank
 from weir.simulation.processes import Arrivals, MarkovModulated, OnOff, Sine, Trace
 
 FEWEST_LINES, MOST_LINES = 4, 32

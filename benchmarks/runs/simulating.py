@@ -7,10 +7,10 @@ import time
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # before numpy is loaded
 
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import solve_bank
+from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.decision import Policy
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import solve_bank
 from weir.simulation.simulator import simulate
 
 LOADS = (0.1, 0.3, 0.7)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # before numpy is loaded
 
-from weir.policy.bank import default_rates, solve_bank
-from weir.policy.profile import GOOGLENET_P4, Profile
-from weir.policy.solver import solve
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.solve.bank import default_rates, solve_bank
+from weir.policy.solve.solver import solve
 
 LOAD = 0.9
 

@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from weir.manager.profiling import profile
     from weir.manager.registry import Registry
     from weir.manager.service import Service
-    from weir.policy.adaptive import SolvedPolicy
-    from weir.policy.bank import Bank
-    from weir.policy.prices import Prices
-    from weir.policy.profile import Profile
+    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.profile import Profile
+    from weir.policy.online.adaptive import SolvedPolicy
+    from weir.policy.solve.bank import Bank
     from weir.simulation.simulator import simulate
     from weir.simulation.solving import solve
 
@@ -76,15 +76,15 @@ __all__ = [
 
 # Loaded when first asked for: a worker process and a client need none of asyncio and the rest of the server.
 _LAZY = {
-    "Bank": "weir.policy.bank",
+    "Bank": "weir.policy.solve.bank",
     "BlockingService": "weir.manager.blocking",
     "Branch": "weir.manager.chains.steps",
     "Chain": "weir.manager.chains.chain",
-    "Prices": "weir.policy.prices",
-    "Profile": "weir.policy.profile",
+    "Prices": "weir.policy.cost.prices",
+    "Profile": "weir.policy.cost.profile",
     "Registry": "weir.manager.registry",
     "Service": "weir.manager.service",
-    "SolvedPolicy": "weir.policy.adaptive",
+    "SolvedPolicy": "weir.policy.online.adaptive",
     "Step": "weir.manager.chains.steps",
     "Switch": "weir.manager.chains.steps",
     "asgi": "weir.hosting",

@@ -6,7 +6,7 @@ import pytest
 from tests.served import MODELS, weir, weir_here
 
 from weir.commands.profile import command_line
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 
 ROOT = Path(__file__).parents[2]
 SQUARE = f"{ROOT / 'examples' / 'square.py'}:Square"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from weir.cli import main
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.cost.profile import GOOGLENET_P4
 from weir.simulation.bars import Bars
 from weir.simulation.traces import write_trace
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from weir.cli import main
-from weir.policy.bank import Bank
-from weir.policy.profile import GOOGLENET_P4, Profile
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.solve.bank import Bank
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from functools import cache
 
 from weir.manager.solving import SolveRequest
-from weir.policy.bank import Bank, solve_bank
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import Bank, solve_bank
 
 PRICES = Prices()
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=4)

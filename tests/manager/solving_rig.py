@@ -10,9 +10,9 @@ from tests.manager.banks import bank_for, small_bank
 from weir.manager.resolving import Resolver
 from weir.manager.solving import SolveRequest
 from weir.messages import Dispatch, Reason, Timing, Wakeup
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank
-from weir.policy.prices import Prices
+from weir.policy.cost.prices import Prices
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import Bank
 
 SPENT = Timing(0.0, 0.0, 0.0)
 

@@ -9,9 +9,9 @@ from tests.manager.solving_rig import running, turns
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
 from weir.manager.solving import SolveRequest
-from weir.policy.auto import AutoPolicy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.online.auto import AutoPolicy
 
 
 def test_new_prices_are_in_force_when_the_change_returns() -> None:

@@ -16,10 +16,10 @@ from tests.manager.models import Broken
 
 import weir
 from weir.errors import Conflict, Draining, ModelError, ModelNotReady, SettingsError
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import Bank
 from weir.testing import FakeExecutor
 
 

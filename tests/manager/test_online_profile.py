@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.manager.online_profile import ENOUGH, OnlineProfile, rising
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 
 
 def learn(learned: OnlineProfile, times: dict[int, list[float]], batches: int = ENOUGH) -> list[Profile]:

@@ -6,8 +6,8 @@ import pytest
 
 from weir.errors import InvalidRequest, SettingsError
 from weir.manager.pricing import changed_prices
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
 
 BEFORE = Prices(2.0, 3.0, 100.0)
 

@@ -10,7 +10,7 @@ import weir
 from weir.errors import ModelError, SettingsError
 from weir.manager.profiling import describe_service, profile_service, worker_environment
 from weir.model import Model
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling.settings import ProfilingSettings
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

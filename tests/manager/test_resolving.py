@@ -10,8 +10,8 @@ from weir.errors import ModelError, SettingsError
 from weir.manager import resolving
 from weir.manager.online_profile import OnlineProfile
 from weir.manager.solving import SolveRequest
-from weir.policy.auto import AutoPolicy
-from weir.policy.prices import Prices
+from weir.policy.cost.prices import Prices
+from weir.policy.online.auto import AutoPolicy
 from weir.testing import FakeClock
 
 

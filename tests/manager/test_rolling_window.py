@@ -7,8 +7,8 @@ import pytest
 
 from weir.manager.rolling_window import HALF, RollingWindow
 from weir.messages import Dispatch, Kind, Reason, Request, Timing, Wakeup
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
 from weir.testing import FakeClock, FakeRequest
 
 SPENT = Timing(0.0, 0.0, 0.0)

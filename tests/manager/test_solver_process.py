@@ -21,10 +21,10 @@ from weir.errors import ModelError, SettingsError
 from weir.manager import solver_process
 from weir.manager.solver_process import SolvingProcess
 from weir.manager.solving import SolveRequest, solve
-from weir.policy.bank import Bank, solve_bank
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import Bank, solve_bank
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})

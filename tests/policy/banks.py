@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 
 from weir.messages import Reason
-from weir.policy.bank import Bank
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.tables import limit_table, stacked
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.tables import limit_table, stacked
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=4.0, max_batch_size=8)  # serves 667 rows/s
 RATES = (100.0, 200.0, 400.0)

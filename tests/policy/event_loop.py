@@ -23,10 +23,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from scipy.stats import nbinom, poisson
 from scipy.stats import t as student
 
-from weir.policy.continued import Costs
-from weir.policy.long_lines import Served
-from weir.policy.profile import Floats, Profile
-from weir.policy.tables import Table, checked_table
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.long_lines import Costs, Served
+from weir.policy.solve.tables import Table, checked_table
 
 LEVEL = 0.999  # of intervals
 SOURCE = Path(__file__).with_suffix(".c")

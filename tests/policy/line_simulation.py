@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from weir.policy.profile import Floats, Profile
-from weir.policy.tables import Table
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.tables import Table
 
 
 def simulated(profile: Profile, rate: float, table: Table, rows: int, seed: int = 1) -> Floats:

@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.prices import Prices
-from weir.policy.profile import Floats, Profile
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
 
 SHAPES = ("linear", "concave", "convex", "staircase")
 

@@ -8,13 +8,13 @@ from tests.policy.event_loop import interval, needs_compiler, served
 from tests.policy.random_models import MODERATE, SHAPES, Drawn, drawn
 from tests.policy.whole_law import performance
 
-from weir.policy.bank import Bank, solve_bank
-from weir.policy.evaluation import evaluate
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.solver import solve
-from weir.policy.tables import full_batch_table, greedy_table, limit_table, static_table
-from weir.policy.tail_decay import decay
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import Bank, solve_bank
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.solver import solve
+from weir.policy.solve.stationary import decay
+from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table
 
 NUMBERS = range(32)
 SMALL = [number for number in NUMBERS if drawn(number).profile.max_batch_size <= 24]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from tests.policy.event_loop import changes, controls, interval, needs_compiler, served
 
-from weir.policy.profile import Profile
-from weir.policy.tables import greedy_table, static_table
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.tables import greedy_table, static_table
 
 pytestmark = needs_compiler
 

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from weir.policy.evaluation import evaluate
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.solver import solve
-from weir.policy.stationary import stationary
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.solver import solve
+from weir.policy.solve.stationary import stationary
 
 # Energy dear and rows rare; a small fast batch beside a slow large one: rows lost in S_o would save more than 1.5 g.
 DEAR = Profile.linear(alpha_ms=0.2563, tau0_ms=0.3039, beta_mj=25.57, zeta0_mj=8.083, max_batch_size=8)

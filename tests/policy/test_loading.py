@@ -11,9 +11,9 @@ from tests.policy.banks import bank
 
 from weir.errors import SettingsError
 from weir.policy import loading
-from weir.policy.adaptive import SolvedPolicy
 from weir.policy.decision import Policy
 from weir.policy.loading import load_policy
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
 OWN = """

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from weir.policy.bank import solve_bank
-from weir.policy.evaluation import evaluate
-from weir.policy.prices import Prices
-from weir.policy.profile import Floats, Profile
-from weir.policy.solver import solve
-from weir.policy.tables import full_batch_table, greedy_table, limit_table, static_table
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.bank import solve_bank
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.solver import solve
+from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table
 
 KINDS = ("linear", "stepped", "past its best", "noisy")
 SEEDS = range(32)

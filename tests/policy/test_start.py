@@ -5,12 +5,12 @@ from functools import cache
 import numpy as np
 import pytest
 
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank, solve_bank
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.decision import Policy
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4, Floats
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import Greedy
+from weir.policy.solve.bank import Bank, solve_bank
 from weir.simulation.simulator import run
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)

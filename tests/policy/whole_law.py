@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy.stats import nbinom, poisson
 
-from weir.policy.profile import Floats, Profile
-from weir.policy.tables import Table
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.tables import Table
 
 
 class Performance(NamedTuple):

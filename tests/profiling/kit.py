@@ -7,7 +7,7 @@ from typing import Any
 
 from weir.errors import WeirError
 from weir.messages import Batch
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling.items import Entry, Items
 from weir.profiling.measure import measure
 from weir.profiling.measuring import Measuring

@@ -8,7 +8,7 @@ from tests.profiling.kit import TimedExecutor, items, profiled, started
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling.items import Entry, Items
 from weir.profiling.measure import crowded, measure
 from weir.profiling.settings import ProfilingSettings

@@ -1,7 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from weir.policy.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
+from weir.policy.cost.profile import ENERGY_SOURCES, GOOGLENET_P4, Profile
 from weir.profiling.picture import ENERGIES, draw_profile, measured_sizes
 
 

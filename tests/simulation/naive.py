@@ -8,8 +8,8 @@ from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Wakeup
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.policy.profile import Profile
 from weir.simulation.services import Services
 from weir.simulation.traces import Floats
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.bank import solve_bank
-from weir.policy.multi_worker import multi_worker_table
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.solve.bank import solve_bank
+from weir.policy.solve.tables import multi_worker_table
 from weir.simulation import banks
 from weir.simulation.banks import CREW_LOADS, crew_limit, make_bank
 from weir.simulation.rounds import Rule

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.simulation.simulator import simulate
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=8)

@@ -8,8 +8,8 @@ from tests.simulation.naive import Naive
 
 from weir.batching.settings import BatchingSettings
 from weir.messages import Reason
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
-from weir.policy.profile import Profile
 from weir.policy.rules import ControlLimit, FullBatches
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.policies import policy_for, settings_for

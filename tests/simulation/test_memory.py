@@ -2,7 +2,7 @@
 
 import gc
 
-from weir.policy.profile import GOOGLENET_P4, Profile
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.simulation.engine import Engine
 from weir.simulation.event_log import PART, EventLog, LogPart
 from weir.simulation.measuring import BatchMeans

@@ -5,9 +5,9 @@ import pytest
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.adaptive import SolvedPolicy
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
-from weir.policy.profile import Profile
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import FullBatches, Greedy
 from weir.simulation.policies import fresh, policy_for, settings_for, split_policies
 

@@ -5,11 +5,11 @@ from typing import cast
 import pytest
 from rich.console import Console
 
-from weir.policy.adaptive import SolvedPolicy
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.decision import Policy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
 from weir.simulation import banks
 from weir.simulation.banks import make_bank
 from weir.simulation.outcome import Comparison

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from weir.policy.profile import GOOGLENET_P4, Floats, Profile
-from weir.policy.tables import limit_table
+from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.solve.tables import limit_table
 from weir.simulation.rounds import Rule, figures, play
 from weir.simulation.services import Services
 from weir.simulation.simulator import run

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.simulation.services import BLOCK, KEPT, Services
 
 

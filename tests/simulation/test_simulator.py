@@ -9,13 +9,13 @@ import pytest
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.decision import Decision, Observation
-from weir.policy.evaluation import evaluate
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4, Profile
-from weir.policy.response import response_time
 from weir.policy.rules import ControlLimit, Greedy
-from weir.policy.tables import Table, greedy_table, limit_table, static_table
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.response import response_time
+from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 from weir.simulation.arrivals import Poisson, Trace
 from weir.simulation.simulator import run, simulate
 from weir.simulation.traces import Ints

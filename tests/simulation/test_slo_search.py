@@ -5,11 +5,11 @@ import pytest
 from scipy.special import ndtri
 
 from weir.errors import SettingsError
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.overload import admission
-from weir.policy.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.rate_bands import admission
+from weir.policy.solve.bank import Bank
 from weir.simulation import banks, slo_search
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank

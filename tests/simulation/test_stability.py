@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from weir.batching.settings import BatchingSettings
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation, Policy
-from weir.policy.profile import Profile
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 from weir.simulation.policies import policy_for, settings_for
 from weir.simulation.simulator import simulate

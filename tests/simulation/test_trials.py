@@ -2,10 +2,10 @@
 
 import pytest
 
-from weir.policy.evaluation import evaluate
-from weir.policy.profile import GOOGLENET_P4
-from weir.policy.response import response_time
-from weir.policy.tables import limit_table
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.response import response_time
+from weir.policy.solve.tables import limit_table
 from weir.simulation.rounds import Rule
 from weir.simulation.trials import Trials
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.evaluation import evaluate
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4, Floats
-from weir.policy.tables import limit_table
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Floats
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.tables import limit_table
 from weir.simulation.tuning import DELAYS, best_limit, best_size_or_delay
 
 P4 = GOOGLENET_P4

@@ -9,7 +9,7 @@ import pytest
 import weir
 from weir.errors import SettingsError
 from weir.manager.spawning import Spawned
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.workers.launch import MALLOC, SILENCE, THREAD_VARIABLES, Launch, available_cpus, pinned, unpinned
 from weir.workers.settings import WorkerSettings
 

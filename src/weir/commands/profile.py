@@ -17,7 +17,7 @@ from weir.profiling.settings import ProfilingSettings
 from weir.settings import declared_by, declared_settings, value_of
 
 if TYPE_CHECKING:
-    from weir.policy.profile import Profile
+    from weir.policy.cost.profile import Profile
 
 ROWS_SHOWN = 16
 OWN = {each.name: each for each in declared_by(ProfilingSettings, "Measurement")}

@@ -64,7 +64,7 @@ def simulate(
 
     compute_in_one_thread()
     from weir.commands.files import check_results
-    from weir.policy.prices import Prices
+    from weir.policy.cost.prices import Prices
     from weir.simulation.bars import Bars
     from weir.simulation.policies import settings_for, split_policies
     from weir.simulation.reading import read_profile
@@ -85,7 +85,7 @@ def simulate(
 
 
 def _seconds(key: str, text: str | None) -> float | None:
-    from weir.policy.grammar import parse_duration
+    from weir.policy.loading import parse_duration
 
     if text is None:
         return None

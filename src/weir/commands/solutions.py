@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from weir.commands.tables import print_table
-from weir.policy.bank import Bank
-from weir.policy.profile import Floats
-from weir.policy.solver import Solution
+from weir.policy.cost.profile import Floats
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.solver import Solution
 from weir.simulation.solving import Beside
 
 _ROWS_SHOWN = 24

@@ -12,12 +12,12 @@ from weir.errors import ModelNotReady, WeirError
 from weir.manager.delivery import logger
 from weir.manager.resolving import Resolver
 from weir.model import Model
-from weir.policy.auto import AutoPolicy
+from weir.policy.online.auto import AutoPolicy
 from weir.workers.executor import Executor, Listener
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from weir.policy.profile import Profile
+    from weir.policy.cost.profile import Profile
     from weir.profiling.measuring import Measuring
 
 # Two to each doubling: between them the profile interpolates, and a start has no time to look for every edge.

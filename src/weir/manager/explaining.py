@@ -7,7 +7,7 @@ from weir.manager.rolling_window import RollingWindow, WindowSummary
 
 if TYPE_CHECKING:
     from weir.manager.resolving import Resolver
-    from weir.policy.profile import Profile
+    from weir.policy.cost.profile import Profile
 
 
 def explain_policy(

@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 
-from weir.policy.profile import Floats, Profile
+from weir.policy.cost.profile import Floats, Profile
 
 EACH = 10  # batches of a size before it counts
 LAST = 64  # of each size that are remembered

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from weir.errors import InvalidRequest, SettingsError, brief
 
 if TYPE_CHECKING:
-    from weir.policy.latency_slo import LatencySLO
-    from weir.policy.prices import Prices
+    from weir.policy.cost.latency_slo import LatencySLO
+    from weir.policy.cost.prices import Prices
 
 WEIGHTS = ("latency_weight", "energy_weight")
 FIELDS = (*WEIGHTS, "reference_rate", "latency_objective")
@@ -19,8 +19,8 @@ def changed_prices(prices: "Prices", objective: "LatencySLO | None", said: Any) 
     `said` is a mapping of FIELDS: numbers, or None for a `reference_rate` or `latency_objective` ("p99=20ms") that is to
     be no more. Raises InvalidRequest for anything else, SettingsError for a value that cannot be.
     """
-    from weir.policy.latency_slo import LatencySLO
-    from weir.policy.prices import Prices
+    from weir.policy.cost.latency_slo import LatencySLO
+    from weir.policy.cost.prices import Prices
 
     if not isinstance(said, Mapping):
         raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {brief(said, 100)}")

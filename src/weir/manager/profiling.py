@@ -13,7 +13,7 @@ from weir.manager.chains.chain import Chain
 from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.model import Model
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling.items import Items, items_of
 from weir.profiling.machine import Meters, describe_machine, find_meters
 from weir.profiling.measure import Progress, measure

@@ -17,12 +17,12 @@ from weir.manager.pricing import changed_prices
 from weir.manager.solver_process import SolvingProcess
 from weir.manager.solving import SolveRequest
 from weir.messages import Dispatch, Timing
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank
-from weir.policy.drift import DriftDetector
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.rate import DriftDetector
+from weir.policy.solve.bank import Bank
 from weir.telemetry.silent import SilentObserver
 
 # Seconds. A bank for one worker takes half of one; a promise about latency is found by simulation, which takes many.

@@ -15,8 +15,8 @@ from weir.telemetry.histogram import Histogram
 from weir.telemetry.silent import SilentObserver
 
 if TYPE_CHECKING:
-    from weir.policy.prices import Prices
-    from weir.policy.profile import Profile
+    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.profile import Profile
 
 HALF = 30.0  # seconds
 

@@ -7,10 +7,10 @@ from weir.manager.autostart import ProfiledExecutor
 from weir.manager.online_profile import OnlineProfile
 from weir.manager.resolving import Resolver
 from weir.model import Model
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.auto import AutoPolicy
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.policy.profile import Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.auto import AutoPolicy
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
 

@@ -16,7 +16,7 @@ from typing import Any
 from weir.errors import ModelError, SettingsError
 from weir.manager.solving import ANSWER, REFUSED, REQUEST, SolveRequest
 from weir.manager.spawning import Spawned
-from weir.policy.bank import Bank
+from weir.policy.solve.bank import Bank
 from weir.workers.launch import THREAD_VARIABLES, python_path
 from weir.workers.template import KILL_GRACE
 

@@ -16,9 +16,9 @@ from weir.errors import SettingsError
 from weir.workers.process import die_with
 
 if TYPE_CHECKING:
-    from weir.policy.latency_slo import LatencySLO
-    from weir.policy.prices import Prices
-    from weir.policy.profile import Profile
+    from weir.policy.cost.latency_slo import LatencySLO
+    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.profile import Profile
 
 REFUSED = 2  # the wish cannot be fulfilled, and the answer says why
 REQUEST = struct.Struct(">Q")  # before a wish: its length
@@ -49,9 +49,9 @@ class SolveRequest(NamedTuple):
     @classmethod
     def from_json(cls, text: bytes) -> "SolveRequest":
         """Return the wish that `to_json` wrote. Raises SettingsError for values that cannot be."""
-        from weir.policy.latency_slo import LatencySLO
-        from weir.policy.prices import Prices
-        from weir.policy.profile import Profile
+        from weir.policy.cost.latency_slo import LatencySLO
+        from weir.policy.cost.prices import Prices
+        from weir.policy.cost.profile import Profile
 
         document: dict[str, Any] = json.loads(text)
         objective = document["objective"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from weir.errors import ModelError, RequestError, SettingsError
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.profiling.contention import Contention
 from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
 from weir.profiling.estimate import Estimate

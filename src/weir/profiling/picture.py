@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from weir.figures import GREY, INK, figure, styles
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 
 ENERGIES = {
     "nvml": "read from the GPU, idle power subtracted", "rapl": "read from the CPU, idle power subtracted",

@@ -19,7 +19,7 @@ from dataclasses import fields
 from math import inf
 
 from weir.errors import SettingsError
-from weir.policy.grammar import parse_duration
+from weir.policy.loading import parse_duration
 from weir.simulation.processes import (
     Arrivals,
     Constant,

@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import Bank, solve_bank
-from weir.policy.latency_slo import ROUNDING, LatencySLO
-from weir.policy.multi_worker import multi_worker_table, start_limit
-from weir.policy.prices import Prices
-from weir.policy.profile import Floats, Profile
-from weir.policy.tables import Table, stacked
+from weir.policy.cost.latency_slo import ROUNDING, LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import Bank, solve_bank
+from weir.policy.solve.tables import Table, multi_worker_table, stacked, start_limit
 from weir.simulation.checks import check_count
 from weir.simulation.processes import MarkovModulated
 from weir.simulation.rounds import Figures, Rule

@@ -8,7 +8,7 @@ from math import inf, nan
 
 import numpy as np
 
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.simulation.event_log import LogPart
 from weir.simulation.log_histogram import LogHistogram
 from weir.simulation.statistics import stretch_length

@@ -9,8 +9,8 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
 from weir.simulation.log_histogram import LogHistogram
 from weir.simulation.measuring import BatchMeans
 from weir.simulation.statistics import Estimate, estimate

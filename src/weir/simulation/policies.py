@@ -8,11 +8,11 @@ from typing import Any, cast
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.policy.latency_slo import LatencySLO
 from weir.policy.loading import load_policy
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
 
 SOLVED = "smdp"  # the policy solved for the very profile, prices or objective, and workers that are simulated
 
@@ -63,7 +63,7 @@ def policy_for(
     `solving` is told (rates done, of how many). Raises SettingsError as `load_policy` does.
     """
     if policy == SOLVED:
-        from weir.policy.adaptive import SolvedPolicy
+        from weir.policy.online.adaptive import SolvedPolicy
         from weir.simulation.banks import make_bank
 
         bank = make_bank(profile, prices or Prices(), workers=workers, objective=objective, progress=solving)

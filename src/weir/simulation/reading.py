@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from weir.errors import SettingsError
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 
 
 def read_profile(path: str | Path) -> Profile:

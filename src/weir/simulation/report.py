@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.figures import INK, figure, styles
-from weir.policy.latency_slo import LatencySLO
+from weir.policy.cost.latency_slo import LatencySLO
 from weir.simulation.outcome import Comparison, Outcome
 from weir.simulation.statistics import Estimate
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.policy.latency_slo import ROUNDING, trimmed
-from weir.policy.mixing import Mixing
-from weir.policy.overload import Gate
-from weir.policy.profile import Floats, Profile
+from weir.policy.cost.latency_slo import ROUNDING, trimmed
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.online.adaptive import Mixing
+from weir.policy.online.rate_bands import Gate
 from weir.simulation.services import Services
 
 PARTS = 40  # batch means behind an interval

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 from weir.simulation.event_log import Batches, LogPart
 from weir.simulation.traces import Floats, Ints
 

@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 
-from weir.policy.profile import Profile
+from weir.policy.cost.profile import Profile
 
 BLOCK = 16_384  # requests whose luck is drawn at once
 KEPT = 16  # blocks of luck that are remembered; others are drawn again, and come out the same

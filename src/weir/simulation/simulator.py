@@ -10,10 +10,10 @@ import numpy as np
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
 from weir.simulation.arrivals import Arrivals, parse_arrivals
 from weir.simulation.checks import check_count, check_seconds
 from weir.simulation.engine import Engine

@@ -3,7 +3,7 @@ refused, for each rate.
 
 A batch is cut when `limit` rows wait, or when its oldest row could not be answered in time otherwise (the guard), and
 trimmed where it would make its oldest row late. Arrivals are refused where the line is so long that they might be late
-(policy/overload.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
+(policy/online/rate_bands.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
 responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.overload import Gate, admission
-from weir.policy.profile import Profile
-from weir.policy.tables import Table, full_batch_table, greedy_table
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.profile import Profile
+from weir.policy.online.rate_bands import Gate, admission
+from weir.policy.solve.tables import Table, full_batch_table, greedy_table
 from weir.simulation.processes import MarkovModulated
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.trials import Trials

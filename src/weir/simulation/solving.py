@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from weir.policy.bank import Bank
-from weir.policy.evaluation import Performance, evaluate
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.tables import greedy_table, limit_table
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.evaluation import Performance, evaluate
+from weir.policy.solve.tables import greedy_table, limit_table
 from weir.simulation.banks import Progress, make_bank
 from weir.simulation.reading import read_profile
 from weir.simulation.trials import lowest

@@ -4,8 +4,8 @@ from math import inf
 from sys import maxsize
 
 from weir.batching.settings import BatchingSettings
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Observation, Policy
-from weir.policy.profile import Profile
 
 MANY = 1_000_000  # rows that wait when a policy is asked what it does with more than enough
 

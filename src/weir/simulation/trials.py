@@ -5,7 +5,7 @@ from math import inf
 
 import numpy as np
 
-from weir.policy.profile import Floats, Profile
+from weir.policy.cost.profile import Floats, Profile
 from weir.simulation.processes import Arrivals
 from weir.simulation.rounds import Figures, Rule, figures, play
 from weir.simulation.services import Services

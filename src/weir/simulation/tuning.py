@@ -9,10 +9,10 @@ from math import inf
 from typing import NamedTuple
 
 from weir.errors import SettingsError
-from weir.policy.latency_slo import LatencySLO
-from weir.policy.prices import Prices
-from weir.policy.profile import Floats, Profile
-from weir.policy.tables import limit_table
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.tables import limit_table
 from weir.simulation.rounds import Figures, Rule, figures, play
 from weir.simulation.services import Services
 

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from weir.policy.evaluation import evaluate
-from weir.policy.prices import Prices
-from weir.policy.solver import solve
-from weir.policy.tables import static_table
+from weir.policy.cost.prices import Prices
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.solver import solve
+from weir.policy.solve.tables import static_table
 from weir.simulation.paper import neighbours
 from weir.simulation.paper.frontier import Corner, corners, least_power_w
 from weir.simulation.paper.neighbours import dominating

@@ -1,8 +1,8 @@
 import numpy as np
 
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.solver import solve
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.solver import solve
 from weir.simulation.paper.structure import Case, look, paper_grid, random_lines, random_tables, search
 
 STEPS = np.repeat([1.0, 2.0], 8)

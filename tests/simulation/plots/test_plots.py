@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weir.policy.bank import Bank
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
-from weir.policy.tables import greedy_table, limit_table, stacked, static_table
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.tables import greedy_table, limit_table, stacked, static_table
 from weir.simulation.plots.banks import Compared, draw_bank
 from weir.simulation.plots.curves import Curve, Panel, draw_panels
 from weir.simulation.plots.maps import PolicyMap, draw_policy_maps

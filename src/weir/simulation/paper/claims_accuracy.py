@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from weir.policy.smdp import model_of
-from weir.policy.solver import solve
-from weir.policy.truncation import cost_of, law_of, overflow_cost_rate
+from weir.policy.solve.smdp import model_of
+from weir.policy.solve.solver import solve
+from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
 from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
 from weir.simulation.paper.findings import Findings
 from weir.simulation.paper.published import (

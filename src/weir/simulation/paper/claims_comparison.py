@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from weir.policy.evaluation import evaluate, is_stable
-from weir.policy.tables import static_table
+from weir.policy.solve.evaluation import evaluate, is_stable
+from weir.policy.solve.tables import static_table
 from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
 from weir.simulation.paper.findings import LOADS, WORK_CONSERVING, Findings
 from weir.simulation.paper.frontier import Corner, least_power_w

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from weir.policy.evaluation import evaluate, is_stable
-from weir.policy.profile import Floats
-from weir.policy.smdp import model_of
-from weir.policy.solver import solve
-from weir.policy.truncation import law_of, served_table
-from weir.policy.value_iteration import eta_bound, iterate_values
+from weir.policy.cost.profile import Floats
+from weir.policy.solve.evaluation import evaluate, is_stable
+from weir.policy.solve.smdp import model_of
+from weir.policy.solve.solver import solve
+from weir.policy.solve.truncation import law_of, served_table
+from weir.policy.solve.value_iteration import eta_bound, iterate_values
 from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
 from weir.simulation.paper.findings import LOADS, Findings
 from weir.simulation.paper.published import LOAD, MOST_SWEEPS, PRICES, PROFILE, TABLE

@@ -3,8 +3,8 @@
 from functools import cache
 from itertools import pairwise
 
-from weir.policy.solver import Solution
-from weir.policy.tables import limit_of
+from weir.policy.solve.solver import Solution
+from weir.policy.solve.tables import limit_of
 from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
 from weir.simulation.paper.findings import Findings
 from weir.simulation.paper.published import PROFILE

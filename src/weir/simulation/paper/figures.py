@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.adaptive import SolvedPolicy
-from weir.policy.bank import solve_bank
 from weir.policy.decision import Policy
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import solve_bank
 from weir.simulation.paper.findings import WORK_CONSERVING, Findings
 from weir.simulation.paper.frontier import Corner
 from weir.simulation.paper.published import LOAD, MAP_WEIGHTS, PRICES, PROFILE, STATIC_SIZES, TABLE

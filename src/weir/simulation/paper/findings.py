@@ -4,10 +4,10 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
-from weir.policy.evaluation import Performance, evaluate
-from weir.policy.prices import Prices
-from weir.policy.solver import Solution, solve
-from weir.policy.tables import Table, greedy_table, static_table
+from weir.policy.cost.prices import Prices
+from weir.policy.solve.evaluation import Performance, evaluate
+from weir.policy.solve.solver import Solution, solve
+from weir.policy.solve.tables import Table, greedy_table, static_table
 from weir.simulation.paper.frontier import Corner, corners
 from weir.simulation.paper.published import LARGEST_WEIGHT, LOAD, PRICES, PROFILE, STATIC_SIZES, TABLE
 from weir.simulation.paper.sweeps import Sweep, sweep

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.evaluation import evaluate
-from weir.policy.prices import Prices
-from weir.policy.solver import solve
-from weir.policy.tables import Table, with_full_batches
+from weir.policy.cost.prices import Prices
+from weir.policy.solve.evaluation import evaluate
+from weir.policy.solve.solver import solve
+from weir.policy.solve.tables import Table, with_full_batches
 from weir.simulation.paper.published import PROFILE
 
 _BETTER = 1e-7  # relative: below it two costs are one

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from weir.policy.evaluation import Performance, evaluate, is_stable
-from weir.policy.tables import Table, extended
+from weir.policy.solve.evaluation import Performance, evaluate, is_stable
+from weir.policy.solve.tables import Table, extended
 from weir.simulation.paper.published import PROFILE
 
 STATES = 60  # rows waiting up to which an action is changed: beyond, states are visited too rarely to matter

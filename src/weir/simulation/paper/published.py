@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from weir.policy.prices import Prices
-from weir.policy.profile import GOOGLENET_P4
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
 
 PROFILE = GOOGLENET_P4
 MAX_RATE_PER_MS = 2.96  # section V: μ of the largest batch, as printed

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weir.policy.prices import Prices
-from weir.policy.profile import Profile
-from weir.policy.smdp import model_of
-from weir.policy.solver import Solution, solve
-from weir.policy.truncation import law_of
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.smdp import model_of
+from weir.policy.solve.solver import Solution, solve
+from weir.policy.solve.truncation import law_of
 from weir.simulation.paper.published import PROFILE
 
 VISITED = 1e-6  # share of the decisions from which on a state counts

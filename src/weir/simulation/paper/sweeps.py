@@ -1,13 +1,13 @@
 """Relative value iteration as the paper runs it (sections IV-B, IV-C, V-C): also where it comes to wait for ever.
 
-`weir.policy.solver.solve` refuses such a truncation; here it is part of what is reproduced.
+`weir.policy.solve.solver.solve` refuses such a truncation; here it is part of what is reproduced.
 """
 
 from typing import NamedTuple
 
-from weir.policy.smdp import Actions, model_of
-from weir.policy.truncation import cost_of, law_of, overflow_cost_rate
-from weir.policy.value_iteration import eta_bound, iterate_values
+from weir.policy.solve.smdp import Actions, model_of
+from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
+from weir.policy.solve.value_iteration import eta_bound, iterate_values
 from weir.simulation.paper.published import EPSILON, LOAD, MOST_SWEEPS, PRICES, PROFILE, TOLERANCE
 
 ETA_SHARE = 0.99  # η as a share of its bound: close to it gives the paper's numbers of sweeps

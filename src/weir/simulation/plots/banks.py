@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from numpy.typing import ArrayLike
 
 from weir.figures import COLOURS, figure, styles
-from weir.policy.bank import Bank
+from weir.policy.solve.bank import Bank
 from weir.simulation.plots.scales import plain_log
 
 

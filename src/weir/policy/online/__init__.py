@@ -1,0 +1,1 @@
+"""Policies that follow the traffic while they serve."""

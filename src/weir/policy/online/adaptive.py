@@ -1,0 +1,565 @@
+"""The solved policy: it estimates the arrival rate, takes the table that was solved for it, and looks up.
+
+A table's *wait* means "until the next arrival", which is right for Poisson arrivals at the rate it was solved for, and
+nothing else is certain of. So each wait ends at the earliest of these instants:
+
+- the last arrival + ln(1000)/rate: a silence that long has a probability of 0.001, so the traffic has most likely stopped;
+- the oldest arrival + (k + sqrt(2·k·x) + x)/rate, x = ln(1000), with k the arrivals the table waits for: they take
+  longer only with that probability, so they do not come to this line;
+- with a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin.
+
+The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top of these.
+"""
+
+from heapq import heapreplace
+from math import inf, isfinite, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weir.messages import Reason
+from weir.policy.cost.latency_slo import trimmed
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.decision import Decision, Observation
+from weir.policy.online.rate import Rate
+from weir.policy.online.rate_bands import OPEN, SILENCE, Answers, Gate, RateBand, Stages
+from weir.policy.rules import Greedy
+from weir.policy.solve.bank import Bank
+
+# What a solved policy costs beside greedy, and when it has to be greedy itself.
+#
+# A table is the best there is for Poisson arrivals of one rate. Other traffic may make its waits a loss: bursts end while the
+# policy waits for their next rows, and a rate that swings changes what a millisecond is worth. No estimate of the rate can
+# rule that out, but an account can. Two virtual queues meet the arrivals that the policy sees, with the profile's service
+# times and energies: one is served greedily, the other by the tables, or greedily while the policy is greedy. So their
+# difference is what the policy has paid for its waits. While that is more than ALLOWED of what greedy costs, the policy is
+# greedy: the difference stands still, the cost it is held against grows, and soon the tables have their turn again. In the
+# long run the policy thus costs at most ALLOWED more than greedy, on any traffic, and is back at its tables where they pay.
+#
+# Both queues meet the same arrivals, so that luck cancels. The instants of arrivals are known while a worker is idle, and
+# that is when the two differ; those that come while all are busy are spread evenly between the first and the last. Savings
+# are kept up to RESERVE, and the past is forgotten by halves, so that old savings do not pay for new losses for long. Time is
+# what the policy observes: nothing here reads a clock.
+
+
+ALLOWED = 0.0025  # of greedy's cost, that the policy may cost more
+ENOUGH = 0.75  # of that, at which the tables have their turn again
+RESERVE = 0.01  # of greedy's cost: the most that is kept of what was saved
+GRANT = 0.5  # of the cost of as many rows as the table waits for: within one wait the difference goes up and down
+FIRST, STRETCHES, FEWEST = (
+    0.05,
+    16,
+    4,
+)  # seconds of the first stretches of a mean rate; how many there are; and are needed
+SURE = 2.0  # standard errors
+ROWS, SECONDS = 20_000.0, 600.0  # once there are more of both, the past counts half
+GOLDEN = 0.6180339887498949  # times the squares of whole numbers it has fractions as of chance
+PERIOD = 1 << 20
+
+
+class Waits(NamedTuple):
+    """When the tables wait: `answers` by rows waiting, and for how long at most, in seconds: since the last arrival
+    (`silence`), and since the oldest (`filling`). A batch has at most `largest` rows; with `answers` None it is greedy."""
+
+    answers: Answers | None
+    silence: float
+    filling: float
+    largest: int
+
+
+class Arrived(NamedTuple):
+    """`rows` arrived `gap` seconds apart, the first at `first`."""
+
+    rows: int
+    first: float
+    gap: float
+
+
+class VirtualQueue:
+    """A queue and its workers, in virtual time. `area_ms` is the time that rows have spent there, and those in service are
+    still to spend; `energy_mj` is what their batches took beyond the least that as many rows can take. Where service times
+    vary, a batch takes the mean plus or minus a standard deviation, as often one as the other; which it is depends on its
+    first row, so that two queues have the same luck."""
+
+    __slots__ = ("_at", "_ends", "_energies", "_last", "_oldest", "_rows", "_times", "_waiting", "area_ms", "energy_mj")
+
+    def __init__(self, profile: Profile, workers: int, now: float, waiting: int = 0) -> None:
+        spread = profile.service_time_ms * profile.cv.clip(max=1.0) / 1000.0
+        mean = profile.service_time_ms / 1000.0
+        self._times = ((0.0, *(mean + spread).tolist()), (0.0, *(mean - spread).tolist()))
+        self._energies = (0.0, *(profile.energy_mj - profile.sizes * least_energy_mj(profile)).tolist())
+        self._ends = [(now, 0)] * workers  # a heap: when each worker is free, and the rows that it serves until then
+        self._at = self._oldest = self._last = now
+        self._waiting = waiting
+        self._rows = 0  # that were dispatched
+        self.area_ms = self.energy_mj = 0.0
+
+    def advance(self, now: float, arrived: Arrived, waits: Waits) -> None:
+        """Let time pass until `now`, before which those rows arrived."""
+        left, coming, gap = arrived
+        while True:
+            free = self._ends[0][0]
+            if free > self._at:
+                joined = self._let_pass(free if free < now else now, left, coming, gap)
+                left, coming = left - joined, coming + joined * gap
+                if free > now:
+                    return
+            if not self._waiting:
+                if not left:
+                    self._at = now
+                    return
+                left, coming = self._join(coming, left, gap)
+            until = self._until(waits)
+            if until <= self._at:
+                self._dispatch(waits)
+            elif left and coming < until:
+                self._pass(coming)
+                left, coming = self._join(coming, left, gap)
+            elif until <= now:
+                self._pass(until)
+                self._dispatch(waits._replace(answers=None))
+            else:
+                self._pass(now)
+                return
+
+    def _let_pass(self, end: float, left: int, coming: float, gap: float) -> int:
+        """All workers are busy until `end`, or longer: let those join who come by then, and return how many do."""
+        joined = 0
+        if left and coming <= end:
+            joined = min(left, int((end - coming) / gap) + 1) if gap > 0.0 else left
+            if not self._waiting:
+                self._oldest = coming
+            self._last = coming + (joined - 1) * gap
+            self.area_ms += 1000.0 * joined * (end - (coming + self._last) / 2.0)
+        self._pass(end)
+        self._waiting += joined
+        return joined
+
+    def _join(self, coming: float, left: int, gap: float) -> tuple[int, float]:
+        """Let one row join; return how many are left, and when the next comes."""
+        if not self._waiting:
+            self._oldest = coming
+        self._at, self._last = max(coming, self._at), coming
+        self._waiting += 1
+        return left - 1, coming + gap
+
+    def _pass(self, until: float) -> None:
+        self.area_ms += 1000.0 * self._waiting * (until - self._at)
+        self._at = until
+
+    def _until(self, waits: Waits) -> float:
+        """Return when the wait ends if nobody comes: at once where the rows that wait are served."""
+        answers, waiting = waits.answers, self._waiting
+        if answers is None or waiting >= waits.largest:
+            return -inf
+        if answers[waiting if waiting < len(answers) else -1] is not None:
+            return -inf
+        return min(self._last + waits.silence, self._oldest + waits.filling)
+
+    def _dispatch(self, waits: Waits) -> None:
+        """Begin a batch, of all that fit where the table would wait."""
+        answers, waiting = waits.answers, self._waiting
+        answer = None if answers is None else answers[waiting if waiting < len(answers) else -1]
+        rows = min(waiting if answer is None else answer.rows, waits.largest)
+        time = self._times[self._rows**2 * GOLDEN % 1.0 < 0.5][rows]
+        self.area_ms += 1000.0 * rows * time
+        self.energy_mj += self._energies[rows]
+        self._rows = (self._rows + rows) % PERIOD
+        self._waiting -= rows
+        self._oldest = self._at  # nearly, of those who stay
+        heapreplace(self._ends, (self._at + time, rows))
+
+    def spent_ms(self, now: float) -> float:
+        """Return the time that rows have spent here until `now`."""
+        return self.area_ms - 1000.0 * sum(rows * (end - now) for end, rows in self._ends if end > now)
+
+
+def least_energy_mj(profile: Profile) -> float:
+    """Return the least energy that a row can take."""
+    return float(np.min(profile.energy_mj / profile.sizes))
+
+
+class SureRate:
+    """The mean rate that arrivals surely have had, `value`: two standard errors below their mean, by the spread of up to 16
+    stretches of equal length. Of steady traffic that is nearly the mean; of bursts it is little until there were many."""
+
+    __slots__ = ("_rows", "_since", "_width", "value")
+
+    def __init__(self) -> None:
+        self._rows = [0.0]  # of each stretch; the last is under way
+        self._since = 0.0  # seconds since the first began
+        self._width = FIRST
+        self.value: float | None = None  # not known yet
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """So many rows came in so many seconds."""
+        self._since += seconds
+        while self._since >= STRETCHES * self._width:
+            self._rows = [sum(self._rows[first : first + 2]) for first in range(0, len(self._rows), 2)]
+            self._width *= 2.0
+        under_way = int(self._since / self._width)
+        if under_way >= len(self._rows):
+            self._rows += [0.0] * (under_way + 1 - len(self._rows))
+            self._learn(self._rows[:-1])
+        self._rows[-1] += rows
+
+    def forget(self) -> None:
+        """Forget the older half."""
+        half = len(self._rows) // 2
+        del self._rows[:half]
+        self._since -= half * self._width
+
+    def _learn(self, rows: list[float]) -> None:
+        count = len(rows)
+        if count >= FEWEST:
+            mean = sum(rows) / count
+            error = sqrt(sum((each - mean) ** 2 for each in rows) / (count - 1) / count)
+            self.value = max(mean - SURE * error, 0.0) / self._width
+
+
+class Account:
+    """Holds a policy that decides by `bank` against greedy. `greedy` says whether it has to be greedy; `excess` is by which
+    share of greedy's cost it costs more, or less than 0 by which it costs less, as far as that is kept."""
+
+    __slots__ = (
+        "_arrivals",
+        "_bank",
+        "_by_greedy",
+        "_least",
+        "_now",
+        "_own",
+        "_rate",
+        "_rows",
+        "_seconds",
+        "excess",
+        "greedy",
+    )
+
+    def __init__(self, bank: Bank) -> None:
+        self._bank = bank
+        self._least = least_energy_mj(bank.profile)
+        self._restart(0.0, 0, 0)
+        self._now = inf  # nothing has been seen
+
+    def _restart(self, now: float, arrivals: int, waiting: int) -> None:
+        profile, workers = self._bank.profile, self._bank.workers
+        self._own = VirtualQueue(profile, workers, now, waiting)
+        self._by_greedy = VirtualQueue(profile, workers, now, waiting)
+        self._now, self._arrivals = now, arrivals
+        self._rate = SureRate()
+        self._rows = self._seconds = 0.0  # seen, as far as they are remembered
+        self.greedy, self.excess = False, 0.0
+
+    def observe(self, seen: Observation, stage: RateBand, answers: Answers, rate: float) -> bool:
+        """Let both queues see what the policy sees, which would decide by `answers` of `stage`; return `greedy`."""
+        now, count = seen.now, seen.arrivals - self._arrivals
+        if now < self._now or count < 0:  # the first look, or another queue or clock
+            self._restart(now, seen.arrivals, seen.waiting)
+            return False
+        arrived = self._spread(count, seen)
+        largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
+        filling = min(stage.filling / rate, seen.max_queue_delay)
+        waits = Waits(None, inf, inf, largest)
+        self._by_greedy.advance(now, arrived, waits)
+        self._own.advance(now, arrived, waits if self.greedy else Waits(answers, SILENCE / rate, filling, largest))
+        self._rows += count
+        self._seconds += now - self._now
+        self._rate.observe(count, now - self._now)
+        self._now, self._arrivals = now, seen.arrivals
+        if count:
+            self._judge(stage.limits[0])
+        return self.greedy
+
+    def _spread(self, count: int, seen: Observation) -> Arrived:
+        """Return when the rows arrived that are new: the last is known, and the first if all of them still wait."""
+        last = seen.last_arrival
+        if count < 2:
+            return Arrived(count, last, 0.0)
+        first = seen.oldest_arrival if seen.waiting <= count else self._now + (last - self._now) / count
+        first = min(max(first, self._now), last)
+        return Arrived(count, first, (last - first) / (count - 1))
+
+    def _judge(self, limit: int) -> None:
+        """Compare what both have cost, and decide who has the next batches."""
+        own, other, prices, now = self._own, self._by_greedy, self._bank.prices, self._now
+        rate = prices.reference_rate or self._rate.value
+        if rate is None:
+            rate = self._rows / max(self._seconds, 1e-9)
+        joule = prices.energy_weight * rate / 1000.0  # by row: a watt is what a row takes times the rate
+        spent = other.spent_ms(now)
+        cost = prices.latency_weight * spent + joule * (other.energy_mj + self._rows * self._least)
+        more = prices.latency_weight * (own.spent_ms(now) - spent) + joule * (own.energy_mj - other.energy_mj)
+        grant = GRANT * limit / self._rows
+        allowed = (ALLOWED + grant) * cost
+        self.greedy = more > (ENOUGH * allowed if self.greedy else allowed)
+        self.excess = more / cost if cost else 0.0
+        if self.excess < -RESERVE - grant:
+            self._forget((-RESERVE - grant) / self.excess, 1.0)
+        if self._rows > ROWS and self._seconds > SECONDS:
+            self._forget(1.0, 0.5)
+            self._rate.forget()
+
+    def _forget(self, difference: float, all_of_it: float) -> None:
+        """Keep that share of the difference between the queues, and of everything."""
+        own, other = self._own, self._by_greedy
+        own.area_ms = all_of_it * (other.area_ms + difference * (own.area_ms - other.area_ms))
+        own.energy_mj = all_of_it * (other.energy_mj + difference * (own.energy_mj - other.energy_mj))
+        other.area_ms *= all_of_it
+        other.energy_mj *= all_of_it
+        self._rows *= all_of_it
+        self._seconds *= all_of_it
+
+
+# What a solved policy does, and what that is predicted to bring, as a JSON-able document.
+
+
+def explain(bank: Bank | None, stage: RateBand | None, rate: float, account: Account | None = None) -> dict[str, Any]:
+    """Return the document of a policy that decides by `stage` of `bank` at `rate`; 0, None and None while it learns."""
+    return {
+        "learning": stage is None,
+        "rate": rate or None,
+        "capacity": None if bank is None else bank.capacity,
+        "workers": None if bank is None else bank.workers,
+        "prices": None if bank is None else prices_of(bank.prices),
+        "objective": None if bank is None or bank.objective is None else {"text": str(bank.objective)} | bank.objective._asdict(),
+        "table": {"index": None, "rate": None, "limit": None} if bank is None or stage is None else _table(bank, stage),
+        "guards": {"silence": None, "filling": None, "deadline": None} if stage is None else _guards(stage, rate),
+        "max_waiting": None if stage is None else stage.max_waiting,
+        "predicted": predict(bank, rate),
+        "beside_greedy": {"greedy": None, "excess": None} if account is None else {"greedy": account.greedy, "excess": account.excess},
+    }  # fmt: skip
+
+
+def prices_of(prices: Prices) -> dict[str, float | None]:
+    """Return `prices` as a dict, by the names of its settings."""
+    names = ("latency_weight", "energy_weight", "reference_rate")
+    return {name: getattr(prices, name) for name in names}
+
+
+def predict(bank: Bank | None, rate: float) -> dict[str, float | None]:
+    """Return the mean response time, its 99th percentile, power and cost predicted for `rate`: between the bank's rates
+    by interpolation, below them those of the lowest, and None at rates that the workers cannot serve."""
+    if bank is None or not 0.0 < rate < bank.capacity:
+        return dict.fromkeys(("response_time_ms", "p99_ms", "power_w", "cost"))
+    response, p99 = (_between(bank, values, rate) for values in (bank.response_time_ms, bank.p99_ms))
+    power = _between(bank, bank.power_w, rate) * min(rate / float(bank.rates[0]), 1.0)
+    cost = bank.prices.latency_weight_at(rate) * response + bank.prices.energy_weight * power
+    values = {"response_time_ms": response, "p99_ms": p99, "power_w": power, "cost": cost}
+    return {name: value if isfinite(value) else None for name, value in values.items()}
+
+
+def _between(bank: Bank, values: Floats, rate: float) -> float:
+    return float(np.interp(rate, bank.rates, values))
+
+
+def _table(bank: Bank, stage: RateBand) -> dict[str, Any]:
+    return {
+        "index": stage.entry,
+        "rate": float(bank.rates[stage.entry]),
+        "limit": stage.limits[0],
+        "share_of_second": stage.share,
+    }
+
+
+def _guards(stage: RateBand, rate: float) -> dict[str, float | None]:
+    """For how long: since the last arrival, since the oldest, and since the oldest if it is alone."""
+    return {
+        "silence": SILENCE / rate,
+        "filling": stage.filling / rate,
+        "deadline": None if stage.allowance is None else stage.allowance[1],
+    }
+
+
+# Which of two tables decides the next batch, when a share of the batches is the second's.
+#
+# Where a promise is kept at least cost by neither of two tables but by a mix of them, the mix is made without chance: what
+# the second table is owed adds up with each batch, and whenever it is a whole batch, it gets one (error diffusion). Of any
+# number of batches in a row, the second thus decides the share asked for to within one batch, where chance would be off by the
+# square root of their number; and the same run decides the same.
+
+
+class Mixing:
+    """`second` says whether the next batch is the second table's; `cut` goes on to the one after."""
+
+    __slots__ = ("_owed", "second")
+
+    def __init__(self) -> None:
+        self.second = False
+        self._owed = 0.5  # of a batch: half, so that counts are rounded and not cut off
+
+    def cut(self, share: float) -> None:
+        """A batch was cut; of those that follow, `share` are the second table's, 0 to 1. It may change with every batch."""
+        self._owed += share
+        self.second = self._owed >= 1.0
+        if self.second:
+            self._owed -= 1.0
+
+
+GREEDY = Greedy()
+POLICY = Reason.POLICY  # a member of an enum is looked up slowly
+
+
+class SolvedPolicy:
+    """Decides by the tables of a bank, following the arrival rate. Without a bank, and until the rate is known, it is greedy.
+
+        bank = Bank.from_bytes(Path("square.policy.npz").read_bytes())
+        service = weir.Service(Square, policy=weir.SolvedPolicy(bank), max_batch_size=bank.profile.max_batch_size)
+
+    Rates are in rows per second, of the whole service, and so are the tables': with requests of several groups (keys,
+    shapes) each line is looked up as if all arrivals came to it. A group that gets but a part of them reaches its limit
+    later than the table expects; it is then served by the second of the guards above, which no arrival elsewhere
+    puts off. That costs latency and no more; a service of very many groups is better served by `greedy`.
+
+    It may run with a smaller `max_batch_size` than the bank was solved for: batches are cut at that size, and a full one is
+    never held back. Larger ones are never asked for than the bank's profile has.
+
+    `max_waiting` is the number of rows beyond which arrivals are to be refused, until the next decision; None for no bound.
+    """
+
+    def __init__(self, bank: Bank | None = None) -> None:
+        self.max_waiting: int | None = None
+        self._estimate = Rate()
+        self._mixing = Mixing()
+        self._account: Account | None = None  # of `_of`, where there is no promise
+        self._stages: Stages | None = None if bank is None else Stages(bank)
+        self._stage: RateBand | None = None  # of `_stages`, or of those before
+        self._of: Stages | None = None  # what `_stage` belongs to
+        self._gate = OPEN
+        self._rows = 0  # that were dispatched last; 0 if none were, or more have been let in since
+        self._since = 0.0  # when
+        self._ahead = 0  # rows before those who were let in late, 0 if none were
+        self._late = 0.0  # when the first of them came
+
+    # Decisions.
+
+    def decide(self, seen: Observation) -> Decision:
+        """Look up how many rows to dispatch; see Policy."""
+        waiting = seen.waiting
+        rate = self._estimate.observe(seen.now, seen.arrivals)
+        stage = self._stage
+        if stage is None or self._of is not self._stages or not stage.falls <= rate <= stage.rises:
+            stage = self._move(rate)
+            if stage is None:
+                return GREEDY.decide(seen)
+        largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
+        second = self._mixing.second
+        answers = stage.second if second else stage.first
+        if self._account is not None and self._account.observe(seen, stage, answers, rate):
+            return GREEDY.decide(seen)
+        answer = answers[waiting] if waiting < len(answers) else answers[-1]
+        if answer is None:
+            limit, until = stage.limits[second], guard(stage, rate, seen)
+            if seen.now < until and waiting < largest:
+                if stage.latest is not None:
+                    self._let_in(stage.gate, 0, seen)
+                return Decision(0, POLICY, until, limit)
+            answer = Decision(min(waiting, largest), POLICY, None, min(limit, seen.max_batch_size))
+        elif answer.rows > largest:
+            answer = Decision(largest, POLICY, None, min(stage.limits[second], largest))
+        if stage.latest is not None:
+            if (age := seen.now - seen.oldest_arrival) > stage.latest[answer.rows]:
+                answer = answer._replace(rows=trimmed(answer.rows, age, stage.latest))
+            self._let_in(stage.gate, answer.rows, seen)
+        if stage.share:
+            self._mixing.cut(stage.share)
+        return answer
+
+    def _let_in(self, gate: Gate, rows: int, seen: Observation) -> None:
+        """Once `rows` are dispatched, let in whom the gate lets in."""
+        waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
+        if rows and rows < waiting:
+            # When the first that stays came: as if at even gaps, or not before those came who were let in late.
+            first = oldest + (seen.last_arrival - oldest) * rows / (waiting - 1)
+            if rows >= self._ahead > 0:
+                first = max(first, self._late)
+            self.max_waiting = gate.after(rows, waiting, now - first)
+        else:
+            self.max_waiting = gate.bounds[rows]
+        self._gate, self._rows, self._since, self._ahead = gate, rows, now, 0
+
+    def full(self, now: float) -> int | None:
+        """The line is full: return `max_waiting` as of `now`; see Policy."""
+        if self._rows and (more := self._gate.more(self._rows, now - self._since)):
+            assert self.max_waiting is not None
+            self._rows = 0  # once; whoever comes behind them too might be late
+            self._ahead, self._late = self.max_waiting, now
+            self.max_waiting += more
+        return self.max_waiting
+
+    def _move(self, rate: float) -> RateBand | None:
+        """Take the stage for `rate`; None if there is none. While the rate is unknown only a promise has one."""
+        stages, stage = self._stages, self._stage
+        if stages is None:
+            return None
+        if not rate:
+            return stages.unknown()
+        if stage is None or self._of is not stages:
+            stage = stages.at(rate)
+        self._stage = stage = stages.next_to(stage, rate)
+        if self._of is not stages:
+            self._of = stages
+            self._account = Account(stages.bank) if stages.bank.objective is None else None
+        self.max_waiting, self._rows = stage.max_waiting, 0
+        return stage
+
+    # The life of a policy.
+
+    def adopt(self, bank: Bank) -> None:
+        """Decide by `bank` from now on; what was learned of the rate stays."""
+        self._stages = Stages(bank)  # one assignment: a decision sees the old bank or the new one
+
+    def fresh(self) -> "SolvedPolicy":
+        """Return a policy like this one that has seen nothing: services and simulations have one each."""
+        made = SolvedPolicy()
+        made._stages = self._stages
+        return made
+
+    # Facts.
+
+    @property
+    def bank(self) -> Bank | None:
+        """The bank it decides by."""
+        return None if self._stages is None else self._stages.bank
+
+    @property
+    def largest_batch(self) -> int | None:
+        """The most rows of a batch that it knows the cost of; it is not to be run with a larger `max_batch_size`."""
+        return None if self._stages is None else self._stages.bank.profile.max_batch_size
+
+    @property
+    def rate(self) -> float:
+        """The estimated arrival rate, in rows per second; 0 while it is unknown."""
+        return self._estimate.value
+
+    @property
+    def learning(self) -> bool:
+        """Whether it is greedy still: there is no bank, or the rate is unknown."""
+        return self._stages is None or not self.rate
+
+    @property
+    def index(self) -> int:
+        """The index, in the bank, of the table in use (beyond the bank's rates: of the nearest); 0 while learning."""
+        stage = self._current()
+        return 0 if stage is None else stage.entry
+
+    def _current(self) -> RateBand | None:
+        stages, rate = self._stages, self.rate
+        if stages is None or not rate:
+            return None
+        return self._stage if self._of is stages else stages.at(rate)
+
+    def explain(self) -> dict[str, Any]:
+        """Return what it does and why, as a JSON-able dict; what is not known yet is None. Times are in seconds but for
+        those of the prediction, which is for the estimated rate."""
+        account = self._account if self._of is self._stages else None
+        return explain(self.bank, self._current(), self.rate, account)
+
+
+def guard(stage: RateBand, rate: float, seen: Observation) -> float:
+    """Return the instant at which a wait ends."""
+    oldest = seen.oldest_arrival
+    until = min(seen.last_arrival + SILENCE / rate, oldest + stage.filling / rate)
+    if stage.allowance is None:
+        return until
+    return min(until, oldest + stage.allowance[min(seen.waiting, stage.largest)])

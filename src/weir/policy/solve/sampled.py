@@ -1,0 +1,215 @@
+"""The response time's 99th percentile, or another, from sampled rows: what a bank predicts.
+
+Each row arrives in a line drawn from its law, so that nothing has to settle first, and is followed until its own batch is
+cut. Past the length from which all lines are served alike it moves up in one step. Two things make some ten thousand rows
+do what would take a million. A first few say which lines decide whether a row is later than the percentile, and the others
+are drawn from those above all, with weights that make up for it. And the last chance of a row, the time of its own batch or
+of the arrivals that this waits for, is not drawn: its law is known. The numbers drawn are always the same.
+"""
+
+from functools import cached_property
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from weir.policy.cost.profile import Floats
+from weir.policy.solve.long_lines import Continued, Costs, Served
+from weir.policy.solve.response import Rules
+from weir.policy.solve.smdp import Actions
+from weir.policy.solve.stationary import decay
+from weir.policy.solve.tables import extended
+
+FIRST, ROWS, MOST_ROWS = 8_192, 16_384, 131_072
+_OFF = 0.005  # a standard error, relative to the percentile, with which more rows are drawn
+_NEAR = 64  # rows of similar lines, among the first, that tell how these lines end
+_LEAST = 0.03  # of the rows drawn, relative to those who decide: from lines that seem to decide nothing
+_STEP, _FINE = 0.02, 3e-4  # in which the percentile is looked for, relative to it
+_MOST_LINES, _MORE_LINES = 800, 100  # whose law is computed: so many, or so many more than the table has entries
+_CLEARLY = 0.3  # from this cv on a batch's time is not drawn
+_FAR = 1e-7  # the share of the decisions that may lie beyond these
+
+
+class _Ends(NamedTuple):
+    """Response times: each `base` and, where there is a `shape`, a Gamma distributed time of that shape and `scale`."""
+
+    base: Floats
+    shape: Floats
+    scale: Floats
+
+
+class Sampler:
+    """Draws rows that meet the lines of `served`."""
+
+    def __init__(self, served: Served, seed: int = 1) -> None:
+        self._profile, self._rate = served.profile, served.rate_per_ms
+        self._rules = Rules(served.table)
+        self._served = served
+        self._draw = np.random.default_rng(seed)
+
+    def quantile_ms(self, share: float) -> float:
+        """Return the time within which that share of the rows is answered, without the profile's latency offset."""
+        # A row's rank is the share of rows that meet shorter lines: 1 - x³, so that long lines are drawn more often.
+        x = (np.arange(FIRST) + self._draw.random(FIRST)) / FIRST
+        ends = self._follow(1.0 - x**3)
+        drawn = ends.base + ends.scale * self._draw.standard_gamma(ends.shape)
+        order = np.argsort(drawn)[::-1]
+        above = np.cumsum(x[order] ** 2)
+        near = float(drawn[order[int(np.searchsorted(above, (1.0 - share) * above[-1]))]])
+        spread = _spread(_tail(ends, near))
+        rows, off = ROWS, 1.0
+        while off > _OFF:
+            law = np.cumsum(x**2 * spread)
+            even = (np.arange(rows) + self._draw.random(rows)) / rows * law[-1]
+            cell = np.minimum(np.searchsorted(law, even), FIRST - 1)
+            again = (cell + self._draw.random(rows)) / FIRST
+            weights = (again / x[cell]) ** 2 / spread[cell]
+            near, off = _later_than(self._follow(1.0 - again**3), weights, 1.0 - share, near)
+            if rows == MOST_ROWS:
+                break
+            rows = MOST_ROWS
+        return near
+
+    @cached_property
+    def _model(self) -> Continued:
+        """The model of the line, looked at for longer than the table's entries differ."""
+        short = self._served.model
+        fall = log(decay(self._profile, self._rate, short.size))
+        more = min(max(_MOST_LINES - short.longest, _MORE_LINES), int(-log(_FAR) / fall) + 1)
+        return Continued(self._profile, self._rate, short.size, short.longest + more)
+
+    @cached_property
+    def _actions(self) -> Actions:
+        """The actions by state; the last for those above the longest."""
+        return extended(self._served.table, self._model.longest + 2).astype(np.int64)
+
+    @cached_property
+    def _met(self) -> Floats:
+        """The share of the rows that arrive after a decision in each state; the last entry for those above the longest."""
+        model, actions = self._model, self._actions[:-1]
+        visits = model.visits(actions)
+        chain = model.chain(actions)
+        once, rows = Costs(np.ones(len(model.sojourn)), 0.0), Costs(np.zeros(len(model.sojourn)), 1.0)
+        _, beyond = model.rate_of(once, chain, actions, visits)
+        time = float(model.sojourn[model.size])
+        _, waiting = model.rate_of(rows, chain, actions, visits)
+        self._mean_above = max(0.0, waiting / time / beyond - model.longest - 1.0) if beyond > 0.0 else 0.0
+        spent = np.append(visits, beyond) * model.sojourn[self._actions]
+        return np.asarray(spent / spent.sum(), dtype=np.float64)
+
+    def _states(self, rank: Floats) -> NDArray[np.int64]:
+        """Return the states that rows of that rank meet."""
+        law = np.cumsum(self._met)
+        state = np.searchsorted(law[:-1], rank)
+        # Above the longest the law is geometric, as far as can be seen.
+        left = np.minimum((1.0 - rank) / max(1.0 - law[-2], 1e-300), 1.0)
+        over = np.floor(-np.log(np.maximum(left, 1e-300)) / np.log1p(1.0 / max(self._mean_above, 1e-9)))
+        return np.asarray(state + np.where(state > self._model.longest, over, 0.0), dtype=np.int64)
+
+    def _follow(self, rank: Floats) -> _Ends:
+        """Return the response times of rows of that rank."""
+        rate, rules, draw = self._rate, self._rules, self._draw
+        place, behind, age = self._arrive(self._states(rank))
+        ends = _Ends(*(np.zeros(len(rank)) for _ in range(3)))
+        index = np.arange(len(rank))
+        while len(index):
+            far = np.maximum(-(-(place - rules.steady) // rules.last), 0)  # batches of long lines, all ahead of the row
+            if far.any():
+                time = self._services(np.full(len(far), rules.last), far)
+                place, age, behind = place - far * rules.last, age + time, behind + draw.poisson(rate * time)
+            length = np.minimum(place + behind, rules.steady)
+            missing = rules.served_at[length] - length
+            size = rules.batch[length]
+            last = place <= size
+            self._end(ends, index[last], age[last], size[last], missing[last])
+            index, place, behind, age, size, missing = (
+                part[~last] for part in (index, place, behind, age, size, missing)
+            )
+            time = self._services(size, np.ones_like(size))
+            age = age + draw.standard_gamma(missing) / rate + time
+            place, behind = place - size, behind + missing + draw.poisson(rate * time)
+        return ends
+
+    def _end(self, ends: _Ends, index: NDArray[np.int64], age: Floats, size: Actions, missing: Actions) -> None:
+        """Set how the rows of that age end with a batch of `size`, for which as many arrivals are missing: of both times
+        the one that varies more is left to its law."""
+        mean, cv, rate = self._profile.service_time_ms[size - 1], self._profile.cv[size - 1], self._rate
+        varies = (mean * cv >= np.sqrt(missing) / rate) & ((cv >= _CLEARLY) | (missing == 0))
+        waits = self._draw.standard_gamma(np.where(varies, missing, 0.0)) / rate
+        serves = np.where(varies, 0.0, self._services(size, np.ones_like(size)))
+        ends.base[index] = age + waits + serves
+        kept = varies & (cv >= _CLEARLY)
+        ends.base[index] += np.where(varies & ~kept, self._services(size, np.ones_like(size)), 0.0)
+        ends.shape[index] = np.where(kept, 1.0 / np.where(kept, cv, 1.0) ** 2, np.where(varies, 0.0, missing))
+        ends.scale[index] = np.where(kept, mean * cv**2, 1.0 / rate)
+
+    def _arrive(self, state: NDArray[np.int64]) -> tuple[Actions, Actions, Floats]:
+        """Return each row's place in line, the rows behind it and its age at the first decision after it arrived."""
+        size = self._actions[np.minimum(state, len(self._actions) - 1)]
+        met = self._services(size, np.ones_like(size), longer=True)
+        part = self._draw.random(len(state))
+        before, after = (self._draw.poisson(self._rate * met * share) for share in (part, 1.0 - part))
+        return state - size + before + 1, after, met * (1.0 - part)
+
+    def _services(self, size: Actions, count: Actions, *, longer: bool = False) -> Floats:
+        """Return the time that `count` batches of `size` rows take, 0 for size 0; `longer`: as long as a row meets them."""
+        mean, cv = self._profile.service_time_ms[size - 1], self._profile.cv[size - 1]
+        if not cv.any():
+            return np.where(size > 0, mean * count, 0.0)
+        varied = np.where(cv > 0.0, cv**2, 1.0)
+        drawn = self._draw.standard_gamma(np.where(cv > 0.0, count / varied + longer, 0.0)) * varied
+        return np.where(size > 0, mean * np.where(cv > 0.0, drawn, count), 0.0)
+
+
+def _spread(late: Floats) -> Floats:
+    """Return how uncertain it is, by cell of the first rows, whether a row is late."""
+    sums, cells = np.concatenate((np.zeros(1), np.cumsum(late))), np.arange(len(late))
+    low, high = np.maximum(cells - _NEAR // 2, 0), np.minimum(cells + _NEAR // 2, len(late))
+    near = (sums[high] - sums[low]) / (high - low)
+    spread = np.sqrt(np.maximum(near * (1.0 - near), 0.0))
+    return np.asarray(spread + _LEAST * max(float(spread.max()), 1e-6), dtype=np.float64)
+
+
+def _later_than(ends: _Ends, weights: Floats, share: float, near: float) -> tuple[float, float]:
+    """Return the time that this share of the weights is later than, which is `near` another, and its standard error relative
+    to it."""
+    wanted = share * float(weights.sum())
+
+    def later(time: float) -> float:
+        return float(weights @ _tail(ends, time)) / wanted
+
+    low, high, by = near, near, 1.0 + _STEP
+    at_low = at_high = later(near)
+    while at_low <= 1.0:
+        low, high, at_high, by = low / by, low, at_low, by * by
+        at_low = later(low)
+    while at_high > 1.0:
+        low, high, at_low, by = high, high * by, at_high, by * by
+        at_high = later(high)
+    slope, moved = (at_low - at_high) / log(high / low), 0
+    while high - low > _FINE * high:
+        # As if it fell exponentially; a little to the other side of that, if it was the same end that moved last.
+        part = log(at_low) / log(at_low / max(at_high, 1e-12))
+        middle = low + part * (high - low) + moved * _FINE / 2.0 * high
+        middle = min(max(middle, low + (high - low) / 10.0), high - (high - low) / 10.0)
+        seen = later(middle)
+        if seen > 1.0:
+            low, at_low, moved = middle, seen, 1
+        else:
+            high, at_high, moved = middle, seen, -1
+    # The rows are in the order of their rank: neighbours differ by what the rank does not decide.
+    off = float(np.sqrt(np.sum(np.diff(weights * (_tail(ends, high) - share)) ** 2) / 2.0)) / wanted
+    return high, off / max(slope, 1e-12)
+
+
+def _tail(ends: _Ends, time: float) -> Floats:
+    """Return the probability of each to be later than `time`."""
+    from scipy.special import gammaincc  # solving needs it, serving does not
+
+    later = (ends.base > time).astype(np.float64)
+    left = (time - ends.base) / np.where(ends.shape > 0.0, ends.scale, 1.0)
+    far = ends.shape + 6.0 * np.sqrt(ends.shape) + 12.0
+    some = np.flatnonzero((ends.shape > 0.0) & (left >= 0.0) & (left < far))
+    later[some] = gammaincc(ends.shape[some], left[some])
+    return later

@@ -1,0 +1,132 @@
+"""The latency objective: its text form, its guard, what it refuses."""
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from weir.errors import SettingsError
+from weir.policy.cost.latency_slo import LatencySLO, trimmed, unavoidable_power_w
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline", "late_share"),
+    [("p99=20ms", 0.02, 0.01), ("p95=1s", 1.0, 0.05), ("p99.9=250us", 250e-6, 0.001), ("p50=0.3", 0.3, 0.5)],
+)
+def test_reads_what_users_write_and_says_it_again(text: str, deadline: float, late_share: float) -> None:
+    objective = LatencySLO.parse(text)
+    assert (objective.deadline, objective.late_share, objective.margin) == (deadline, late_share, 0.0)
+    assert LatencySLO.parse(str(objective)) == objective
+
+
+@pytest.mark.parametrize(
+    ("text", "deadline", "price"),
+    [("in-time=20ms", 0.02, 1.0), ("in-time=1s,refusal=0.5", 1.0, 0.5), (" in-time=250us,refusal=2 ", 250e-6, 2.0)],
+)
+def test_the_most_answers_in_time_are_an_objective_too(text: str, deadline: float, price: float) -> None:
+    objective = LatencySLO.parse(text)
+    assert objective.counts_refusals
+    assert (objective.deadline, objective.refusal_price) == (deadline, price)
+    assert LatencySLO.parse(str(objective)) == objective
+    assert not LatencySLO.parse("p99=20ms").counts_refusals
+
+
+def test_where_refusals_count_and_service_times_vary_no_batch_is_trimmed() -> None:
+    varying = Profile(np.array([2.0, 3.0]), np.ones(2), np.array([0.1, 0.1]))
+    steady = Profile(np.array([2.0, 3.0]), np.ones(2), np.zeros(2))
+    most, p99 = LatencySLO.parse("in-time=20ms"), LatencySLO.parse("p99=20ms")
+    assert np.isinf(most.trimmed_by(varying)).all()
+    for objective, profile in ((most, steady), (p99, varying), (p99, steady)):
+        assert objective.trimmed_by(profile) == pytest.approx([0.018, 0.018, 0.017])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "in-time=0",
+        "in-time=",
+        "in-time=20ms,refusal=0",
+        "in-time=20ms,refusal=",
+        "in-time=20ms,price=1",
+        "",
+        "p99",
+        "20ms",
+        "p99=",
+        "p99=fast",
+        "p99=0",
+        "p99=-1ms",
+        "p100=20ms",
+        "p0=20ms",
+        "p99=inf",
+        "q9=1ms",
+    ],
+)
+def test_refuses_what_is_no_objective(text: str) -> None:
+    with pytest.raises(SettingsError, match=r"latency_objective=.*as in p99=20ms"):
+        LatencySLO.parse(text)
+
+
+def test_a_batch_must_start_early_enough_for_its_own_service_time() -> None:
+    profile = Profile(np.array([2.0, 3.0]), np.ones(2), np.zeros(2), latency_offset_ms=4.0)
+    assert LatencySLO(0.02, 0.01, 0.001).latest_starts(profile) == pytest.approx([0.014, 0.014, 0.013])
+    assert LatencySLO(0.02, 0.01, 0.001).allowance(profile) == pytest.approx([0.013, 0.013, 0.012])
+    latest = LatencySLO(0.02).latest_starts(GOOGLENET_P4)
+    assert len(latest) == 33
+    assert latest[32] == pytest.approx(0.02 - 0.0108152)
+
+
+def test_a_batch_is_trimmed_to_what_leaves_its_oldest_row_in_time() -> None:
+    latest = LatencySLO(0.02).latest_starts(GOOGLENET_P4).tolist()
+    assert trimmed(32, latest[32], latest) == 32
+    assert trimmed(32, latest[31], latest) == 31
+    assert trimmed(32, latest[16], latest) == 16
+    assert trimmed(1, 1.0, latest) == 1
+
+
+def test_a_batch_is_not_trimmed_below_half() -> None:
+    latest = LatencySLO(0.02).latest_starts(GOOGLENET_P4).tolist()
+    assert trimmed(32, latest[15], latest) == 32
+    assert trimmed(2, 1.0, latest) == 2
+
+
+def test_an_objective_that_no_row_meets_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"latency_objective=p99=1ms: a row alone takes 1\.357 ms"):
+        LatencySLO(0.001, 0.01).checked_for(GOOGLENET_P4)
+    assert LatencySLO(0.002).checked_for(GOOGLENET_P4) == LatencySLO(0.002)
+
+
+def test_full_batches_draw_the_power_that_none_can_do_without() -> None:
+    rate = GOOGLENET_P4.max_rate
+    assert unavoidable_power_w(GOOGLENET_P4, rate) == pytest.approx((19.9 * 32 + 19.6) / 10.8152)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.84, 0.9, 0.97])
+def test_where_the_thriftiest_size_is_too_slow_a_mix_of_two_is_the_least(load: float) -> None:
+    """8 rows are the thriftiest, and serve 85 % of what 16 do; held against a linear program."""
+    sizes = np.arange(1, 17, dtype=np.float64)
+    profile = Profile(1.0 + 0.3 * sizes, 5.0 + sizes + np.maximum(0, sizes - 8) ** 2, np.zeros(16))
+    rate = load * profile.max_rate
+    program = linprog(profile.energy_mj, A_ub=[profile.service_time_ms], b_ub=[1.0], A_eq=[sizes], b_eq=[rate / 1000.0])
+    assert unavoidable_power_w(profile, rate) == pytest.approx(program.fun, rel=1e-9)
+
+
+def test_an_objective_is_a_value() -> None:
+    assert LatencySLO(0.02).checked() == (0.02, 0.01, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "says"),
+    [
+        (LatencySLO(0.02, refusal_price=-1.0), r"refusal_price=-1.0: must be a number, 0 or more"),
+        (LatencySLO(0.0), "deadline=0.0: must be a number of seconds, greater than 0"),
+        (LatencySLO(float("inf")), "deadline=inf"),
+        (LatencySLO(0.02, 1.0), "late_share=1.0: must be between 0 and 1"),
+        (LatencySLO(0.02, 0.01, 0.02), "margin=0.02: must be 0 or more, and less than the deadline 0.02"),
+        (LatencySLO(0.02, 0.01, -1.0), "margin=-1.0"),
+        (LatencySLO(0.02, 0.01, 0.0, 0.02), "slack=0.02: must be 0 or more, and less than the deadline 0.02"),
+    ],
+)
+def test_what_cannot_be_promised_is_named(objective: LatencySLO, says: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        objective.checked()
+    assert says in raised.value.message

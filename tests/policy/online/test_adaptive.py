@@ -1,0 +1,390 @@
+"""adaptive.py: the solved policy: which table, and when a wait ends."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.policy.banks import PROFILE, RATES, Feed, bank, promised, served
+
+from weir.messages import Reason
+from weir.policy.conformance import check_policy
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.decision import Decision
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.rate_bands import SILENCE, filling_of
+from weir.policy.solve.bank import Bank, solve_bank
+from weir.policy.solve.tables import limit_table
+
+
+@pytest.mark.parametrize(
+    "policy", [SolvedPolicy(), SolvedPolicy(bank()), SolvedPolicy(promised()), SolvedPolicy(solve_bank(GOOGLENET_P4))]
+)
+def test_it_keeps_the_rules_of_policies(policy: SolvedPolicy) -> None:
+    check_policy(policy)
+    Feed().arrive(policy, 300.0, 100)
+    check_policy(policy)
+
+
+# Which table.
+
+
+def test_without_a_bank_it_is_greedy() -> None:
+    policy = SolvedPolicy()
+    assert Feed().arrive(policy, 200.0, 100, waiting=3) == Decision(3, Reason.IDLE)
+    assert (policy.learning, policy.bank, policy.largest_batch, policy.max_waiting) == (True, None, None, None)
+    assert policy.rate == pytest.approx(200.0)
+
+
+def test_it_is_greedy_until_the_rate_is_known() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    assert feed.arrive(policy, 200.0, 15) == Decision(1, Reason.IDLE)
+    assert policy.learning
+    assert feed.arrive(policy, 200.0, 10).rows == 0
+    assert not policy.learning
+
+
+@pytest.mark.parametrize("start", [0.0, 1.7e9])
+@pytest.mark.parametrize(("rate", "index"), [(100.0, 0), (210.0, 1), (390.0, 2)])
+def test_it_takes_the_table_of_the_rate(start: float, rate: float, index: int) -> None:
+    policy, feed, made = SolvedPolicy(bank()), Feed(start), bank()
+    feed.arrive(policy, rate, 100)
+    assert policy.rate == pytest.approx(rate, rel=1e-3)
+    assert policy.index == index
+    for waiting in range(1, 9):
+        assert policy.decide(feed.seen(waiting)).rows == made.tables[index][waiting]
+    for waiting in (9, 50, 100_000):
+        assert policy.decide(feed.seen(waiting)) == served(8, 2 * index + 2)
+
+
+def test_below_the_lowest_rate_it_serves_at_once() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    assert feed.arrive(policy, 30.0, 100) == served(1, 1)
+    assert policy.index == 0
+
+
+def test_above_the_highest_rate_it_never_idles() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 5000.0, 300)
+    assert policy.index == 2
+    for waiting in (1, 2, 5, 8, 9, 1000):
+        assert policy.decide(feed.seen(waiting)).rows == min(waiting, 8)
+
+
+def test_it_follows_the_rate() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    indices = []
+    for rate in (100.0, 400.0, 200.0, 100.0):
+        feed.arrive(policy, rate, 400)
+        indices.append(policy.index)
+    assert indices == [0, 2, 1, 0]
+
+
+def test_a_rate_near_a_boundary_does_not_change_the_table_back_and_forth() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    boundary = float(np.sqrt(RATES[0] * RATES[1]))
+    indices = set()
+    for _ in range(20):
+        for rate in (0.97 * boundary, 1.03 * boundary):
+            feed.arrive(policy, rate, 100)
+            indices.add(policy.index)
+    assert len(indices) == 1
+
+
+@pytest.mark.parametrize("idle", [1, 2, 7])
+def test_idle_places_and_draining_change_nothing(idle: int) -> None:
+    policy, feed = SolvedPolicy(bank()), Feed(idle_places=idle, workers=8)
+    feed.arrive(policy, 200.0, 100)
+    assert policy.decide(feed.seen(5)) == served(5, 4)
+    waits = policy.decide(feed.seen(3, draining=True))  # the batcher serves in spite of it
+    assert waits.rows == 0
+
+
+# Smaller and larger batches than it knows.
+
+
+def test_with_a_smaller_largest_batch_a_full_one_is_never_held_back() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed(max_batch_size=3)
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(2)).rows == 0
+    for waiting in (3, 4, 5, 6, 8, 100):
+        assert policy.decide(feed.seen(waiting)) == served(3, 3)
+
+
+def test_it_never_asks_for_more_than_was_measured() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed(max_batch_size=64)
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(50)).rows == 8
+    assert policy.largest_batch == 8
+
+
+def test_a_table_that_waits_beyond_the_largest_batch_is_overruled() -> None:
+    table = np.zeros((3, 31), dtype=np.uint16)
+    table[:, 30] = 8
+    policy, feed = SolvedPolicy(bank(tables=table)), Feed(max_batch_size=64)
+    feed.arrive(policy, 200.0, 100)
+    assert policy.decide(feed.seen(7)).rows == 0
+    assert policy.decide(feed.seen(20)) == served(8, 30)
+
+
+# When a wait ends.
+
+
+def wait_of(policy: SolvedPolicy, feed: Feed, waiting: int, age: float = 0.0) -> float:
+    """Return until when it waits; hold that it serves then, and not a moment before."""
+    answer = policy.decide(feed.seen(waiting, age=age))
+    assert answer.rows == 0
+    assert answer.until is not None
+    seen = feed.seen(waiting, age=age)
+    before = float(np.nextafter(answer.until, -np.inf))
+    assert policy.decide(seen._replace(now=before)).rows == 0
+    assert policy.decide(seen._replace(now=answer.until)).rows == waiting
+    return answer.until
+
+
+@pytest.mark.parametrize("start", [0.0, 1.7e9])
+def test_a_silence_ends_a_wait(start: float) -> None:
+    policy, feed = SolvedPolicy(bank()), Feed(start)
+    feed.arrive(policy, 200.0, 200)
+    assert wait_of(policy, feed, 3) - feed.last == pytest.approx(SILENCE / 200.0, rel=1e-3)
+
+
+def test_rows_that_come_to_other_lines_do_not_put_a_wait_off_for_ever() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    bound = filling_of(limit_table(4, 8)) / 200.0
+    started = feed.now
+    while (answer := policy.decide(feed.seen(1, age=feed.now - started))).rows == 0:
+        assert answer.until is not None
+        feed.now = feed.last = feed.now + 1.0 / 200.0
+        feed.arrivals += 1  # in another group
+    assert feed.now - started == pytest.approx(bound, abs=0.006)
+
+
+def test_a_promise_ends_a_wait_in_time_for_the_batch() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    until = wait_of(policy, feed, 3, age=0.02)
+    assert until == pytest.approx(feed.now - 0.02 + 0.040 - 0.001 - 0.007)
+
+
+def test_a_promise_makes_batches_smaller_that_would_come_too_late() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(8, age=0.02)).rows == 8
+    assert policy.decide(feed.seen(8, age=0.03)).rows == 6  # 6 take 10 ms
+    assert policy.decide(feed.seen(8, age=0.2)).rows == 8  # late it is anyhow
+
+
+# Whom it lets in.
+
+
+def close() -> Bank:
+    """Return the bank with a promise of 22 ms: two batches of 7 are in time, one of 8 with one of 6."""
+    return bank(objective=LatencySLO(0.022))
+
+
+def test_a_promise_bounds_the_line_by_what_was_dispatched() -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    bounds = {}
+    for rows in (6, 7, 8):
+        assert policy.decide(feed.seen(rows)).rows == rows
+        bounds[rows] = policy.max_waiting
+    assert bounds == {6: 8, 7: 7, 8: 6}
+    assert policy.decide(feed.seen(3)).rows == 0
+    assert policy.max_waiting == 7 + 8  # while the worker is free
+
+
+def test_a_promise_lets_more_in_who_come_late() -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    assert policy.decide(feed.seen(8)).rows == 8
+    assert policy.full(feed.now + 0.007) == 6  # a third batch should have 4 rows, which take 8 ms
+    assert policy.full(feed.now + 0.009) == 6 + 5
+    assert policy.full(feed.now + 0.012) == 6 + 5  # once
+    # Of 8 that wait then, two came late, 9 ms after the start: 3 ms ago. With 22 - 10 - 3 ms to go, there may be 5 of them.
+    feed.now += 0.012
+    assert policy.decide(feed.seen(8, age=0.012)).rows == 6
+    assert policy.max_waiting == 5
+
+
+def test_who_is_left_behind_counts() -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, 400.0, 200)
+    # Of 7, the oldest 13 ms old and the others younger, 5 can be in time: they take 9 ms.
+    assert policy.decide(feed.seen(7, age=0.013)).rows == 5
+    assert policy.max_waiting == 6  # the first that stays came 3.7 ms ago: with it, 5 more rows
+
+
+@pytest.mark.parametrize("rate", [1e-3, 5000.0])
+def test_a_promise_holds_at_rates_that_are_not_known_or_cannot_be_served(rate: float) -> None:
+    policy, feed = SolvedPolicy(close()), Feed()
+    feed.arrive(policy, rate, 300 if rate > 1.0 else 10)
+    assert policy.decide(feed.seen(3)).rows == 3
+    assert policy.decide(feed.seen(9)).rows == 7
+    assert policy.max_waiting == 7
+
+
+def test_a_bank_whose_promise_cannot_be_kept_under_overload_has_its_own_bounds() -> None:
+    policy, feed = SolvedPolicy(bank(objective=LatencySLO(0.009), max_waiting=[0, 4, 4])), Feed()
+    feed.arrive(policy, 200.0, 10)
+    assert policy.learning
+    feed.arrive(policy, 200.0, 200)
+    policy.decide(feed.seen(8))
+    assert policy.max_waiting == 4
+    assert policy.full(feed.now + 1.0) == 4
+
+
+def test_the_rate_stays_while_nothing_comes() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    before = policy.decide(feed.seen(2))
+    feed.now += 0.01
+    assert policy.decide(feed.seen(2, age=0.01)).until == before.until
+
+
+# Two tables at one rate.
+
+
+def test_a_mix_gives_the_second_table_its_share_of_the_batches() -> None:
+    first = np.array([limit_table(2, 8)] * 3)
+    second = np.array([limit_table(5, 8)] * 3)
+    policy, feed = SolvedPolicy(bank(tables=first, second_tables=second, shares=[0.0, 0.25, 0.0])), Feed()
+    feed.arrive(policy, 200.0, 200)
+    limits, waiting = [], 1
+    for _ in range(1000):
+        feed.now = feed.last = feed.now + 0.001
+        answer = policy.decide(feed.seen(waiting))
+        if answer.rows:
+            limits.append(answer.limit)
+            assert answer.rows == answer.limit == waiting
+        waiting = 1 if answer.rows else waiting + 1
+    assert limits.count(5) == pytest.approx(len(limits) / 4, abs=1)
+    assert set(limits) == {2, 5}
+
+
+# The life of a policy.
+
+
+def test_another_bank_is_adopted_and_the_rate_stays() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    assert policy.decide(feed.seen(3)).rows == 0
+    other = bank(tables=np.array([limit_table(3, 8)] * 3), max_waiting=[9, 9, 9])
+    policy.adopt(other)
+    assert policy.bank is other
+    assert policy.explain()["table"]["limit"] == 3  # before the next decision
+    assert policy.decide(feed.seen(3)) == served(3, 3)
+    assert policy.max_waiting == 9
+    policy.adopt(bank())
+    assert policy.decide(feed.seen(3)).rows == 0
+    assert policy.max_waiting is None
+
+
+def test_a_bank_can_come_later() -> None:
+    policy, feed = SolvedPolicy(), Feed()
+    feed.arrive(policy, 200.0, 200)
+    before = policy.learning
+    policy.adopt(bank())
+    assert (before, policy.learning, policy.index) == (True, False, 1)
+    assert policy.decide(feed.seen(3)).limit == 4
+
+
+def test_a_fresh_one_has_the_bank_and_no_memory() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    fresh = policy.fresh()
+    assert fresh.bank is policy.bank
+    assert (fresh.rate, fresh.learning, fresh.index) == (0.0, True, 0)
+    fresh.adopt(promised())
+    assert policy.bank is not fresh.bank
+    assert SolvedPolicy().fresh().bank is None
+
+
+def test_a_line_that_starts_anew_keeps_the_rate() -> None:
+    policy, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(policy, 200.0, 200)
+    feed.arrivals = 0
+    assert feed.arrive(policy, 200.0, 3, waiting=3).rows == 0
+    assert policy.rate == pytest.approx(200.0, rel=1e-3)
+
+
+def test_the_same_object_decides_for_any_scale_of_time() -> None:
+    for factor in (1e-3, 1.0, 1e3):
+        profile = Profile.linear(alpha_ms=factor, tau0_ms=4.0 * factor, max_batch_size=8)
+        made = bank(profile=profile, rates=np.array(RATES) / factor)
+        policy, feed = SolvedPolicy(made), Feed()
+        feed.arrive(policy, 200.0 / factor, 20_000)
+        wait: Any = policy.decide(feed.seen(3)).until
+        assert wait - feed.last == pytest.approx(SILENCE * factor / 200.0, rel=1e-3)
+
+
+# What it says of itself.
+
+
+def test_it_explains_itself() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 2000)
+    said = policy.explain()
+    assert said["learning"] is False
+    assert said["rate"] == pytest.approx(200.0)
+    assert said["capacity"] == pytest.approx(PROFILE.max_rate)
+    assert said["workers"] == 1
+    assert said["prices"] == {"latency_weight": 1.0, "energy_weight": 2000.0, "reference_rate": 200.0}
+    assert said["objective"] == {
+        "text": "p99=40ms", "deadline": 0.04, "late_share": 0.01, "margin": 0.001, "slack": 0.0, "refusal_price": 0.0,
+    }  # fmt: skip
+    assert said["table"] == {"index": 1, "rate": 200.0, "limit": 4, "share_of_second": 0.0}
+    assert said["guards"]["silence"] == pytest.approx(SILENCE / 200.0)
+    assert said["guards"]["deadline"] == pytest.approx(0.034)
+    predicted = {"response_time_ms": 12.0, "p99_ms": 24.0, "power_w": 1.5, "cost": 12.0 + 2000.0 * 1.5}
+    assert said["predicted"] == pytest.approx(predicted)
+
+
+def test_between_rates_the_prediction_is_between() -> None:
+    policy, feed = SolvedPolicy(bank(prices=Prices())), Feed()
+    feed.arrive(policy, 300.0, 3000)
+    assert policy.explain()["predicted"] == pytest.approx(
+        {"response_time_ms": 16.0, "p99_ms": 32.0, "power_w": 2.0, "cost": 18.0}, rel=1e-3
+    )
+    low, feed = SolvedPolicy(bank()), Feed()
+    feed.arrive(low, 10.0, 300)
+    assert low.explain()["predicted"]["power_w"] == pytest.approx(0.1, rel=1e-3)
+
+
+def test_what_is_not_known_is_none() -> None:
+    nothing = SolvedPolicy().explain()
+    assert nothing["learning"] is True
+    assert nothing["rate"] is nothing["capacity"] is nothing["prices"] is nothing["objective"] is None
+    assert set(nothing["predicted"].values()) == {None}
+    assert SolvedPolicy(bank()).explain()["capacity"] == pytest.approx(PROFILE.max_rate)
+    policy, feed = SolvedPolicy(bank(p99_ms=[np.nan] * 3)), Feed()
+    feed.arrive(policy, 200.0, 300)
+    assert policy.explain()["predicted"]["p99_ms"] is None
+    assert policy.explain()["guards"]["deadline"] is None
+    feed.arrive(policy, 900.0, 900)
+    assert set(policy.explain()["predicted"].values()) == {None}  # more than one worker can serve
+
+
+# The account: see test_account.py.
+
+
+def test_it_is_greedy_where_waiting_has_cost_too_much() -> None:
+    """Of latency alone, every wait of these tables is a loss."""
+    policy, feed = SolvedPolicy(bank(prices=Prices(1.0, 0.0))), Feed()
+    feed.arrive(policy, 100.0, 1000)
+    assert policy.explain()["beside_greedy"]["greedy"]
+    assert policy.decide(feed.seen(1)) == Decision(1, Reason.IDLE)
+    assert 0.0 < policy.explain()["beside_greedy"]["excess"] < 0.02
+    policy.adopt(bank())
+    assert policy.explain()["beside_greedy"] == {"greedy": None, "excess": None}
+    assert feed.arrive(policy, 100.0, 1).rows == 0
+    assert policy.explain()["beside_greedy"] == {"greedy": False, "excess": 0.0}
+
+
+def test_a_promise_is_kept_whatever_it_costs() -> None:
+    policy, feed = SolvedPolicy(promised()), Feed()
+    feed.arrive(policy, 200.0, 1000)
+    assert policy.explain()["beside_greedy"] == {"greedy": None, "excess": None}

@@ -1,0 +1,155 @@
+"""stages.py: a bank made ready to be looked up."""
+
+from math import inf, sqrt
+
+import numpy as np
+import pytest
+from scipy.stats import gamma
+from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
+
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.profile import Profile
+from weir.policy.online.rate_bands import SILENCE, UNLIKELY, RateBand, Stages, admission, boundaries_of, filling_of
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, stacked
+
+
+def alone(rate: float) -> Bank:
+    """Return a bank of one rate."""
+    one = limit_table(4, 8)[None]
+    return bank(
+        rates=[rate], tables=one, shares=[0.0], max_waiting=[0], response_time_ms=[1.0], p99_ms=[1.0], power_w=[1.0]
+    )
+
+
+def every(made: Bank) -> list[RateBand]:
+    """Return all stages of a bank."""
+    stages = Stages(made)
+    return [stages[number] for number in range(len(stages))]
+
+
+def test_the_boundaries_are_halfway_by_ratio_and_as_far_beyond_the_ends() -> None:
+    assert boundaries_of(bank()) == pytest.approx((100 / sqrt(2), 100 * sqrt(2), 200 * sqrt(2), 400 * sqrt(2)))
+    assert boundaries_of(alone(100.0)) == (50.0, 200.0)
+
+
+def test_there_is_a_stage_below_and_one_above() -> None:
+    stages = every(bank(max_waiting=[0, 0, 30]))
+    assert [stage.limits[0] for stage in stages] == [1, *LIMITS, 1]
+    assert [stage.entry for stage in stages] == [0, 0, 1, 2, 2]
+    assert [stage.max_waiting for stage in stages] == [None, None, None, 30, 30]
+    assert stages[0].first == (None, *(served(rows, 1) for rows in range(1, 9)))
+    full = full_batch_table(PROFILE).tolist()
+    assert [None if each is None else each.rows for each in stages[4].first] == [None, *full[1:]]
+    assert (stages[0].falls, stages[4].rises) == (0.0, inf)
+
+
+def test_the_answers_are_the_tables() -> None:
+    made = bank()
+    for stage in every(made)[1:-1]:
+        assert [0 if each is None else each.rows for each in stage.first] == made.tables[stage.entry].tolist()
+        assert {each.limit for each in stage.first if each is not None} == {LIMITS[stage.entry]}
+        assert stage.second is stage.first
+
+
+def test_a_second_table_is_kept_where_there_is_one() -> None:
+    made = bank()
+    second = made.tables.copy()
+    second[1] = second[2]
+    stage = Stages(bank(tables=made.tables, second_tables=second, shares=[0.0, 0.3, 0.0]))[2]
+    assert (stage.share, stage.limits) == (0.3, (4, 6))
+    assert [0 if each is None else each.rows for each in stage.second] == second[1].tolist()
+    assert stage.filling == filling_of(second[1])
+
+
+def test_the_stage_for_a_rate_is_the_nearest() -> None:
+    made = bank()
+    stages = Stages(made)
+    for rate in np.geomspace(75.0, 560.0, 100).tolist():
+        assert stages.at(rate).entry == made.index_of(rate)
+    assert [stages.at(rate).number for rate in (1e-9, 70.0, 71.0, 565.0, 566.0, 1e9)] == [0, 0, 1, 3, 4, 4]
+
+
+def test_a_stage_is_made_once() -> None:
+    stages = Stages(bank())
+    assert stages.at(200.0) is stages.next_to(stages[4], 200.0) is stages[2]
+
+
+def test_a_stage_is_left_only_when_its_boundary_is_well_passed() -> None:
+    stages = Stages(bank())
+    second = stages[2]
+    low, high = stages.boundaries[1], stages.boundaries[2]
+    for rate, number in (
+        (low, 2), (0.951 * low, 2), (0.949 * low, 1), (high, 2), (1.049 * high, 2), (1.051 * high, 3), (1.0, 0), (1e4, 4),
+    ):  # fmt: skip
+        assert stages.next_to(second, rate).number == number
+        assert stages.next_to(stages.next_to(second, rate), rate).number == number
+
+
+def test_a_stage_says_where_it_is_left() -> None:
+    """What a decision compares the rate with; only beyond it is the next stage looked for."""
+    stages = Stages(bank())
+    edges = (0.0, *stages.boundaries, inf)
+    for number in range(len(stages)):
+        assert stages[number].falls == pytest.approx(0.95 * edges[number])
+        assert stages[number].rises == pytest.approx(1.05 * edges[number + 1])
+
+
+def test_only_a_promise_bounds_waits_by_age() -> None:
+    assert {(stage.allowance, stage.latest) for stage in every(bank())} == {(None, None)}
+    for stage in every(promised()):
+        assert stage.latest is not None
+        assert stage.latest == pytest.approx([0.035, *(0.036 - rows / 1000.0 for rows in range(1, 9))])
+        assert stage.allowance == pytest.approx([latest - 0.001 for latest in stage.latest])
+
+
+@pytest.mark.parametrize("limit", [2, 3, 8, 32])
+def test_the_line_fills_later_than_that_only_rarely(limit: int) -> None:
+    bound = filling_of(limit_table(limit, 32))
+    late = float(gamma.sf(bound, limit - 1))
+    assert 0.0 < late <= UNLIKELY
+    assert bound < limit + 6.0 * sqrt(limit) + 10.0  # and is not far from what it must be
+
+
+def test_a_table_that_never_waits_has_only_the_silence() -> None:
+    assert filling_of(limit_table(1, 8)) == SILENCE
+
+
+def test_where_refusals_count_each_rate_has_its_own_bound_on_the_line() -> None:
+    """The last stage, for more than can be served, refuses as the objective's admission says; so does a rate with its bound."""
+    objective = LatencySLO(0.04, refusal_price=1.0)
+    strict = admission(PROFILE, objective)
+    assert strict is not None
+    stages = Stages(bank(objective=objective, max_waiting=[50, strict.max_waiting, 60]))
+    gates = [stage.gate for stage in every(stages.bank)]
+    assert gates[1].bounds == (50,) * 9  # the tables' largest batch is of 8
+    assert gates[2] == strict.gate
+    assert gates[3].bounds == (60,) * 9
+    assert gates[4].bounds == (strict.max_waiting,) * (strict.steady + 1)
+    assert [stage.max_waiting for stage in every(stages.bank)][1:4] == [50, strict.max_waiting, 60]
+
+
+def test_where_refusals_count_and_nobody_waits_or_is_refused_it_is_greedy() -> None:
+    """Below the lowest rate too, and while the rate is unknown; a limit still has its guards."""
+    objective = LatencySLO(0.04, refusal_price=1.0)
+    tables = stacked([greedy_table(8), limit_table(3, 8), limit_table(4, 8)])
+    stages = Stages(bank(objective=objective, tables=tables, second_tables=tables, max_waiting=[0, 0, 30]))
+    for stage in (stages[0], stages[1]):
+        assert (stage.allowance, stage.latest, stage.max_waiting, stage.largest) == (None, None, None, 8)
+        assert stage.first == stages[0].first
+    assert stages[2].latest is not None and stages[2].max_waiting is None
+    assert stages[2].gate.bounds == (None,) * 9
+    assert stages.unknown() is stages[0]
+    assert Stages(promised()).unknown() is not None and Stages(bank()).unknown() is None
+
+
+def test_where_refusals_count_and_times_vary_overload_is_served_in_full_batches() -> None:
+    """The batch and line that have everybody in time for certain would serve far fewer rows."""
+    varied = Profile(PROFILE.service_time_ms, PROFILE.energy_mj, np.full(8, 0.3))
+    tables = stacked([greedy_table(8)] * 3)
+    changes = {"profile": varied, "tables": tables, "second_tables": tables}
+    objective = LatencySLO(0.04, slack=0.02, refusal_price=1.0)
+    last = Stages(bank(objective=objective, max_waiting=[0, 0, 20], **changes))[4]
+    assert (last.largest, last.max_waiting, last.gate.bounds) == (8, 20, (20,) * 9)
+    strict = Stages(bank(objective=objective, max_waiting=[0, 0, 0], **changes))[4]
+    assert strict.largest < 8

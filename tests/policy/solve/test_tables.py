@@ -1,0 +1,99 @@
+"""tables.py: what a table is, and the ones that need no solving."""
+
+import numpy as np
+import pytest
+
+from weir.errors import SettingsError
+from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.solve.tables import (
+    checked_table,
+    entry,
+    extended,
+    full_batch_table,
+    greedy_table,
+    limit_of,
+    limit_table,
+    stacked,
+    static_table,
+    with_full_batches,
+)
+
+
+def profile_of(*times: float) -> Profile:
+    """Return a profile with those service times, and energies like them."""
+    return Profile(np.array(times), np.array(times), np.zeros(len(times)))
+
+
+def test_the_simple_tables() -> None:
+    assert greedy_table(3).tolist() == [0, 1, 2, 3]
+    assert static_table(3).tolist() == [0, 0, 0, 3]
+    assert limit_table(2, 4).tolist() == [0, 0, 2, 3, 4]
+    assert [limit_of(table) for table in (greedy_table(3), static_table(3), limit_table(2, 4))] == [1, 3, 2]
+
+
+def test_the_last_entry_holds_beyond_the_end() -> None:
+    table = static_table(2)
+    assert [entry(table, n) for n in (0, 1, 2, 3, 99)] == [0, 0, 2, 2, 2]
+    assert extended(table, 5).tolist() == [0, 0, 2, 2, 2]
+    assert extended(table, 2).tolist() == [0, 0]
+    assert stacked([table, greedy_table(4)]).tolist() == [[0, 0, 2, 2, 2], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([], "at least one"),
+        ([[0, 1]], "has shape (1, 2)"),
+        ([0, 2], "2 rows for 1 waiting; must be a whole number from 0 to 1"),
+        ([0, 1, 2, 3], "3 rows for 3 waiting; must be a whole number from 0 to 2"),
+        ([0, -1], "-1 rows for 1 waiting"),
+        ([0, 0.5], "0.5 rows for 1 waiting"),
+        ([0, float("nan")], "nan rows for 1 waiting"),
+        ([0, 1, 0], "the last entry, for 2 and more waiting, is 0; must serve"),
+    ],
+)
+def test_a_bad_table_is_named(values: list[float], says: str) -> None:
+    with pytest.raises(SettingsError) as raised:
+        checked_table(values, 2)
+    assert says in raised.value.message
+    assert raised.value.message.startswith("table: ")
+
+
+def test_a_good_table_is_kept() -> None:
+    table = checked_table([0, 0, 2.0, 1], 2)
+    assert table.dtype == np.uint16
+    assert table.tolist() == [0, 0, 2, 1]
+
+
+@pytest.mark.parametrize("size", [0, -1, 70_000])
+def test_bad_sizes_are_named(size: int) -> None:
+    with pytest.raises(SettingsError, match=f"max_batch_size={size}: must be from 1 to 65535"):
+        greedy_table(size)
+    with pytest.raises(SettingsError, match=f"size={size}: must be from 1 to 65535"):
+        static_table(size)
+
+
+@pytest.mark.parametrize("limit", [0, 5])
+def test_a_limit_above_a_batch_is_named(limit: int) -> None:
+    with pytest.raises(SettingsError, match=f"limit={limit}: must be from 1 to 4"):
+        limit_table(limit, 4)
+
+
+def test_full_batches_where_larger_is_faster() -> None:
+    assert full_batch_table(GOOGLENET_P4).tolist() == list(range(33))
+
+
+def test_full_batches_stop_at_the_best_size() -> None:
+    assert full_batch_table(profile_of(1.0, 1.5, 2.0, 4.0)).tolist() == [0, 1, 2, 3]
+
+
+def test_full_batches_take_the_largest_step_worth_taking() -> None:
+    stepped = profile_of(2.0, 2.0, 2.0, 2.0, 3.6, 3.6, 3.6, 3.6)
+    assert full_batch_table(stepped).tolist() == [0, 1, 2, 3, 4, 4, 4, 4, 8]
+
+
+def test_full_batches_from_a_state_on() -> None:
+    table = with_full_batches(static_table(2), 3, profile_of(1.0, 1.5, 2.0, 4.0))
+    assert table.tolist() == [0, 0, 2, 3]
+    assert with_full_batches(static_table(1), 5, profile_of(1.0, 1.9)).tolist() == [0, 1, 1, 1, 1, 2]
+    assert with_full_batches(static_table(2), 0, profile_of(1.0, 1.9)).tolist() == [0, 1, 2]
