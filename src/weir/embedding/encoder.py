@@ -1,7 +1,7 @@
 """The front of a model of texts: texts in, tokens through the line, vectors out, gathered in order.
 
 Only so many texts are in the line at once that there is enough to choose from by length; which go next, and in which order the line takes
-them, is shared out fairly among callers (shares.py), and the rest waits here, as text. A caller who has had no more than the others is let in
+them, is shared out fairly among callers (fair_queue.py), and the rest waits here, as text. A caller who has had no more than the others is let in
 at once, whatever is in the line.
 """
 

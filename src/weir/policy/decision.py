@@ -28,7 +28,7 @@ class Observation(NamedTuple):
 class Decision(NamedTuple):
     """`rows` > 0: dispatch that many now (the batcher takes fewer if fewer fit). `rows` 0: wait, to be asked again at the
     group's next arrival, when another place becomes free, or at `until` if that is set. The batcher clamps every wait
-    (see choice.py), and while draining it dispatches in spite of it.
+    (see batcher.py), and while draining it dispatches in spite of it.
 
     `limit` is the number of rows being waited for, for the explanation, where the policy has one.
     """

@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     """When a batch is cut. Times in seconds.
 
     `table[n]` rows with n waiting, 0 to wait (tables.py). A wait ends at oldest arrival + `allowance[n]` and at last
-    arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (objective.py) so that its oldest row
+    arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (latency_slo.py) so that its oldest row
     starts by oldest arrival + `fits[rows]`. `share` of the batches is decided by `second`, evenly spread. Arrivals are
     refused while `max_waiting` rows wait (0: never), or while the `gate` is closed (overload.py).
     """

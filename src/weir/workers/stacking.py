@@ -1,7 +1,7 @@
 """The entries of a batch as the one dict of arrays that a tensor model's `predict` gets.
 
 Rows are joined along the first dimension. What the model declares of its inputs (Tensor.varying, allowed_batch_sizes,
-owns_inputs) is done here, and parting.py undoes it with the answers.
+owns_inputs) is done here, and splitting.py undoes it with the answers.
 """
 
 import operator

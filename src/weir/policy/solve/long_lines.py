@@ -26,7 +26,7 @@ from weir.policy.solve.tables import Table, extended, steady_table, with_full_ba
 # Under batches of b rows from every long line, the value of a state solves h(s) = c(s) - g·τ + E h(s - b + K) with a cost
 # that is linear in s. One solution is a quadratic p in s, known up to a constant. What h has beyond p is a martingale of the
 # line's length, which falls by at most b rows at a time; so it is the mean of what it is in the b longest of the short lines,
-# by the law of which of them is met first on the way down (`descent` of decays.py). So the states 0 ... `longest` are enough
+# by the law of which of them is met first on the way down (`descent` of stationary.py). So the states 0 ... `longest` are enough
 # for the cost of a policy, however long its lines grow and however much the service time varies: nothing is cut off.
 #
 # Times are in milliseconds and rates in rows per millisecond, as in smdp.py.

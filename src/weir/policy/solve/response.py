@@ -260,7 +260,7 @@ class ResidualRows:
 #
 # All lengths from some `steady` on are served with the same batch. A place beyond that moves up by the same, whoever comes
 # behind, so the number behind stays Poisson given the row's age, and only (place, age) need be kept. With most tables that
-# leaves nothing else: all rows of a shorter line leave with the next batch. Where some stay behind, leftovers.py follows
+# leaves nothing else: all rows of a shorter line leave with the next batch. Where some stay behind, ResidualRows follows
 # (length, place, age).
 
 
@@ -454,7 +454,7 @@ def _leave_idle(idle: Floats, waits: Waits, rules: Rules, rate: float) -> None:
         size = int(rules.batch[length + 1])
         gap = target - length - 1
         if length + 1 > size:
-            continue  # it stays behind: see leftovers.py
+            continue  # it stays behind: see ResidualRows
         if gap:
             waits.later[size - 1] += idle[length] * waits.grid.erlangs(gap, rate)[-1]
         else:

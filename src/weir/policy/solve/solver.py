@@ -39,7 +39,7 @@ class Solution:
             lines above s_max, or of the truncated model.
         s_max: the longest line whose best action was looked for.
         overflow_cost, tail_share: of a truncated model what overflow costs, and the share of the cost that is paid so (equation
-            15, relative to g). 0 where nothing is truncated: what happens above s_max is then exact (continued.py).
+            15, relative to g). 0 where nothing is truncated: what happens above s_max is then exact (long_lines.py).
         method, iterations, seconds: how it was solved; None seconds if no clock was given.
     """
 

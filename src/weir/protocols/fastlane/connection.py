@@ -271,7 +271,7 @@ class Connection(ResponseWriter):
 
     @property
     def receives_for(self) -> "Service":
-        """See Receiver in lane.py."""
+        """See Receiver in shared.py."""
         service: Service = self._plan.ask.service
         return service
 

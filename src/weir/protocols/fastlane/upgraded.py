@@ -75,7 +75,7 @@ class Charged(asyncio.Protocol):
 
 
 class Upgraded(Charged, WebSocketsSansIOProtocol):
-    """One WebSocket; see Swept in lane.py for what the lane wants of it."""
+    """One WebSocket; see Swept in shared.py for what the lane wants of it."""
 
     busy = False  # the sessions drain themselves
 

@@ -6,9 +6,9 @@ server.py      the door: address, TLS, limits, drain
 calls.py       one call: bytes in, bytes out, errors as status codes
 inference.py   ModelInfer; streaming.py: ModelStreamInfer
 forms.py       what requests share that differ in nothing but the bytes of their tensors
-showing.py     what only shows: health, metadata, configuration, statistics
+metadata_calls.py what only shows: health, metadata, configuration, statistics
 controlling.py what changes the server: repository, workers, shared memory
 health.py      gRPC's standard health service; reflection.py: its reflection service
-refusing.py    calls that are known and not offered
+unsupported_calls.py calls that are known and not offered
 services.py    all calls by their paths
 """
