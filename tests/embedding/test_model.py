@@ -14,8 +14,8 @@ from weir.embedding.model import TextEncoder, tokens_in
 from weir.embedding.texts import Tokens
 from weir.errors import InvalidRequest, SettingsError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
-from weir.workers.local import make_runner
-from weir.workers.runner import Runner
+from weir.workers.local.common import make_runner
+from weir.workers.run.runner import Runner
 from weir.workers.settings import WorkerSettings
 
 TEXTS = ["the weather is lovely", "so sunny", "he drove to the stadium because his team was playing", "a", "so it is"]

@@ -25,8 +25,8 @@ from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays
 from weir.wire.zmtp import GREETING, Received
 from weir.wire.zmtp import Parser as ZmtpParser
-from weir.workers.kservework import BodyReader, Listed
-from weir.workers.lockstep_batch import LockstepBatch
+from weir.workers.remote.lockstep import LockstepBatch
+from weir.workers.run.kserve import BodyReader, Listed
 
 
 class Declared(Model):

@@ -19,7 +19,7 @@ from weir.wire.elements import BINARY_ONLY
 from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue, bind
 from weir.wire.kserve_outline import BodyPeek
 from weir.wire.tensors import DTYPES, Arrays, batch_key
-from weir.workers.kservework import BodyReader, Listed
+from weir.workers.run.kserve import BodyReader, Listed
 
 TEXTS = st.text(max_size=6)
 PARAMETERS = st.dictionaries(

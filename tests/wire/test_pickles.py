@@ -78,5 +78,5 @@ def test_a_reference_without_an_arena() -> None:
 
 
 def test_numpy_is_not_imported_for_those_who_do_not_use_it() -> None:
-    code = "import sys, weir.wire.frames, weir.workers.runner; assert 'numpy' not in sys.modules, 'numpy'"
+    code = "import sys, weir.wire.frames, weir.workers.run.runner; assert 'numpy' not in sys.modules, 'numpy'"
     subprocess.run([sys.executable, "-c", code], check=True)

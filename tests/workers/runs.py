@@ -5,7 +5,7 @@ from typing import Any
 
 from weir.messages import OBJECT, Batch, Events
 from weir.model import Model
-from weir.workers.runner import Runner
+from weir.workers.run.runner import Runner
 
 
 def started(model: type[Model], params: dict[str, Any] | None = None, **settings: Any) -> Runner:

@@ -12,15 +12,15 @@ def make_executor(
 ) -> Executor:
     """Return an executor that has not been started. Each kind is imported only when it is asked for."""
     if settings.executor == "inline":
-        from weir.workers.inline import InlineExecutor
+        from weir.workers.local.inline import InlineExecutor
 
         return InlineExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
     if settings.executor == "thread":
-        from weir.workers.thread import ThreadExecutor
+        from weir.workers.local.thread import ThreadExecutor
 
         return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
     if settings.executor == "external":
-        from weir.workers.external import ExternalExecutor
+        from weir.workers.remote.external import ExternalExecutor
 
         return ExternalExecutor(model, settings, name=name)
     from weir.workers.pool import ProcessPool

@@ -12,7 +12,7 @@ from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
 from weir.telemetry.logs import redacted
-from weir.workers.address import WorkerAddress, parse_address
+from weir.workers.remote.address import WorkerAddress, parse_address
 
 LOAD_NICENESS = 19
 

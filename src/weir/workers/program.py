@@ -11,12 +11,12 @@ from collections.abc import Callable
 from weir.errors import SettingsError, WeirError
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Start, StartFailed, encode_control
-from weir.workers.arena import Arena, Mapping
 from weir.workers.child_channel import ChildChannel
 from weir.workers.faults import model_error
-from weir.workers.places import PayloadFetch, ResultPlaces
-from weir.workers.runner import Runner
+from weir.workers.run.runner import Runner
 from weir.workers.serving import serve, serve_ahead
+from weir.workers.shm.arena import Arena, Mapping
+from weir.workers.shm.places import PayloadFetch, ResultPlaces
 from weir.workers.source import unpack_source
 
 

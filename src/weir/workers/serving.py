@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from weir.messages import Batch
 from weir.wire.frames import Restarted, encode_control, encode_events
 from weir.workers.child_channel import ChildChannel
-from weir.workers.places import ResultPlaces
+from weir.workers.shm.places import ResultPlaces
 
 if TYPE_CHECKING:
-    from weir.workers.runner import Prepared, Runner
+    from weir.workers.run.runner import Prepared, Runner
 
 
 def serve(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) -> None:

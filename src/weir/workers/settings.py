@@ -6,7 +6,7 @@ from typing import Any
 
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, one_of, setting
-from weir.workers.address import RULE, is_address
+from weir.workers.remote.address import RULE, is_address
 
 
 @dataclass(frozen=True)

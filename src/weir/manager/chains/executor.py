@@ -14,9 +14,8 @@ from weir.messages import Batch, Dispatch, EventKind, Events, Request, Timing
 from weir.model import Model
 from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.faults import model_error
-from weir.workers.local import LocalState, no_arena
-from weir.workers.reading import Reader
-from weir.workers.writing import Writer
+from weir.workers.local.common import LocalState, no_arena
+from weir.workers.run.codecs import Reader, Writer
 
 PLACES = 4096  # batches under way at a time; what the models' own lines hold is the true limit
 

@@ -1,0 +1,1 @@
+"""Workers that attach from outside, in any language, in lock step."""

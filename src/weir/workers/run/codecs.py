@@ -1,0 +1,193 @@
+"""Payloads to items and answers to outputs: by content type, validated, and encoded as each caller wants it."""
+
+from collections.abc import Callable
+from typing import Any
+
+from weir.errors import InvalidRequest, ModelError, UnsupportedMediaType, ValidationFailed, WeirError
+from weir.messages import JSON, KSERVE, LENT, MSGPACK, OBJECT, OCTETS
+from weir.model import Model, is_tensor_model, overrides
+from weir.wire.schema import Schema, refusal, schema_of
+from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE, unreadable
+from weir.workers.faults import Fault, model_error
+from weir.workers.run.steps import Fatal, ValuesOrErrors, each, takes_second
+
+Read = Callable[[Any], Any]
+
+
+class Reader:
+    """Reads what a model's doors take: JSON, msgpack, bytes, Python values, and content types of the model's own."""
+
+    def __init__(self, model: Model, fatal: Fatal) -> None:
+        self._model = model
+        self._fatal = fatal
+        self._own = tuple(model.content_types) if overrides(type(model), "decode") else ()
+        self._takes_type = takes_second(model.decode, "content_type")
+        self._has_heads = is_tensor_model(type(model))
+        declared = type(model).Input
+        self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Input")
+        self._steps = {content_type: (read, self._fault(content_type)) for content_type, read in self._reads().items()}
+
+    def read(self, payloads: list[Any], content_types: str | list[str]) -> ValuesOrErrors:
+        """Return the items; a payload that is malformed, refused by the schema, or of an unknown content type is an error
+        in its place."""
+        if not isinstance(content_types, str):
+            pairs = zip(payloads, content_types, strict=True)
+            return [self.read([payload], content_type)[0] for payload, content_type in pairs]
+        step = self._steps.get(content_types) or self._own_step(content_types)
+        if step is None:
+            known = ", ".join(sorted(self._steps.keys() - {OBJECT}))
+            text = f"content type {content_types!r}: not one that the model reads ({known})"
+            return [payload if isinstance(payload, WeirError) else UnsupportedMediaType(text) for payload in payloads]
+        read, fault = step
+        return payloads if read is None else each(read, payloads, fault, fatal=self._fatal)
+
+    def _own_step(self, content_type: str) -> tuple[Read | None, Fault] | None:
+        """Return how a type of the model's own that has parameters is read: the boundary of a multipart body."""
+        if content_type.partition(";")[0] not in self._own:
+            return None
+        finish, _ = self._steps[OBJECT]
+        return self._decoded_by_model(content_type, finish), self._fault(content_type)
+
+    def heads(self, items: ValuesOrErrors, content_types: str | list[str]) -> ValuesOrErrors | None:
+        """Return what the Writer must know of each of these items besides its answer; None if it is nothing."""
+        if not self._has_heads or KSERVE not in ((content_types,) if isinstance(content_types, str) else content_types):
+            return None
+        from weir.workers.run import tensors
+
+        return tensors.heads_of(items)
+
+    def _reads(self) -> dict[str, Read | None]:
+        """How each content type is read; None where there is nothing to do."""
+        reads: dict[str, Read | None]
+        if is_tensor_model(type(self._model)):
+            from weir.workers.run import tensors
+
+            reads = {**tensors.readers(self._model)}
+        elif self._schema is None:
+            reads = {OBJECT: None, OCTETS: bytes, JSON: DECODE[JSON], MSGPACK: DECODE[MSGPACK]}
+        else:
+            reads = self._validated(self._schema)
+        finish = reads[OBJECT]
+        return reads | {content_type: self._decoded_by_model(content_type, finish) for content_type in self._own}
+
+    def _validated(self, schema: Schema) -> dict[str, Read | None]:
+        def from_bytes(payload: Any) -> Any:
+            return schema.check(bytes(payload))
+
+        return {
+            OBJECT: schema.check, OCTETS: from_bytes, JSON: schema.reader(JSON), MSGPACK: schema.reader(MSGPACK),
+        }  # fmt: skip
+
+    def _decoded_by_model(self, content_type: str, finish: Read | None) -> Read:
+        def read(payload: Any) -> Any:
+            item = self._decoded(bytes(payload), content_type)
+            return item if finish is None else finish(item)
+
+        return read
+
+    def _decoded(self, body: bytes, content_type: str) -> Any:
+        """What `decode` raises is the body's fault: it reads what strangers send."""
+        try:
+            return self._model.decode(body, *((content_type,) if self._takes_type else ()))
+        except WeirError:
+            raise
+        except Exception as error:
+            raise InvalidRequest(f"body: must be {content_type} ({type(error).__name__}: {error})") from error
+
+    def _fault(self, content_type: str) -> Fault:
+        def fault(error: BaseException, payload: Any) -> WeirError:
+            if isinstance(error, WeirError):
+                return error
+            if content_type in DECODE and content_type not in self._own:
+                if self._schema is None and isinstance(error, UNREADABLE):
+                    return unreadable(error, content_type, payload)
+                refused = refusal(error, content_type, payload)
+                if refused is not None:
+                    return refused
+            return model_error("Input", error)
+
+        return fault
+
+
+Write = Callable[..., bytes]
+
+
+class Writer:
+    """Writes what a model's doors give: JSON, msgpack, bytes, Python values, and content types of the model's own."""
+
+    def __init__(self, model: Model, fatal: Fatal, label: str = "") -> None:
+        self._model = model
+        self._label = label  # what the model is served as: its name, and after a slash its version
+        self._fatal = fatal
+        self._own = tuple(model.content_types) if overrides(type(model), "encode") else ()
+        self._takes_type = takes_second(model.encode, "content_type")
+        declared = type(model).Output
+        self._schema = None if declared is None else schema_of(declared, f"{type(model).__name__}.Output")
+        self._steps = {accept: (write, self._fault(accept)) for accept, write in self._writes().items()}
+
+    def write(
+        self, answers: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None = None
+    ) -> ValuesOrErrors:
+        """Return the outputs. An answer that `Output` refuses, or that cannot be written, is a ModelError in its place; a
+        form that the model does not write is an UnsupportedMediaType. `heads` is what Reader.heads said."""
+        if self._schema is not None:
+            answers = each(self._schema.check, answers, _wrong_output, fatal=self._fatal)
+        if isinstance(accepts, str):
+            return self._written(answers, accepts, heads)
+        heads = heads or [None] * len(answers)
+        triples = zip(answers, accepts, heads, strict=True)
+        return [self._written([answer], accept, [head])[0] for answer, accept, head in triples]
+
+    def _written(self, answers: ValuesOrErrors, accept: str, heads: ValuesOrErrors | None) -> ValuesOrErrors:
+        if accept in (OBJECT, LENT):
+            return answers
+        step = self._steps.get(accept)
+        if step is None:
+            known = ", ".join(sorted(self._steps))
+            text = f"accept {accept!r}: not one that the model writes ({known})"
+            return [answer if isinstance(answer, WeirError) else UnsupportedMediaType(text) for answer in answers]
+        write, fault = step
+        more = () if heads is None or accept != KSERVE else (heads,)
+        return each(write, answers, fault, *more, fatal=self._fatal)
+
+    def _writes(self) -> dict[str, Write]:
+        own = {content_type: self._encoded_by_model(content_type) for content_type in self._own}
+        if is_tensor_model(type(self._model)):
+            from weir.workers.run import tensors
+
+            return tensors.writers(self._model, self._label) | own
+        return {JSON: ENCODE[JSON], MSGPACK: ENCODE[MSGPACK], OCTETS: _octets, **own}
+
+    def _encoded_by_model(self, content_type: str) -> Write:
+        def write(answer: Any) -> bytes:
+            more = (content_type,) if self._takes_type else ()
+            body = self._model.encode(answer, *more)
+            if not isinstance(body, (bytes, bytearray, memoryview)):
+                raise ModelError(f"encode returned {type(body).__name__} for {content_type}, must be bytes")
+            return bytes(body)
+
+        return write
+
+    def _fault(self, accept: str) -> Fault:
+        own = accept in self._own
+
+        def fault(error: BaseException, answer: Any) -> WeirError:
+            if isinstance(error, WeirError):
+                return error
+            if own or not isinstance(error, UNWRITABLE):
+                return model_error("encode", error)
+            return model_error(f"writing the answer (a {type(answer).__name__}) as {accept}", error)
+
+        return fault
+
+
+def _octets(answer: Any) -> bytes:
+    if isinstance(answer, (bytes, bytearray, memoryview)):
+        return bytes(answer)
+    raise UnsupportedMediaType(f"accept {OCTETS!r}: the answer is a {type(answer).__name__}, only bytes are written so")
+
+
+def _wrong_output(error: BaseException, _answer: Any) -> WeirError:
+    if isinstance(error, ValidationFailed):
+        return ModelError(f"the model's answer is no valid Output: {error.message}", details=error.details)
+    return model_error("Output", error)

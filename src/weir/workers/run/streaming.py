@@ -1,0 +1,267 @@
+"""What happens to a batch of a streaming model inside a worker: its generator is driven, and each yield is sent at once."""
+
+import logging
+from collections.abc import Callable, Container, Generator
+from operator import index as as_index
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from weir.errors import ModelError, WeirError
+from weir.messages import EventKind, Events, Timing
+from weir.model import Last, Model, is_tensor_model
+from weir.workers.faults import copies, fault_of, model_error
+from weir.workers.run.codecs import Writer
+from weir.workers.run.prediction import Prediction
+from weir.workers.run.steps import Fatal, ValuesOrErrors, each
+
+logger = logging.getLogger("weir")
+
+Given = dict[int, Any]  # what `predict` yields: by index in the list that it got
+
+
+class Ends(NamedTuple):
+    """What becomes of entries at the end: an error each, or (None) the end without a further answer."""
+
+    entries: list[int]
+    error: WeirError | None
+
+
+class StreamProgress:
+    """One run of `predict`: which entries it is for, and which of them have had their end.
+
+    `predict` numbers the items that it gets from 0; `entries` are their numbers in the batch. `left` grows while the
+    executor hears of readers who leave.
+    """
+
+    def __init__(self, entries: list[int], cancelled: Container[int]) -> None:
+        self.entries = entries
+        self.told = False  # whether anything has been yielded
+        self._cancelled = cancelled
+        self._ended: set[int] = set()
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The items, as `predict` numbers them, that are at their end."""
+        return frozenset(
+            place for place, entry in enumerate(self.entries) if place in self._ended or entry in self._cancelled
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether all are."""
+        return len(self.left) == len(self.entries)
+
+    def open_entries(self) -> list[int]:
+        """Return the entries, as the batch numbers them, that are not at their end."""
+        left = self.left
+        return [entry for place, entry in enumerate(self.entries) if place not in left]
+
+    def ended(self, places: list[int]) -> None:
+        """Note that these items have had their end."""
+        self._ended.update(places)
+
+
+class Streaming:
+    """Runs batches through the generator `predict` of one model instance, one batch at a time."""
+
+    def __init__(
+        self, model: Model, prediction: Prediction, writer: Writer, *, retry_in_halves: bool, fatal: Fatal
+    ) -> None:
+        self._model = model
+        self._prediction = prediction
+        self._writer = writer
+        self._halves = retry_in_halves
+        self._fatal = fatal
+        self._check = _tensor_check(model) if is_tensor_model(type(model)) else None
+
+    def run(
+        self, batch_id: int, column: ValuesOrErrors, accepts: str | list[str], heads: ValuesOrErrors | None, seconds: float,
+        cancelled: Container[int], restarted: Callable[[], None] | None,
+    ) -> Generator[Events, None, None]:  # fmt: skip
+        """Yield the batch's Events as they come to be, the final one last. `column` has been preprocessed, in
+        `seconds`; `heads` is what Reader.heads said.
+
+        `restarted` is called when a limit on the time of `predict` starts anew without Events. Close it to give up.
+        """
+        clock = _Clock()
+        refused = [entry for entry, value in enumerate(column) if isinstance(value, WeirError)]
+        if refused:
+            outputs = [column[entry] for entry in refused]
+            yield Events(batch_id, outputs, indices=refused, kinds=[EventKind.ERROR] * len(refused), final=False)
+        entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
+        batch = _Batch(batch_id, column, accepts, heads, cancelled, restarted or _nothing, clock)
+        ends = yield from self._run(batch, entries)
+        timing = Timing(seconds, clock.predict, clock.postprocess)
+        yield _ends_of(batch_id, ends, final=True, timing=timing)
+
+    def _run(self, batch: "_Batch", entries: list[int]) -> Generator[Events, None, Ends]:
+        """Yield what comes of `entries`; return what became of those that are left in the end."""
+        course = StreamProgress(entries, batch.cancelled)
+        failure: WeirError | None = None
+        if not course.over:
+            try:
+                yield from self._drive(batch, course)
+            except _Failed as failed:
+                failure = failed.error
+        left = course.open_entries()
+        if failure is not None and not course.told and len(left) > 1 and self._halves:
+            middle = len(left) // 2
+            batch.restarted()
+            yield _ends_of(batch.batch_id, (yield from self._run(batch, left[:middle])), final=False)
+            batch.restarted()
+            return (yield from self._run(batch, left[middle:]))
+        return Ends(left, failure)
+
+    def _drive(self, batch: "_Batch", course: StreamProgress) -> Generator[Events, None, None]:
+        """Drive the generator until it returns, or nobody is left. Raises _Failed with what it raised."""
+        steps = self._started([batch.column[entry] for entry in course.entries])
+        left: frozenset[int] | None = None
+        try:
+            while True:
+                given = self._next(steps, left, batch.clock)
+                if given is None:
+                    return
+                course.told = True
+                events = self._events(batch, course, given)
+                if events is None:
+                    batch.restarted()
+                else:
+                    yield events
+                left = course.left
+                if len(left) == len(course.entries):
+                    return
+        finally:
+            self._close(steps)
+
+    def _started(self, items: list[Any]) -> Generator[Any, Any, Any]:
+        try:
+            steps = self._model.predict(items)
+        except BaseException as error:
+            raise self._failed(error) from None
+        if not isinstance(steps, Generator):
+            raise _Failed(
+                ModelError(f"predict returned a {type(steps).__name__}, must be a generator as the model is streaming")
+            )
+        return steps
+
+    def _next(self, steps: Generator[Any, Any, Any], left: frozenset[int] | None, clock: "_Clock") -> Given | None:
+        began = perf_counter()
+        try:
+            given = steps.send(left)
+        except StopIteration:
+            return None
+        except BaseException as error:
+            raise self._failed(error) from None
+        finally:
+            clock.predict += perf_counter() - began
+        if not isinstance(given, dict):
+            raise _Failed(ModelError(f"predict yielded a {type(given).__name__}, must be a dict of answers by index"))
+        return given
+
+    def _failed(self, error: BaseException) -> "_Failed":
+        if isinstance(error, self._fatal):
+            raise error
+        return _Failed(error if isinstance(error, WeirError) else model_error("predict", error))
+
+    def _events(self, batch: "_Batch", course: StreamProgress, given: Given) -> Events | None:
+        """Return what `predict` has just given as Events; None if there is nothing for anybody."""
+        began = perf_counter()
+        left, count = course.left, len(course.entries)
+        answers = {_place(index, count): answer for index, answer in given.items()}
+        places = [place for place in answers if place not in left]
+        if not places:
+            return None
+        entries = [course.entries[place] for place in places]
+        last = [isinstance(answers[place], Last) for place in places]
+        values = [answers[place].answer if final else answers[place] for place, final in zip(places, last, strict=True)]
+        outputs = self._written(batch, entries, values)
+        kinds = [_kind(output, final) for output, final in zip(outputs, last, strict=True)]
+        course.ended([place for place, kind in zip(places, kinds, strict=True) if kind != EventKind.PART])
+        batch.clock.postprocess += perf_counter() - began
+        return Events(batch.batch_id, outputs, indices=entries, kinds=kinds, final=False)
+
+    def _written(self, batch: "_Batch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
+        if self._check is not None:
+            values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
+        answers = self._prediction.postprocess(values, [batch.column[entry] for entry in entries])
+        accepts = batch.accepts
+        return self._writer.write(
+            answers,
+            accepts if isinstance(accepts, str) else [accepts[entry] for entry in entries],
+            None if batch.heads is None else [batch.heads[entry] for entry in entries],
+        )
+
+    def _close(self, steps: Generator[Any, Any, Any]) -> None:
+        """End the generator. What it raises on its way out has nobody to go to."""
+        try:
+            steps.close()
+        except BaseException as error:
+            if isinstance(error, self._fatal):
+                raise
+            logger.exception("predict raised when it was told that nobody is left")
+
+
+class _Clock:
+    """Seconds spent in the model's generator, and with what it gave."""
+
+    def __init__(self) -> None:
+        self.predict = 0.0
+        self.postprocess = 0.0
+
+
+class _Batch(NamedTuple):
+    """What has to be known of the batch that runs."""
+
+    batch_id: int
+    column: ValuesOrErrors
+    accepts: str | list[str]
+    heads: ValuesOrErrors | None
+    cancelled: Container[int]
+    restarted: Callable[[], None]
+    clock: _Clock
+
+
+class _Failed(Exception):
+    """`predict` ended with an error, which all get who have no end."""
+
+    def __init__(self, error: WeirError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _ends_of(batch_id: int, ends: Ends, *, final: bool, timing: Timing | None = None) -> Events:
+    count = len(ends.entries)
+    if ends.error is None:
+        outputs: list[Any] = [b""] * count
+        return Events(
+            batch_id, outputs, indices=ends.entries, kinds=[EventKind.END] * count, final=final, timing=timing
+        )
+    outputs = [*copies(ends.error, count)] if count else []
+    return Events(batch_id, outputs, indices=ends.entries, kinds=[EventKind.ERROR] * count, final=final, timing=timing)
+
+
+def _place(index: Any, count: int) -> int:
+    """Return the index that `predict` gave as a number; what is none of its items is the model's error."""
+    try:
+        place = as_index(index)
+    except TypeError:
+        place = -1
+    if not 0 <= place < count:
+        raise _Failed(ModelError(f"predict yielded an answer to item {index!r:.100} of a batch of {count}"))
+    return place
+
+
+def _kind(output: Any, last: bool) -> EventKind:
+    if isinstance(output, WeirError):
+        return EventKind.ERROR
+    return EventKind.DONE if last else EventKind.PART
+
+
+def _tensor_check(model: Model) -> Callable[[Any], Any]:
+    from weir.workers.run import tensors
+
+    return tensors.part_of(model)
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,343 @@
+"""Tensor models: the entries of a batch become the one dict of arrays that `predict` gets, and what it returns is checked and divided again."""
+
+import math
+import mmap
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy
+from numpy.lib.stride_tricks import as_strided
+
+from weir.errors import ModelError, SettingsError
+from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
+from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
+from weir.wire.bfloat16 import to_bits
+from weir.wire.pickles import LARGE_BYTES
+from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_plain, to_text
+from weir.wire.values import DECODE, ENCODE
+from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, head_of, joined
+from weir.workers.run.steps import Sizes
+
+Array = numpy.ndarray[Any, Any]
+
+
+def adjoined(parts: Sequence[Array]) -> Array | None:
+    """Return `parts`, each of one row and all of one shape, as one array that is a view of the memory they lie in.
+
+    None unless that is one mapping, which the array keeps, and each begins as far after the one before as all others do.
+    """
+    first = parts[0]
+    memory = _mapping(first)
+    if memory is None or len(first) != 1 or not first.flags.aligned:
+        return None
+    start = address = _address(first)
+    step = _address(parts[1]) - start
+    if step < first.nbytes or step % first.itemsize:
+        return None
+    for part in parts:
+        if part.shape != first.shape or not part.flags.c_contiguous or _address(part) != address:
+            return None
+        if _mapping(part) is not memory:
+            return None
+        address += step
+    whole = as_strided(first, (len(parts), *first.shape[1:]), (step, *first.strides[1:]), writeable=False)
+    return whole.view()
+
+
+def _address(array: Array) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _mapping(array: Array) -> mmap.mmap | None:
+    """Return the mapping that `array` is a view of; None if it is not one of a mapping."""
+    base: Any = array
+    while isinstance(base, numpy.ndarray):
+        base = base.base
+    memory = base.obj if isinstance(base, memoryview) else base
+    return memory if isinstance(memory, mmap.mmap) else None
+
+
+class Stacker:
+    """Joins the entries of batches for one model."""
+
+    def __init__(self, model: type[Model], buffers: Arrays | None = None) -> None:
+        """`buffers`: arrays that these inputs are gathered into (see tensors.py). Raises SettingsError for a `pad_value` that
+        its datatype cannot hold."""
+        self._declared = tuple(model.inputs)
+        self._varying = {tensor.name: tensor for tensor in model.inputs if tensor.varying != GROUP}
+        self._pads = {tensor.name: _pad_value(model, tensor) for tensor in model.inputs if tensor.varying == PAD}
+        self._buffers = buffers or {}
+        self._sizes = Sizes(model)
+        self._owns = model.owns_inputs
+        self._batched = is_batched(model)
+
+    def __call__(self, entries: Sequence[Arrays | Listed]) -> Arrays:
+        """Return what `predict` gets. Where one entry is the whole batch its arrays are not copied."""
+        listed = [entry for entry in entries if isinstance(entry, Listed)]
+        batch = joined(listed, self._declared) if len(listed) == len(entries) else None
+        if batch is None:
+            return self._join(
+                [entry.arrays(self._declared) if isinstance(entry, Listed) else entry for entry in entries]
+            )
+        for array in batch.values():
+            array.flags.writeable = self._owns
+        return batch
+
+    def _join(self, entries: Sequence[Arrays]) -> Arrays:
+        if not self._batched:
+            (entry,) = entries
+            return {name: self._whole([array]) for name, array in entry.items()}
+        entries = self._filled_up(entries)
+        batch: Arrays = {}
+        for name in entries[0]:
+            parts = [entry[name] for entry in entries]
+            tensor = self._varying.get(name)
+            if tensor is None:
+                batch[name] = self._gathered(name, parts)
+                continue
+            if tensor.varying == PAD:
+                batch[name] = self._padded(parts, tensor)
+            else:
+                batch[name] = self._whole(list(map(_flat, parts)))
+            batch[tensor.lengths_name] = _lengths(parts, tensor)
+        return batch
+
+    def _filled_up(self, entries: Sequence[Arrays]) -> Sequence[Arrays]:
+        """Return `entries`, and if that is not as many rows as an allowed size, an entry that fills them up."""
+        if not self._sizes:
+            return entries
+        rows = sum(map(rows_of, entries))
+        more = self._sizes.filled(rows) - rows
+        if not more:
+            return entries
+        last = {name: numpy.repeat(array[-1:], more, axis=0) for name, array in entries[-1].items()}
+        return [*entries, last]
+
+    def _gathered(self, name: str, parts: list[Array]) -> Array:
+        rows = sum(map(len, parts))
+        into = self._buffers.get(name)
+        if into is None or into.shape[1:] != parts[0].shape[1:] or len(into) < rows:
+            return self._whole(parts)
+        return numpy.concatenate(parts, out=into[:rows])
+
+    def _whole(self, parts: list[Array]) -> Array:
+        if len(parts) > 1:
+            adjoining = None if self._owns else adjoined(parts)
+            whole = numpy.concatenate(parts) if adjoining is None else adjoining
+        else:
+            whole = parts[0].copy() if self._owns else parts[0].view()
+        if not self._owns:
+            whole.flags.writeable = False
+        return whole
+
+    def _padded(self, parts: list[Array], tensor: Tensor) -> Array:
+        rows = sum(map(len, parts))
+        shapes = [part.shape[1:] for part in parts]
+        longest = tuple([max(lengths) for lengths in zip(*shapes, strict=True)])
+        into = self._buffers.get(tensor.name)
+        if into is None or len(into) < rows or any(map(operator.gt, longest, into.shape[1:])):
+            if shapes.count(longest) == len(shapes):
+                return self._whole(parts)
+            into = numpy.empty((rows, *longest), parts[0].dtype)
+        padded = into[:rows]
+        padded[...] = self._pads[tensor.name]
+        start = 0
+        for part in parts:
+            stop = start + len(part)
+            padded[start:stop, *map(slice, part.shape[1:])] = part
+            start = stop
+        if tensor.name not in self._buffers:
+            padded.flags.writeable = self._owns
+        return padded
+
+
+def _flat(part: Array) -> Array:
+    return part.reshape(part.shape[0] * part.shape[1], *part.shape[2:])
+
+
+def _lengths(parts: list[Array], tensor: Tensor) -> Array:
+    """One row for each row of the batch: its lengths in the dimensions that vary."""
+    lengths = numpy.array([[part.shape[place] for place in tensor.variable] for part in parts], numpy.int64)
+    each = numpy.repeat(lengths, [len(part) for part in parts], axis=0)
+    return each[:, 0] if len(tensor.variable) == 1 else each
+
+
+def _pad_value(model: type[Model], tensor: Tensor) -> Any:
+    value, dtype = tensor.pad_value, DTYPES[tensor.datatype]
+    if tensor.datatype == "BYTES":
+        return value or b""
+    if tensor.datatype == "BF16":
+        return to_bits(numpy.array(value, numpy.float32))
+    try:
+        with numpy.errstate(over="raise"):
+            return numpy.array(value, dtype)
+    except (OverflowError, FloatingPointError, ValueError) as error:
+        raise SettingsError(
+            f"{model.__name__}: tensor {tensor.name!r} has pad_value={value!r}, which is no {tensor.datatype} ({error})"
+        ) from None
+
+
+class Splitter:
+    """Divides the answers of one model."""
+
+    def __init__(self, model: type[Model]) -> None:
+        inputs = {tensor.name: tensor for tensor in model.inputs}
+        self._batched = is_batched(model)
+        self._sizes = Sizes(model)
+        self._sources = {tensor.name: (tensor, inputs[tensor.like]) for tensor in model.outputs if tensor.like}
+        self._returned = [self._as_returned(tensor) for tensor in model.outputs]
+
+    def __call__(self, returned: Any, entries: Sequence[Any]) -> list[Arrays]:
+        """Return the answer to each of `entries`: views of what `predict` returned, in the order declared.
+
+        Raises ModelError, naming the tensor, for anything but the tensors declared, with as many rows as the batch had.
+        """
+        arrays = read_arrays(returned, self._returned, wrong_tensors)
+        if not self._batched:
+            return [arrays]
+        counts = [entry.rows if type(entry) is Listed else rows_of(entry) for entry in entries]
+        filled = self._sizes.filled(sum(counts))
+        columns = [self._column(name, array, entries, counts, filled) for name, array in arrays.items()]
+        return [dict(zip(arrays, parts, strict=True)) for parts in zip(*columns, strict=True)]
+
+    def _as_returned(self, tensor: Tensor) -> Tensor:
+        _, source = self._sources.get(tensor.name, (tensor, None))
+        if source is None or source.varying != RAGGED:
+            return tensor
+        return Tensor(tensor.name, tensor.datatype, (-1, *tensor.shape[2:]))
+
+    def _column(self, name: str, array: Array, entries: Sequence[Any], counts: list[int], filled: int) -> list[Array]:
+        if name not in self._sources:
+            return _rows(name, array, counts, filled)
+        tensor, source = self._sources[name]
+        if any(source.name not in entry for entry in entries):
+            raise wrong_tensors(f"tensor {name!r} is like {source.name!r}, which preprocess has taken away")
+        given = [entry[source.name] for entry in entries]
+        if source.varying == RAGGED:
+            return _ragged(name, array, given, filled - sum(counts))
+        parts = _rows(name, array, counts, filled)
+        return [_cut(tensor, part, like, source) for part, like in zip(parts, given, strict=True)]
+
+
+def wrong_tensors(text: str) -> ModelError:
+    """Return the error of a model that returned something else than it declares."""
+    return ModelError(f"predict returned wrong tensors: {text}")
+
+
+def _rows(name: str, array: Array, counts: list[int], filled: int) -> list[Array]:
+    if len(array) != filled:
+        raise ModelError(f"predict returned {len(array)} rows for a batch of {filled} (tensor {name!r})")
+    if len(counts) == 1 and counts[0] == filled:
+        return [array]
+    return [array[end - count : end] for end, count in zip(accumulate(counts), counts, strict=True)]
+
+
+def _cut(tensor: Tensor, part: Array, like: Array, source: Tensor) -> Array:
+    """Return the part of a padded answer in the true lengths of its question."""
+    index = [slice(None)] * part.ndim
+    for place, source_place in zip(tensor.variable, source.variable, strict=True):
+        length = like.shape[source_place]
+        if part.shape[place] < length:
+            raise wrong_tensors(
+                f"tensor {tensor.name!r}: has shape {list(part.shape)}, must be as long as {source.name!r} {list(like.shape)}"
+            )
+        index[place] = slice(length)
+    return part[tuple(index)]
+
+
+def _ragged(name: str, array: Array, given: list[Array], more: int) -> list[Array]:
+    """Divide values that come one after the other; those of `more` rows like the last were only to fill the batch up."""
+    sizes = [like.shape[0] * like.shape[1] for like in given]
+    due = sum(sizes) + more * given[-1].shape[1]
+    if len(array) != due:
+        raise ModelError(f"predict returned {len(array)} values for a batch of {due} (tensor {name!r})")
+    parts = [array[end - size : end] for end, size in zip(accumulate(sizes), sizes, strict=True)]
+    return [part.reshape(*like.shape[:2], *array.shape[1:]) for part, like in zip(parts, given, strict=True)]
+
+
+Open = Callable[[int], memoryview | None]
+
+
+def allocator(open_place: Open) -> Callable[[tuple[int, ...], numpy.dtype[Any]], Any]:
+    """Return what `Model.output` asks; `open_place` returns shared memory of so many bytes."""
+
+    def allocate(shape: tuple[int, ...], dtype: numpy.dtype[Any]) -> Any:
+        size_bytes = math.prod(shape) * dtype.itemsize
+        if size_bytes < LARGE_BYTES or dtype.hasobject:
+            return numpy.empty(shape, dtype)
+        view = open_place(size_bytes)
+        return numpy.empty(shape, dtype) if view is None else numpy.frombuffer(view, dtype).reshape(shape)
+
+    return allocate
+
+
+def input_buffers(model: Model, max_batch_size: int) -> Arrays:
+    """Return the arrays that the model wants its inputs in. Raises SettingsError for one that cannot be: an array for no
+    input, of another dtype, with too few rows, or with other lengths than those that are declared."""
+    kind = type(model)
+    if not overrides(kind, "input_buffers"):
+        return {}
+    rows = Sizes(kind).filled(max_batch_size)
+    given: Mapping[str, Any] = model.input_buffers(rows)
+    buffers: Arrays = {}
+    for name, value in given.items():
+        tensor = next((tensor for tensor in kind.inputs if tensor.name == name), None)
+        if tensor is None:
+            raise SettingsError(f"{kind.__name__}.input_buffers: {name!r} is no input")
+        array = numpy.asarray(value)
+        due = DTYPES[tensor.datatype]
+        if array.dtype != due:
+            raise SettingsError(f"{kind.__name__}.input_buffers: {name!r} is of {array.dtype}, must be of {due}")
+        fits = array.ndim == len(tensor.shape) and array.flags.writeable and len(array) >= rows
+        if not fits or any(rule not in (-1, has) for rule, has in zip(tensor.shape[1:], array.shape[1:], strict=True)):
+            must = f"writable and of shape {[rows, *tensor.shape[1:]]} (or with more rows)"
+            raise SettingsError(
+                f"{kind.__name__}.input_buffers: {name!r} has shape {list(array.shape)}, must be {must}"
+            )
+        buffers[name] = array
+    return buffers
+
+
+def readers(model: Model) -> dict[str, Callable[[Any], Any]]:
+    """Return how an entry is read from each content type."""
+
+    def arrays(value: Any) -> Any:
+        return to_arrays(value, model.inputs)
+
+    def arrays_in(content_type: str) -> Callable[[Any], Any]:
+        decode = DECODE[content_type]
+        return lambda payload: arrays(decode(payload))
+
+    return {
+        OBJECT: arrays, JSON: arrays_in(JSON), MSGPACK: arrays_in(MSGPACK), KSERVE: BodyReader(type(model)),
+    }  # fmt: skip
+
+
+def writers(model: Model, label: str) -> dict[str, Callable[..., bytes]]:
+    """Return how an entry's answer is written for each content type; for KSERVE with the entry's head. `label`: name of
+    the service, and after a slash its version, if it has one."""
+    json, msgpack = ENCODE[JSON], ENCODE[MSGPACK]
+    name, _, version = label.partition("/")
+    return {
+        JSON: lambda arrays: json(to_text(arrays, model.outputs)),
+        MSGPACK: lambda arrays: msgpack(to_plain(arrays, model.outputs)),
+        KSERVE: BodyWriter(type(model), name, version),
+    }
+
+
+def heads_of(items: list[Any]) -> list[Any]:
+    """Return what the writer for KSERVE must know of each entry besides the answer."""
+    return list(map(head_of, items))
+
+
+def part_of(model: Model) -> Callable[[Any], Any]:
+    """Return the function that holds one answer of a streaming model against the tensors declared. It raises ModelError."""
+    return lambda answer: to_arrays(answer, model.outputs, wrong_tensors)
+
+
+def repeated(model: type[Model], example: Any, rows: int) -> list[Any]:
+    """Return the example as often as it takes for about so many rows, at least once."""
+    arrays = to_arrays(example, model.inputs)
+    return [arrays] * max(1, rows // rows_of(arrays)) if is_batched(model) else [arrays]

@@ -1,0 +1,1 @@
+"""Bounded shared memory for large payloads and results."""

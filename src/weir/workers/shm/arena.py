@@ -1,0 +1,345 @@
+"""Bounded shared memory for large payloads and results.
+
+An arena is written by the process that allocates in it and read by another one. It has no name: it is a file in memory
+whose descriptor the reader inherits, so it vanishes with the last process that holds it, however that one ends. It is
+sealed against growing and shrinking, and a place is handed out only after its memory has been set aside, so
+that no access can fail with SIGBUS.
+
+    server: Arena(requests)     ->  worker: View, read-only
+    worker: Arena(results)      ->  server: Results, whose places go back by name with the next frame
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import mmap
+import os
+from bisect import bisect_left, bisect_right, insort
+from collections import deque
+
+from weir.wire.pickles import Ref
+
+# Which places in a range of bytes are taken: pure bookkeeping, no memory.
+
+
+_RUN = 4  # places of the same length that there shall be room for where a run begins
+
+ALIGNMENT = 64  # bytes: a cache line, and what vector instructions want of an array
+
+
+class Allocator:
+    """Hands out places in a range of `size_bytes`: after the last one, or else best fit first, lowest address among equals.
+
+    Places that are asked for one after the other lie one after the other, so that what belongs together need not be brought
+    together (adjoining.py). No such run goes further than twice what is taken: low addresses are reused soon, while they
+    are still in caches, and memory that was never needed is never touched. Free neighbours are joined at once, so what was
+    given back is always whole again. Each call costs two or three binary searches.
+    """
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes // ALIGNMENT * ALIGNMENT
+        self.free_bytes = self.size_bytes
+        self._taken: dict[int, int] = {}  # offset -> length
+        self._lengths: dict[int, int] = {}  # free places: offset -> length
+        self._offsets: dict[int, int] = {}  # free places: end -> offset
+        self._sorted: list[tuple[int, int]] = []  # free places: (length, offset)
+        self._end = 0  # of the place handed out last
+        if self.size_bytes:
+            self._insert(0, self.size_bytes)
+
+    def __len__(self) -> int:
+        return len(self._taken)
+
+    def allocate(self, size_bytes: int) -> int | None:
+        """Return the offset of a place of `size_bytes`, aligned to 64, or None when no free place is as long."""
+        length = max(1, -(-size_bytes // ALIGNMENT)) * ALIGNMENT
+        offset = self._following(length)
+        if offset is None:
+            offset = self._fitting(_RUN * length)
+        if offset is None:
+            offset = self._fitting(length)
+        if offset is None:
+            return None
+        found = self._lengths[offset]
+        self._remove(offset, found)
+        if found > length:
+            self._insert(offset + length, found - length)
+        self._taken[offset] = length
+        self.free_bytes -= length
+        self._end = offset + length
+        return offset
+
+    def _following(self, length: int) -> int | None:
+        """Return the end of the last place if there is room after it, and it is not too far away."""
+        taken_bytes = self.size_bytes - self.free_bytes
+        end = self._end
+        return end if end <= 2 * taken_bytes and self._lengths.get(end, 0) >= length else None
+
+    def _fitting(self, length: int) -> int | None:
+        """Return the free place that fits best; None if none is as long."""
+        position = bisect_left(self._sorted, (length, 0))
+        return None if position == len(self._sorted) else self._sorted[position][1]
+
+    def free(self, offset: int) -> None:
+        """Give the place at `offset` back. Raises KeyError when it is not taken; nothing is changed then."""
+        length = self._taken.pop(offset)
+        self.free_bytes += length
+        following = self._lengths.get(offset + length)
+        if following is not None:
+            self._remove(offset + length, following)
+            length += following
+        before = self._offsets.get(offset)
+        if before is not None:
+            self._remove(before, offset - before)
+            offset, length = before, length + offset - before
+        self._insert(offset, length)
+
+    def _insert(self, offset: int, length: int) -> None:
+        self._lengths[offset] = length
+        self._offsets[offset + length] = offset
+        insort(self._sorted, (length, offset))
+
+    def _remove(self, offset: int, length: int) -> None:
+        del self._lengths[offset], self._offsets[offset + length]
+        del self._sorted[bisect_left(self._sorted, (length, offset))]
+
+
+STEP_BYTES = 4 << 20  # memory is set aside in steps of this, about a millisecond of work each
+
+MAX_NAME = 60  # characters; the kernel allows 249 bytes
+
+# From linux/fcntl.h; the fcntl module has the names only where Python was built against a new enough libc.
+F_ADD_SEALS = 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW = 1, 2, 4
+
+
+def create_memory(name: str, size_bytes: int) -> int:
+    """Return the descriptor of nameless shared memory of exactly `size_bytes`; `name` shows in /proc only."""
+    fd = os.memfd_create(name[:MAX_NAME], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size_bytes)
+        fcntl.fcntl(fd, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+class Mapping:
+    """The bytes of shared memory in this process. Keeps no claim on `fd`."""
+
+    def __init__(self, fd: int, size_bytes: int, *, writable: bool) -> None:
+        protection = mmap.PROT_READ | mmap.PROT_WRITE if writable else mmap.PROT_READ
+        self._mmap: mmap.mmap | None = mmap.mmap(fd, size_bytes, mmap.MAP_SHARED, protection)
+        self.bytes = memoryview(self._mmap)
+        self.address = _address(self._mmap) if writable else 0  # where it begins in this process's memory
+
+    def view(self, offset: int, size_bytes: int) -> memoryview:
+        """Return the bytes of one place (read-only unless the mapping is writable). ValueError if it lies outside."""
+        if offset < 0 or size_bytes < 0 or offset + size_bytes > len(self.bytes):
+            raise ValueError(f"bytes {offset} to {offset + size_bytes} lie outside of an arena of {len(self.bytes)}")
+        return self.bytes[offset : offset + size_bytes]
+
+    def close(self) -> None:
+        """Unmap it now, or, while views are still held, when the last of them is gone. Idempotent."""
+        self.bytes.release()
+        mapped, self._mmap = self._mmap, None
+        if mapped is not None:
+            with contextlib.suppress(BufferError):  # the views own it from here on
+                mapped.close()
+
+
+def _address(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+class Arena:
+    """The writing side: allocates places. Not thread-safe.
+
+    `fd` is the descriptor of memory of at least `size_bytes` made by `create_memory`; the arena owns it from now on,
+    and closes it also when it cannot be mapped.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self._allocator = Allocator(size_bytes)
+        try:
+            self._mapping = Mapping(fd, size_bytes, writable=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        self._blocks: dict[int, ArenaBlock] = {}  # by offset, and
+        self._offsets: list[int] = []  # their offsets in order
+        self._ready_bytes = 0  # set aside from the start up to here
+        self._closed = False
+
+    @property
+    def size_bytes(self) -> int:
+        """What it can hold when empty."""
+        return self._allocator.size_bytes
+
+    @property
+    def free_bytes(self) -> int:
+        """What is free, in one place or in several."""
+        return self._allocator.free_bytes
+
+    def reserve(self, size_bytes: int) -> "ArenaBlock | None":
+        """Return a new place with one share in it, or None when none is free that is as long."""
+        offset = None if self._closed else self._allocator.allocate(size_bytes)
+        if offset is None:
+            return None
+        if offset + size_bytes > self._ready_bytes and not self._set_aside(offset + size_bytes):
+            self._allocator.free(offset)
+            return None
+        block = self._blocks[offset] = ArenaBlock(self, offset, self._mapping.view(offset, size_bytes))
+        insort(self._offsets, offset)
+        return block
+
+    def find(self, address: int, size_bytes: int) -> "tuple[ArenaBlock, int] | None":
+        """Return the taken place that holds all of these bytes of this process's memory, and where in the arena they begin.
+        None if there is none."""
+        offset = address - self._mapping.address
+        block = self.at(offset, size_bytes)
+        return None if block is None else (block, offset)
+
+    def at(self, offset: int, size_bytes: int) -> "ArenaBlock | None":
+        """Return the taken place that holds all of these bytes of the arena; None if there is none."""
+        position = bisect_right(self._offsets, offset) - 1
+        if position < 0:
+            return None
+        block = self._blocks[self._offsets[position]]
+        return block if block.holds(offset, size_bytes) else None
+
+    def free(self, offset: int) -> None:
+        """Take back the place at `offset`; for blocks, and for places that a reader gives back by name."""
+        if not self._closed:
+            self._allocator.free(offset)
+            del self._blocks[offset], self._offsets[bisect_left(self._offsets, offset)]
+
+    def close(self) -> None:
+        """Give the memory back, at the latest when the last view of a block is gone. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._blocks.clear()
+            self._offsets.clear()
+            os.close(self.fd)
+            self._mapping.close()
+
+    def _set_aside(self, end: int) -> bool:
+        length = -(-(end - self._ready_bytes) // STEP_BYTES) * STEP_BYTES
+        length = min(length, self.size_bytes - self._ready_bytes)
+        try:
+            os.posix_fallocate(self.fd, self._ready_bytes, length)
+        except OSError:  # the machine, or this container, has no memory left
+            return False
+        self._ready_bytes += length
+        return True
+
+
+class SharedBlock:
+    """A place that counts its shares; the last one to go frees it. See the Block protocol."""
+
+    __slots__ = ("_shares", "offset", "view")
+
+    def __init__(self, offset: int, view: memoryview) -> None:
+        self._shares = 1
+        self.offset = offset
+        self.view = view
+
+    def holds(self, offset: int, size_bytes: int) -> bool:
+        """Tell whether these bytes of the arena are all in it."""
+        return self.offset <= offset and offset + size_bytes <= self.offset + len(self.view)
+
+    def retain(self) -> None:
+        """Take a further share in it."""
+        self._shares += 1
+
+    def release(self) -> None:
+        """Give one share back; the last one frees the place. RuntimeError when nobody has a share any more."""
+        self._shares -= 1
+        if self._shares == 0:
+            self._free()
+        elif self._shares < 0:
+            raise RuntimeError(f"the block at {self.offset} was released too often. This is a bug in Weir")
+
+    def _free(self) -> None:
+        raise NotImplementedError  # each kind of block frees its own way
+
+
+class ArenaBlock(SharedBlock):
+    """A place in an Arena of this process."""
+
+    __slots__ = ("arena",)
+
+    def __init__(self, arena: Arena, offset: int, view: memoryview) -> None:
+        super().__init__(offset, view)
+        self.arena = arena
+
+    def _free(self) -> None:
+        self.arena.free(self.offset)
+
+
+class Results:
+    """The reading side of a worker's results.
+
+    Places given back, on whatever thread, are collected until `take_freed`; the channel sends them along with the next
+    frame.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self._mapping = Mapping(fd, size_bytes, writable=False)
+        self._returned: deque[Ref] = deque()
+        self._freed: list[Ref] = []
+        self._held_bytes = 0
+        self._closed = False
+        self.size_bytes = size_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """How much nobody has given back yet."""
+        self._settle()
+        return self._held_bytes
+
+    def block(self, offset: int, size_bytes: int) -> "ResultBlock":
+        """Return the place that the worker named, with one share in it."""
+        view = self._mapping.view(offset, size_bytes)
+        self._held_bytes += size_bytes
+        return ResultBlock(self, offset, view)
+
+    def free(self, offset: int, size_bytes: int) -> None:
+        """Note that the worker may have this place back; for blocks. May be called from any thread, and amid anything, as it
+        is by the end of an array."""
+        self._returned.append((offset, size_bytes))
+
+    def take_freed(self) -> list[Ref]:
+        """Return the places given back since the last call."""
+        self._settle()
+        freed, self._freed = self._freed, []
+        return freed
+
+    def close(self) -> None:
+        """Drop the memory as a whole: now, or when the last block's view is gone. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._freed.clear()
+            self._mapping.close()
+
+    def _settle(self) -> None:
+        while self._returned:
+            ref = self._returned.popleft()
+            self._held_bytes -= ref[1]
+            if not self._closed:
+                self._freed.append(ref)
+
+
+class ResultBlock(SharedBlock):
+    """A place in a worker's Results; freed, the worker may use it again."""
+
+    __slots__ = ("_results",)
+
+    def __init__(self, results: Results, offset: int, view: memoryview) -> None:
+        super().__init__(offset, view)
+        self._results = results
+
+    def _free(self) -> None:
+        self._results.free(self.offset, len(self.view))

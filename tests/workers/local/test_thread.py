@@ -1,0 +1,305 @@
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from tests.workers.runs import Heard
+
+from weir.errors import Cancelled, ModelError, SettingsError
+from weir.messages import JSON, OBJECT, Batch, EventKind
+from weir.model import Model
+from weir.workers.local.thread import ThreadExecutor
+from weir.workers.settings import WorkerSettings
+
+
+class Gate:
+    """Holds `predict` until the test opens it."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.opened = threading.Event()
+
+
+class Square(Model):
+    """Squares numbers; 0 waits at the gate."""
+
+    def __init__(self, gate: Gate | None = None) -> None:
+        self.gate = gate
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        if 0 in batch and self.gate is not None:
+            self.gate.entered.release()
+            self.gate.opened.wait()
+        if 13 in batch:
+            raise ValueError("unlucky")
+        if 14 in batch:
+            raise SystemExit(3)
+        return [x * x if x != "where" else (self.worker_index, threading.get_ident()) for x in batch]
+
+
+@asynccontextmanager
+async def running(
+    gate: Gate | None = None, model: type[Model] = Square, **settings: Any
+) -> AsyncIterator[tuple[ThreadExecutor, Heard]]:
+    executor = make(gate, model, **settings)
+    heard = Heard()
+    await executor.start(heard)
+    for _ in executor.states():
+        await heard.next("ready")
+    try:
+        yield executor, heard
+    finally:
+        if gate is not None:
+            gate.opened.set()
+        await executor.stop()
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
+
+
+def make(gate: Gate | None = None, model: type[Model] = Square, **settings: Any) -> ThreadExecutor:
+    params = {} if gate is None else {"gate": gate}
+    chosen = WorkerSettings(executor="thread", **settings)
+    return ThreadExecutor(model, params, chosen, name="square", max_batch_size=64)
+
+
+def test_each_worker_has_a_thread_and_an_instance_of_its_own() -> None:
+    async def main() -> None:
+        async with running(workers=3) as (executor, heard):
+            for worker in range(3):
+                executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
+            found = {(await heard.next("events")).outputs[0] for _ in range(3)}
+            assert {index for index, _ in found} == {0, 1, 2}
+            assert len({ident for _, ident in found} | {threading.get_ident()}) == 4
+            assert [state.index for state in executor.states()] == [0, 1, 2]
+        assert {state.state for state in executor.states()} == {"stopped"}
+
+    asyncio.run(main())
+
+
+class Weights(Model):
+    """Loads weights that all its threads share; no predict returns before as many run as the barrier wants."""
+
+    def __init__(self, barrier: threading.Barrier, loads: list[str]) -> None:
+        self.barrier = barrier
+        self.loads = loads
+
+    def load_shared(self) -> None:
+        self.loads.append("shared")
+        if len(self.loads) > 3:
+            raise ValueError("no weights")
+        self.weights = bytearray(100)
+
+    def load(self) -> None:
+        self.loads.append("own")
+        self.own = [self.worker_index]
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        self.barrier.wait()
+        return [(id(self.weights), self.own[0]) for _ in batch]
+
+
+def test_threads_run_at_once_and_share_what_the_model_loads_once() -> None:
+    async def main() -> None:
+        loads: list[str] = []
+        params = {"barrier": threading.Barrier(2), "loads": loads}
+        chosen = WorkerSettings(executor="thread", workers=2)
+        executor, heard = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4), Heard()
+        await executor.start(heard)
+        for worker in range(2):
+            await heard.next("ready")
+            executor.run(worker, Batch(worker, ["where"], OBJECT, OBJECT))
+        found = [(await heard.next("events")).outputs[0] for _ in range(2)]
+        assert {own for _, own in found} == {0, 1}
+        assert len({weights for weights, _ in found}) == 1
+        await executor.add_worker()
+        assert loads == ["shared", "own", "own", "own"]
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_model_whose_shared_part_cannot_be_loaded_does_not_start() -> None:
+    async def main() -> None:
+        params = {"barrier": threading.Barrier(2), "loads": ["own"] * 3}
+        chosen = WorkerSettings(executor="thread", workers=2)
+        executor = ThreadExecutor(Weights, params, chosen, name="square", max_batch_size=4)
+        with pytest.raises(ModelError, match="did not load: it raised ValueError: no weights"):
+            await executor.start(Heard())
+
+    asyncio.run(main())
+
+
+def test_a_bad_item_fails_alone_and_so_does_one_that_exits() -> None:
+    async def main() -> None:
+        async with running() as (executor, heard):
+            executor.run(0, Batch(1, [b"2", b"13", b"{", b"14", b"3"], JSON, JSON))
+            events = await heard.next("events")
+            assert events.kinds == [EventKind.DONE, *[EventKind.ERROR] * 3, EventKind.DONE]
+            assert (events.outputs[0], events.outputs[4]) == (b"4", b"9")
+            assert events.outputs[3].original_type == "SystemExit"
+
+    asyncio.run(main())
+
+
+def test_the_next_batch_is_at_hand_and_can_be_cancelled() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with running(gate, pipeline_depth=2) as (executor, heard):
+            executor.run(0, Batch(1, [0], OBJECT, OBJECT))
+            await asyncio.to_thread(gate.entered.acquire)
+            executor.run(0, Batch(2, [5, 6], OBJECT, OBJECT))
+            assert executor.states()[0].in_flight == 2
+            executor.cancel(0, 2, [0])
+            executor.cancel(0, 99, [0])
+            gate.opened.set()
+            assert (await heard.next("events")).outputs == [0]
+            outputs = (await heard.next("events")).outputs
+            assert isinstance(outputs[0], Cancelled)
+            assert outputs[1] == 36
+            assert executor.states()[0].in_flight == 0
+
+    asyncio.run(main())
+
+
+def test_places_are_the_pipelines_depth() -> None:
+    async def main() -> None:
+        for depth in (1, 2):
+            executor, heard = make(pipeline_depth=depth), Heard()
+            await executor.start(heard)
+            assert await heard.next("ready") == depth
+            await executor.stop()
+            await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_batch_that_takes_too_long_costs_the_worker_until_it_returns() -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with running(gate, pipeline_depth=2, predict_timeout=0.02) as (executor, heard):
+            executor.run(0, Batch(1, [0], OBJECT, OBJECT))
+            executor.run(0, Batch(2, [5], OBJECT, OBJECT))
+            assert "longer than predict_timeout=0.02" in await heard.next("lost")
+            assert (executor.states()[0].state, executor.states()[0].in_flight) == ("lost", 0)
+            gate.opened.set()
+            assert await heard.next("ready") == 2  # and nothing of what it had
+            assert (executor.states()[0].state, executor.states()[0].reason) == ("ready", "")
+            assert executor.gauges()["restarts"] == 1
+            executor.run(0, Batch(3, [6], OBJECT, OBJECT))
+            assert (await heard.next("events")).outputs == [36]
+
+    asyncio.run(main())
+
+
+def test_where_all_threads_hang_nobody_waits_until_one_returns() -> None:
+    async def main() -> None:
+        gate, heard = Gate(), Heard()
+        chosen = WorkerSettings(executor="thread", workers=2, predict_timeout=0.02)
+        executor = ThreadExecutor(Square, {"gate": gate}, chosen, name="square", max_batch_size=1, hang_grace=0.02)
+        await executor.start(heard)
+        for worker in range(2):
+            await heard.next("ready")
+            executor.run(worker, Batch(worker, [0], OBJECT, OBJECT))
+        for _ in range(2):
+            await heard.next("lost")
+        assert "hangs" in await heard.next("unavailable")  # once: the first one is no reason
+        gate.opened.set()
+        for _ in range(2):
+            await heard.next("ready")
+        assert [state.state for state in executor.states()] == ["ready", "ready"]
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+def test_a_stop_does_not_wait_for_ever() -> None:
+    async def main() -> None:
+        gate = Gate()
+        executor = ThreadExecutor(
+            Square, {"gate": gate}, WorkerSettings(executor="thread"), name="square", max_batch_size=1, stop_grace=0.01
+        )
+        heard = Heard()
+        await executor.start(heard)
+        await heard.next("ready")
+        executor.run(0, Batch(1, [0], OBJECT, OBJECT))
+        await asyncio.to_thread(gate.entered.acquire)
+        await executor.stop()
+        assert executor.states()[0].state == "stopped"
+        (stuck,) = [thread for thread in threading.enumerate() if thread.name == "weir-square-0"]
+        assert stuck.daemon
+        gate.opened.set()
+        await asyncio.to_thread(stuck.join)
+
+    asyncio.run(main())
+
+
+class FirstBroken(Square):
+    def load(self) -> None:
+        if self.worker_index == 1:
+            raise OSError("no weights")
+
+
+def test_a_start_that_fails_leaves_no_thread() -> None:
+    async def main() -> None:
+        executor = make(model=FirstBroken, workers=3)
+        with pytest.raises(
+            ModelError, match="worker 1 of 'square' did not load: it raised OSError: no weights"
+        ) as caught:
+            await executor.start(Heard())
+        assert "in load" in caught.value.remote_traceback
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("weir-square")]
+
+    asyncio.run(main())
+
+
+class SlowToLoad(Square):
+    def load(self) -> None:
+        assert self.gate is not None
+        self.gate.opened.wait()
+
+
+def test_a_start_takes_no_longer_than_its_limit() -> None:
+    async def main() -> None:
+        gate = Gate()
+        executor = make(gate, SlowToLoad, start_timeout=0.01)
+        with pytest.raises(ModelError, match=r"did not load within start_timeout=0\.01 seconds"):
+            await executor.start(Heard())
+        gate.opened.set()
+        await executor.stop()
+
+    asyncio.run(main())
+
+
+class Affine(Square):
+    def predict(self, batch: list[Any]) -> list[Any]:
+        return [os.sched_getaffinity(0)] * len(batch)
+
+
+def test_a_thread_may_be_kept_on_some_cpus() -> None:
+    allowed = os.sched_getaffinity(0)
+    chosen = [min(allowed)]
+
+    async def main() -> None:
+        async with running(model=Affine, cpu_affinity=[chosen]) as (executor, heard):
+            executor.run(0, Batch(1, [1], OBJECT, OBJECT))
+            assert (await heard.next("events")).outputs == [set(chosen)]
+
+    asyncio.run(main())
+    assert os.sched_getaffinity(0) == allowed
+
+
+@pytest.mark.parametrize("setting", [{"env": [{"A": "1"}]}, {"threads": 2}])
+def test_settings_that_need_a_process_are_refused(setting: dict[str, Any]) -> None:
+    async def main() -> None:
+        with pytest.raises(SettingsError, match=f"{next(iter(setting))}=.*needs worker processes"):
+            await make(**setting).start(Heard())
+
+    asyncio.run(main())
+
+
+def test_there_is_no_shared_memory() -> None:
+    executor = make()
+    assert executor.reserve(1 << 20) is None
+    assert executor.gauges() == {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}
