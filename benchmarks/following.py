@@ -16,8 +16,8 @@ from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate_bands import SILENCE, RateBand, Stages
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.simulation.outcome import Comparison
-from weir.simulation.processes import Trace
+from weir.simulation.arrivals import Trace
+from weir.simulation.results import Comparison
 from weir.simulation.simulator import run, simulate
 
 PROFILE = GOOGLENET_P4

@@ -17,7 +17,7 @@ from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
-from weir.simulation.processes import Poisson
+from weir.simulation.arrivals import Poisson
 from weir.simulation.rounds import Figures, Rule
 
 

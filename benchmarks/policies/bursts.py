@@ -20,7 +20,7 @@ from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.auto import AutoPolicy
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.simulation.processes import Arrivals, MarkovModulated, OnOff, Poisson, Sine, Trace
+from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Poisson, Sine, Trace
 from weir.simulation.simulator import run
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
 from weir.simulation.traces import read_trace

@@ -21,8 +21,8 @@ from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.tables import multi_worker_table, start_limit
+from weir.simulation.arrivals import Poisson
 from weir.simulation.banks import make_bank
-from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures, Rule
 
 CREWS = (2, 4)

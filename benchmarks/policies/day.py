@@ -6,7 +6,7 @@ from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.processes import Sine
+from weir.simulation.arrivals import Sine
 from weir.simulation.rounds import Figures
 
 MEAN_LOAD, DEPTH, SWINGS = 0.45, 0.95, 4

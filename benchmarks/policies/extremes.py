@@ -5,8 +5,8 @@ from benchmarks.policies.table import Compared, Comparison
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
+from weir.simulation.arrivals import Poisson
 from weir.simulation.banks import make_bank
-from weir.simulation.processes import Poisson
 
 LOADS = (0.1, 0.5, 0.9)
 LATENCY, ENERGY = Prices(1.0, 0.0), Prices(0.0, 1.0)

@@ -7,8 +7,8 @@ from benchmarks.policies.table import Compared, Comparison
 from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.online.adaptive import SolvedPolicy
+from weir.simulation.arrivals import Poisson
 from weir.simulation.banks import make_bank
-from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures
 
 LOADS, LOADS_VARIED = (0.5, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99, 1.1), (0.6, 0.8, 0.85, 0.9)

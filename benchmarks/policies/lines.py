@@ -9,12 +9,12 @@ from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.simulation.processes import Arrivals
+from weir.simulation.arrivals import Arrivals
+from weir.simulation.engine import Services
 from weir.simulation.rounds import Figures, Rounds, Rule, figures, play
-from weir.simulation.services import Services
+from weir.simulation.search import Tuned, best_limit, best_size_or_delay
 from weir.simulation.simulator import run
 from weir.simulation.statistics import LEVEL, Estimate
-from weir.simulation.tuning import Tuned, best_limit, best_size_or_delay
 
 Player = Callable[[Floats, int], Figures | None]  # (arrivals in seconds, seed) -> what came of it; None: it cannot
 SIZES = (2, 4, 8, 12, 16, 20, 24, 32)  # the grid of hand-tuned sizes and delays (seconds)

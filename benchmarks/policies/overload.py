@@ -8,8 +8,8 @@ from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.tables import greedy_table
+from weir.simulation.arrivals import Arrivals, GammaRenewal, OnOff, Poisson
 from weir.simulation.banks import make_bank
-from weir.simulation.processes import Arrivals, GammaRenewal, OnOff, Poisson
 from weir.simulation.rounds import Figures, Rule
 
 OBJECTIVE = LatencySLO.parse("p99=20ms")

@@ -22,8 +22,8 @@ from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.response import response_time
 from weir.policy.solve.tables import Table, limit_table
+from weir.simulation.arrivals import Poisson
 from weir.simulation.banks import make_bank
-from weir.simulation.processes import Poisson
 from weir.simulation.rounds import Figures, Rule
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95)

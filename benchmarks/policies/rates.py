@@ -6,7 +6,7 @@ from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.processes import Poisson
+from weir.simulation.arrivals import Poisson
 from weir.simulation.rounds import Figures
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)

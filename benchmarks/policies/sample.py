@@ -25,7 +25,7 @@ from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.auto import AutoPolicy
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.processes import Arrivals, MarkovModulated, OnOff, Sine, Trace
+from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Sine, Trace
 
 FEWEST_LINES, MOST_LINES = 4, 32
 LEVEL = 0.99  # of the intervals that decide

@@ -19,7 +19,7 @@ from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate_bands import SILENCE
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.processes import Arrivals, OnOff, Poisson
+from weir.simulation.arrivals import Arrivals, OnOff, Poisson
 from weir.simulation.rounds import Figures, Rule
 
 LOAD, ON, OFF = 0.3, 0.1, 1.0  # of the busy times; seconds

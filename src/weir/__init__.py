@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
     from weir.policy.online.adaptive import SolvedPolicy
     from weir.policy.solve.bank import Bank
+    from weir.simulation.banks import solve
     from weir.simulation.simulator import simulate
-    from weir.simulation.solving import solve
 
 __all__ = [
     # what most programs need
@@ -90,7 +90,7 @@ _LAZY = {
     "asgi": "weir.hosting",
     "profile": "weir.manager.profiling",
     "simulate": "weir.simulation.simulator",
-    "solve": "weir.simulation.solving",
+    "solve": "weir.simulation.banks",
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4
-from weir.simulation.bars import Bars
+from weir.simulation.report import Bars
 from weir.simulation.traces import write_trace
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"

@@ -10,7 +10,7 @@ from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Wakeup
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.simulation.services import Services
+from weir.simulation.engine import Services
 from weir.simulation.traces import Floats
 
 

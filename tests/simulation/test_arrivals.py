@@ -6,6 +6,7 @@ import pytest
 
 from weir.errors import SettingsError
 from weir.simulation.arrivals import (
+    BLOCK,
     Arrivals,
     GammaRenewal,
     MarkovModulated,
@@ -16,7 +17,6 @@ from weir.simulation.arrivals import (
     Trace,
     parse_arrivals,
 )
-from weir.simulation.processes import BLOCK
 from weir.simulation.traces import Floats
 
 CAPACITY = 1000.0

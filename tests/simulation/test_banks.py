@@ -11,7 +11,7 @@ from weir.policy.solve.tables import multi_worker_table
 from weir.simulation import banks
 from weir.simulation.banks import CREW_LOADS, crew_limit, make_bank
 from weir.simulation.rounds import Rule
-from weir.simulation.trials import Trials, lowest
+from weir.simulation.search import Trials, lowest
 
 P4 = GOOGLENET_P4
 

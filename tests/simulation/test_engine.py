@@ -12,8 +12,8 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, FullBatches
 from weir.simulation.arrivals import parse_arrivals
+from weir.simulation.engine import Run
 from weir.simulation.policies import policy_for, settings_for
-from weir.simulation.runs import Run
 from weir.simulation.simulator import run
 from weir.simulation.traces import Floats
 

@@ -3,12 +3,9 @@
 import gc
 
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.simulation.engine import Engine
-from weir.simulation.event_log import PART, EventLog, LogPart
-from weir.simulation.measuring import BatchMeans
+from weir.simulation.engine import PART, Engine, EventLog, LogPart, Services, SimulatedRequest
 from weir.simulation.policies import policy_for, settings_for
-from weir.simulation.requests import SimulatedRequest
-from weir.simulation.services import Services
+from weir.simulation.results import BatchMeans
 from weir.simulation.simulator import simulate
 
 

@@ -12,8 +12,8 @@ from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.simulation import banks
 from weir.simulation.banks import make_bank
-from weir.simulation.outcome import Comparison
 from weir.simulation.report import draw, heading, table
+from weir.simulation.results import Comparison
 from weir.simulation.simulator import simulate
 from weir.simulation.statistics import Estimate
 

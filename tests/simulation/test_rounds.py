@@ -5,10 +5,10 @@ import pytest
 
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
+from weir.simulation.engine import Services
 from weir.simulation.rounds import Rule, figures, play
-from weir.simulation.services import Services
+from weir.simulation.search import DELAYS
 from weir.simulation.simulator import run
-from weir.simulation.tuning import DELAYS
 
 P4 = GOOGLENET_P4
 RANDOM = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 0.2))

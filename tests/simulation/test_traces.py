@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.simulation.requests import SimulatedRequest
+from weir.simulation.engine import SimulatedRequest
 from weir.simulation.traces import read_trace, write_trace
 from weir.telemetry.recording import Recorder
 

@@ -9,7 +9,7 @@ import typer
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from weir.simulation.outcome import Comparison
+    from weir.simulation.results import Comparison
 
 _POLICIES = (
     "Policies, separated by commas: smdp (solved for this profile), a bank (.npz), or any that `weir serve` takes "
@@ -65,9 +65,9 @@ def simulate(
     compute_in_one_thread()
     from weir.commands.files import check_results
     from weir.policy.cost.prices import Prices
-    from weir.simulation.bars import Bars
     from weir.simulation.policies import settings_for, split_policies
     from weir.simulation.reading import read_profile
+    from weir.simulation.report import Bars
     from weir.simulation.simulator import simulate as compare
 
     measured = read_profile(profile)

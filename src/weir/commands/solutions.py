@@ -11,7 +11,7 @@ from weir.commands.tables import print_table
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.solver import Solution
-from weir.simulation.solving import Beside
+from weir.simulation.banks import Beside
 
 _ROWS_SHOWN = 24
 

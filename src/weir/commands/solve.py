@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
     from weir.policy.solve.bank import Bank
     from weir.policy.solve.solver import Solution
-    from weir.simulation.solving import Beside
+    from weir.simulation.banks import Beside
 
 _PRICES, _SERVED, _ONE, _RESULT = "What it is worth", "What is served", "One rate only", "Result"
 
@@ -116,8 +116,8 @@ def _solve_bank(
 
     from weir.commands.files import write_atomically
     from weir.commands.solutions import about_bank, show_bank
-    from weir.simulation.solving import beside
-    from weir.simulation.solving import solve as solve_rates
+    from weir.simulation.banks import beside
+    from weir.simulation.banks import solve as solve_rates
 
     began = perf_counter()
     with _progress() as told:

@@ -6,6 +6,8 @@ control limit for each rate is found by simulation, all candidates on the same a
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,14 +16,14 @@ from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.policy.solve.tables import Table, multi_worker_table, stacked, start_limit
-from weir.simulation.checks import check_count
-from weir.simulation.processes import MarkovModulated
+from weir.policy.solve.evaluation import Performance, evaluate
+from weir.policy.solve.tables import Table, greedy_table, limit_table, multi_worker_table, stacked, start_limit
+from weir.simulation.arrivals import MarkovModulated
+from weir.simulation.reading import read_profile
 from weir.simulation.rounds import Figures, Rule
-from weir.simulation.simulator import run
-from weir.simulation.slo_search import BURST, BURST_BATCHES, SloSearch
+from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, Trials, lowest
+from weir.simulation.simulator import check_count, run
 from weir.simulation.statistics import STRETCHES
-from weir.simulation.trials import Trials, lowest
 
 Progress = Callable[[int, int], None]  # rates done, of how many
 
@@ -203,3 +205,72 @@ def _bank(
         p99_ms=np.array([each.p99_ms for each in seen]),
         power_w=np.array([each.power_w for each in seen]),
     )
+
+
+# From a profile to the bank that a server runs, in one call; and how it compares with what one would do without.
+
+
+def solve(
+    profile: Profile | str | Path,
+    *,
+    latency_weight: float = 1.0,
+    energy_weight: float = 1.0,
+    reference_rate: float | None = None,
+    workers: int = 1,
+    latency_objective: LatencySLO | str | None = None,
+    max_batch_size: int | None = None,
+    seed: int = 1,
+    progress: Progress | None = None,
+) -> Bank:
+    """Return the bank of tables to serve with, for all rates up to 97 % of what the workers can serve.
+
+    Args:
+        profile: what a batch costs: a Profile, or a file written by `weir profile`.
+        latency_weight: what a millisecond of mean response time costs.
+        energy_weight: what a watt of mean power costs.
+        reference_rate: rows per second at which these weights hold; waiting then costs the same at every rate.
+        workers: how many workers serve the one line.
+        latency_objective: a promise to keep with the least energy, such as "p99=20ms"; the weights then decide nothing.
+        max_batch_size: the largest batch, if it is to be smaller than the profile's.
+        seed: of the simulations that several workers, or an objective, need.
+        progress: told (rates done, of how many).
+
+    Write `bank.to_bytes()` to a file `NAME.npz` to serve with it: `weir serve --policy NAME.npz`.
+
+    Raises SettingsError naming the value that cannot be.
+    """
+    found = profile if isinstance(profile, Profile) else read_profile(profile)
+    objective = LatencySLO.parse(latency_objective) if isinstance(latency_objective, str) else latency_objective
+    return make_bank(
+        found if max_batch_size is None else found.up_to(max_batch_size),
+        Prices(latency_weight, energy_weight, reference_rate),
+        workers=workers,
+        objective=objective,
+        seed=seed,
+        progress=progress,
+    )
+
+
+class Beside(NamedTuple):
+    """What rules that need no solver do at a rate: `greedy`, and the control limit that is best for that very rate."""
+
+    greedy: Performance
+    best_limit: int
+    best: Performance
+
+
+def beside(bank: Bank) -> list[Beside]:
+    """Return, for each rate of a bank for one worker, what the rules do, exactly."""
+    return [_beside(bank, rate, limit) for rate, limit in zip(bank.rates.tolist(), bank.limits().tolist(), strict=True)]
+
+
+def _beside(bank: Bank, rate: float, start: int) -> Beside:
+    profile, most = bank.profile, bank.profile.max_batch_size
+    found: dict[int, Performance] = {}
+
+    def cost(limit: int) -> float:
+        found[limit] = evaluate(profile, rate, limit_table(limit, most), bank.prices)
+        return found[limit].cost
+
+    best = lowest(cost, start, most)
+    return Beside(evaluate(profile, rate, greedy_table(most), bank.prices), best, found[best])

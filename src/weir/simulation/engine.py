@@ -4,19 +4,236 @@ What happens at one instant happens in this order: all arrivals, then one poll; 
 the timer. So who arrives at the very instant at which a worker becomes free still joins its next batch.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
-from math import inf
-from typing import cast
+from math import inf, nan
+from typing import Any, NamedTuple, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from weir.batching.batcher import Batcher
+from weir.batching.request_state import begin
 from weir.batching.settings import BatchingSettings
-from weir.errors import DeadlineExceeded, Overloaded
-from weir.messages import Dispatch, Wakeup
+from weir.errors import DeadlineExceeded, Overloaded, WeirError
+from weir.messages import OBJECT, Dispatch, Kind, Wakeup
+from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.simulation.event_log import EventLog
-from weir.simulation.requests import SimulatedRequest
-from weir.simulation.services import Services
+from weir.simulation.traces import Floats, Ints
+
+# The simulator's request.
+
+
+ITEM, TENSORS = Kind.ITEM, Kind.TENSORS
+
+
+class _Alike:
+    """What all simulated requests have in common."""
+
+    __slots__ = ()
+    payload: Any = None
+    content_type: str = OBJECT
+    accept: str = OBJECT
+    cost: float = 1.0
+    key: Hashable = None
+    priority: int = 0
+    tag: float = 0.0
+    brief: bool = False
+    door: str = "simulation"
+    trace: Any = None
+
+
+class SimulatedRequest(_Alike):
+    """A request of the simulator: as slim as the Batcher allows. `index` is its place in the order of arrival.
+
+    One row is an item; more are a tensor, which may be divided.
+    """
+
+    __slots__ = (
+        "arrival", "deadline", "index", "kind", "large", "overtaken", "partial", "rows", "settled", "taken", "timeout",
+    )  # fmt: skip
+
+    settled: bool
+    taken: int
+    overtaken: int
+    partial: Any
+
+    def __init__(self, index: int, arrival: float, timeout: float = inf, rows: int = 1) -> None:
+        self.index = index
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        self.rows = rows
+        self.kind = ITEM if rows == 1 else TENSORS
+        self.large = False
+        begin(self)
+
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """No simulated model gives several answers."""
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Nobody waits for the answer."""
+
+    def fail(self, error: WeirError) -> None:
+        """Nobody waits for the answer."""
+
+
+# What a simulation has seen: written per batch into plain lists, handed over in parts as arrays.
+
+
+V = TypeVar("V", np.float64, np.int64)
+PART = 65_536  # requests after which a part is handed over
+
+
+class Batches(NamedTuple):
+    """Batches in the order of their decisions. Instants are in seconds.
+
+    `at` is when the batch was cut, `start` when its worker began it (later than `at` if the worker had another in flight)
+    and `end` when the worker was done. `waiting` rows were in the line when it was decided; `reason` is a messages.Reason.
+    """
+
+    at: Floats
+    start: Floats
+    end: Floats
+    rows: Ints
+    worker: Ints
+    reason: Ints
+    waiting: Ints
+    requests: Ints  # how many requests are in it
+
+
+class LogPart(NamedTuple):
+    """A part of what happened. Members are requests (`request` is the index), or pieces of divided ones, batch after batch.
+
+    `end` is when a request was done; NaN for a piece after which others followed. `refused` and `expired` are
+    the indices of requests that were never run.
+    """
+
+    batches: Batches
+    request: Ints
+    arrival: Floats
+    end: Floats
+    rows: Ints
+    refused: Ints
+    expired: Ints
+
+    def of_batch(self, values: NDArray[V]) -> NDArray[V]:
+        """Return a value per batch as a value per member."""
+        return np.repeat(values, self.batches.requests)
+
+
+class EventLog:
+    """Hears of each batch, and hands parts to `sink`."""
+
+    def __init__(self, sink: Callable[[LogPart], None]) -> None:
+        self._sink = sink
+        self._pieces: dict[int, tuple[int, float]] = {}  # of requests run in part: rows so far, latest end
+        self._clear()
+
+    def _clear(self) -> None:
+        self._batches: list[float] = []  # the fields of Batches, batch after batch: no object per batch is kept
+        self._index: list[int] = []
+        self._arrival: list[float] = []
+        # Where members are that have not one row and their batch's end, with their end and rows.
+        self._odd: list[tuple[int, float, int]] = []
+        self.refused: list[int] = []
+        self.expired: list[int] = []
+
+    def started(self, cut: Dispatch, requests: list[SimulatedRequest], start: float, end: float) -> None:
+        """A batch was cut; when it starts and ends is known already."""
+        self._batches += (cut.at, start, end, cut.rows, cut.worker, cut.reason, cut.waiting, len(requests))
+        if not cut.plain:
+            self._divided(cut, requests, end)
+        self._index += [request.index for request in requests]
+        self._arrival += [request.arrival for request in requests]
+        if len(self._index) >= PART:
+            self.hand_over()
+
+    def _divided(self, cut: Dispatch, requests: list[SimulatedRequest], end: float) -> None:
+        slices = cut.slices or [None] * len(requests)
+        for place, (request, part) in enumerate(zip(requests, slices, strict=True), len(self._index)):
+            rows = request.rows if part is None else part[1] - part[0]
+            before, latest = self._pieces.pop(request.index, (0, end))
+            latest = max(latest, end)
+            if before + rows < request.rows:
+                self._pieces[request.index] = (before + rows, latest)
+                latest = nan
+            self._odd.append((place, latest, rows))
+
+    def lost(self, index: int) -> None:
+        """A request has left the line at its deadline, with all or a part of it never run."""
+        self._pieces.pop(index, None)
+        self.expired.append(index)
+
+    def hand_over(self) -> None:
+        """Hand over what has been seen since the last time."""
+        columns = [self._batches[field :: len(Batches._fields)] for field in range(len(Batches._fields))]
+        at, start, end_of_batch = map(_floats, columns[:3])
+        batches = Batches(at, start, end_of_batch, *map(_ints, columns[3:]))
+        end = np.repeat(end_of_batch, batches.requests)
+        rows = np.ones(len(end), dtype=np.int64)
+        if self._odd:
+            places, ends, sizes = zip(*self._odd, strict=True)
+            end[list(places)], rows[list(places)] = ends, sizes
+        part = LogPart(
+            batches, _ints(self._index), _floats(self._arrival), end, rows, _ints(self.refused), _ints(self.expired)
+        )
+        self._clear()
+        self._sink(part)
+
+
+def _floats(values: list[float]) -> Floats:
+    return np.fromiter(values, np.float64, len(values))
+
+
+def _ints(values: Sequence[float]) -> Ints:
+    return np.fromiter(values, np.int64, len(values))
+
+
+# How long each simulated batch takes.
+
+
+BLOCK = 16_384  # requests whose luck is drawn at once
+KEPT = 16  # blocks of luck that are remembered; others are drawn again, and come out the same
+STREAM = 2  # arrivals draw from 0, and searches from 1; what they shared would not be independent
+EXACT = 1e-4  # a smaller coefficient of variation than this is none
+
+
+class Services:
+    """Service times in seconds, with the mean and the coefficient of variation that `profile` says (a Gamma law).
+
+    Luck belongs to requests: a batch has that of its first request. So two policies that start a batch with the same
+    request meet the same luck (common random numbers), whatever they did before, and larger batches take longer.
+    """
+
+    def __init__(self, profile: Profile, seed: int) -> None:
+        self._seed = seed
+        self._mean: list[float] = [0.0, *(profile.service_time_ms / 1000.0).tolist()]
+        self._shape: list[float] = [0.0, *(float(1.0 / cv**2) if cv > EXACT else 0.0 for cv in profile.cv)]
+        self._luck: dict[int, list[float]] = {}
+        if any(self._shape):
+            from scipy.special import gammaincinv  # only where times are random
+
+            self._gamma = cast(Callable[[float, float], float], gammaincinv)
+
+    def time(self, rows: int, index: int) -> float:
+        """Return how long a batch of `rows` takes whose first request has that index."""
+        shape = self._shape[rows]
+        if not shape:
+            return self._mean[rows]
+        return self._mean[rows] * float(self._gamma(shape, self._share(index))) / shape
+
+    def _share(self, index: int) -> float:
+        """Return the luck of a request, uniform between 0 and 1."""
+        number, place = divmod(index, BLOCK)
+        block = self._luck.get(number)
+        if block is None:
+            if len(self._luck) >= KEPT:
+                del self._luck[min(self._luck)]
+            block = self._luck[number] = np.random.default_rng([self._seed, STREAM, number]).random(BLOCK).tolist()
+        return block[place]
+
 
 ARRIVAL, WORKER, TIMER = Wakeup.ARRIVAL, Wakeup.WORKER, Wakeup.TIMER
 
@@ -116,3 +333,79 @@ class Engine:
         self._free -= 1
         heappush(self._ends, (end, cut.batch_id))
         self._book.started(cut, requests, start, end)
+
+
+# One simulated run, request by request and batch by batch.
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What happened to each request (arrays by order of arrival) and what each batch was. Instants are in seconds.
+
+    `start` is when the last piece of the request was begun and `end` when its caller had the answer (the profile's latency
+    offset included); both are NaN for those that were `refused` on arrival or had `expired` in the line.
+    """
+
+    profile: Profile
+    workers: int
+    arrival: Floats
+    start: Floats
+    end: Floats
+    refused: NDArray[np.bool_]
+    expired: NDArray[np.bool_]
+    batches: Batches
+
+    @property
+    def response_time_ms(self) -> Floats:
+        """From arrival to answer, of those that had one."""
+        return 1000.0 * (self.end - self.arrival)[np.isfinite(self.end)]
+
+    @property
+    def seconds(self) -> float:
+        """From the start of the clock to the last end of a batch, or the last arrival."""
+        ends = [float(self.arrival[-1])] if len(self.arrival) else [0.0]
+        return max([*ends, float(self.batches.end.max()) if len(self.batches.end) else 0.0])
+
+    @property
+    def power_w(self) -> float:
+        """Mean power over the run."""
+        return float(self.profile.energy_mj[self.batches.rows - 1].sum()) / 1000.0 / self.seconds
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the workers' time spent in batches."""
+        return float((self.batches.end - self.batches.start).sum()) / (self.workers * self.seconds)
+
+
+class Whole:
+    """Keeps every part of a run."""
+
+    def __init__(self) -> None:
+        self._parts: list[LogPart] = []
+
+    def __call__(self, part: LogPart) -> None:
+        """Keep a part."""
+        self._parts.append(part)
+
+    def run(self, profile: Profile, workers: int, arrival: Floats) -> Run:
+        """Return the run of the requests that arrived at `arrival`."""
+        parts, count = self._parts, len(arrival)
+        columns = zip(*(part.batches for part in parts), strict=True)
+        batches = Batches(*(np.concatenate(column) for column in columns))
+        index = np.concatenate([part.request for part in parts])
+        end = np.concatenate([part.end for part in parts])
+        start = np.concatenate([part.of_batch(part.batches.start) for part in parts])
+        done = np.isfinite(end)
+        starts, ends = np.full(count, np.nan), np.full(count, np.nan)
+        starts[index[done]] = start[done]
+        ends[index[done]] = end[done] + profile.latency_offset_ms / 1000.0
+        refused = _marked(count, [part.refused for part in parts])
+        return Run(
+            profile, workers, arrival, starts, ends, refused, _marked(count, [part.expired for part in parts]), batches
+        )
+
+
+def _marked(count: int, indices: list[Ints]) -> NDArray[np.bool_]:
+    marks = np.zeros(count, dtype=np.bool_)
+    marks[np.concatenate(indices)] = True
+    return marks

@@ -3,15 +3,17 @@
 from collections.abc import Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
+from rich.console import Console
+from rich.progress import Progress, Task, TaskID
 from rich.table import Table
 from rich.text import Text
 
 from weir.figures import INK, figure, styles
 from weir.policy.cost.latency_slo import LatencySLO
-from weir.simulation.outcome import Comparison, Outcome
+from weir.simulation.results import Comparison, Outcome
 from weir.simulation.statistics import Estimate
 
 SAME = 1e-12  # an interval narrower than this share of its value is not shown
@@ -163,3 +165,34 @@ def _sizes(axes: Any, outcomes: Sequence[Outcome]) -> None:
         axes.plot(sizes, [outcome.batch_sizes[size] for size in sizes], label=outcome.policy, **style)
     axes.set_xlabel("batch size (rows)")
     axes.set_ylabel("share of batches")
+
+
+# Progress of a simulation in the terminal.
+
+
+class Bars:
+    """A bar per policy, on stderr if that is a terminal. To be given to `simulate` as `progress`."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._progress = Progress(console=console, transient=True, disable=not console.is_terminal)
+        self._ids: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._progress.stop()
+
+    @property
+    def tasks(self) -> list[Task]:
+        """The bars."""
+        return self._progress.tasks
+
+    def __call__(self, policy: str, done: int, total: int) -> None:
+        """So many requests of that policy are done."""
+        task = self._ids.get(policy)
+        if task is None:
+            task = self._ids[policy] = self._progress.add_task(policy, total=total)
+        self._progress.update(task, completed=done)

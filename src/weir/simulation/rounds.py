@@ -18,7 +18,7 @@ from weir.policy.cost.latency_slo import ROUNDING, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import Mixing
 from weir.policy.online.rate_bands import Gate
-from weir.simulation.services import Services
+from weir.simulation.engine import Services
 
 PARTS = 40  # batch means behind an interval
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,17 +15,28 @@ from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.simulation.arrivals import Arrivals, parse_arrivals
-from weir.simulation.checks import check_count, check_seconds
-from weir.simulation.engine import Engine
-from weir.simulation.event_log import EventLog
-from weir.simulation.measuring import BatchMeans
-from weir.simulation.outcome import Comparison, Outcome, outcome_of
+from weir.simulation.engine import Engine, EventLog, Run, Services, Whole
 from weir.simulation.policies import policy_for, settings_for, split_policies
 from weir.simulation.reading import read_profile
-from weir.simulation.runs import Run, Whole
-from weir.simulation.services import Services
-from weir.simulation.stability import capacity_of, is_bounded
+from weir.simulation.results import BatchMeans, Comparison, Outcome, outcome_of
+from weir.simulation.statistics import capacity_of, is_bounded
 from weir.simulation.traces import Floats, Ints
+
+# What is asked of a simulation, held against its rules before anything is done.
+
+
+def check_count(name: str, value: Any, least: int) -> None:
+    """Raise SettingsError unless `value` is a whole number of at least `least`."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or value < least:
+        raise SettingsError(f"{name}={value!r}: must be {least} or more" + ("" if whole else ", a whole number"))
+
+
+def check_seconds(name: str, value: float | None) -> None:
+    """Raise SettingsError unless `value` is a number of seconds greater than 0, or None."""
+    if value is not None and not value > 0.0:
+        raise SettingsError(f"{name}={value!r}: must be a number of seconds, greater than 0")
+
 
 REQUESTS = 100_000
 Progress = Callable[[str, int, int], None]
@@ -39,7 +50,7 @@ def run(
     """Return what happens to requests that arrive at `arrival_times` (seconds, ascending), one by one.
 
     `rows` are those of each request, 1 if left out. `deadline` is each request's timeout in seconds. A batch takes the
-    profile's time; where that is random, `services_seed` decides it (services.py). Raises SettingsError.
+    profile's time; where that is random, `services_seed` decides it (engine.py). Raises SettingsError.
     """
     settings = settings_for(profile, settings)
     used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)

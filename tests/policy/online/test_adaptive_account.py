@@ -24,7 +24,7 @@ from weir.policy.online.adaptive import (
 )
 from weir.policy.online.rate_bands import RateBand, Stages, answers_of
 from weir.policy.solve.tables import limit_table
-from weir.simulation.runs import Run
+from weir.simulation.engine import Run
 from weir.simulation.simulator import run
 
 GREEDY = Waits(None, inf, inf, 8)

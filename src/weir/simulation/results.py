@@ -11,10 +11,213 @@ from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.prices import Prices
-from weir.simulation.log_histogram import LogHistogram
-from weir.simulation.measuring import BatchMeans
-from weir.simulation.statistics import Estimate, estimate
-from weir.simulation.traces import Floats
+from weir.policy.cost.profile import Profile
+from weir.simulation.engine import LogPart
+from weir.simulation.statistics import Estimate, estimate, half_width, stretch_length
+from weir.simulation.traces import Floats, Ints
+
+# The distribution of many positive numbers, in memory that does not grow with them.
+
+
+FIRST, OCTAVES = -14, 36  # the least and the number of the powers of two that are told apart
+FINE, COARSE = 10, 7  # a power of two is divided in 2**10 equal intervals: 0.1 % wide at most; or in 2**7, 0.8 %
+EXPONENT = 1023 << 52  # the bits of 1.0
+
+
+class LogHistogram:
+    """Counts of the intervals into which numbers fall: all of them finely, and those of each stretch coarsely.
+
+    What is told apart reaches from 2**-14 to 2**22; for milliseconds that is from 60 ns to more than an hour.
+    """
+
+    def __init__(self, stretches: int) -> None:
+        self.counts: Ints = np.zeros(OCTAVES << FINE, dtype=np.int64)
+        self.by_stretch: Ints = np.zeros((stretches, OCTAVES << COARSE), dtype=np.int64)
+        self.highest = 0.0
+
+    def add(self, values: Floats, stretch: Ints) -> None:
+        """Count `values`, each in its stretch."""
+        if not len(values):
+            return
+        stretches, width = self.by_stretch.shape
+        fine = np.clip((values.view(np.int64) - EXPONENT >> 52 - FINE) - (FIRST << FINE), 0, len(self.counts) - 1)
+        self.counts += np.bincount(fine, minlength=len(self.counts))
+        places = stretch * width + (fine >> FINE - COARSE)
+        self.by_stretch += np.bincount(places, minlength=stretches * width).reshape(stretches, width)
+        self.highest = max(self.highest, float(values.max()))
+
+    def quantile(self, share: float) -> float:
+        """Return the number below which that share lies; NaN of nothing."""
+        sums = np.cumsum(self.counts)
+        if not sums[-1]:
+            return nan
+        wanted = share * float(sums[-1])
+        place = int(np.searchsorted(sums, wanted, side="left" if wanted else "right"))
+        low, high = edges(place, FINE), min(edges(place + 1, FINE), self.highest)
+        inside = float(self.counts[place])
+        return low + (high - low) * (wanted - float(sums[place]) + inside) / inside if inside else low
+
+    def beyond(self, value: float) -> float:
+        """Return the share above `value`; NaN of nothing."""
+        total = float(self.counts.sum())
+        return 1.0 - _below(self.counts[None], value, FINE)[0] / total if total else nan
+
+    def estimate(self, share: float) -> tuple[Estimate, Floats]:
+        """Return the quantile with its interval, and an observation of it per stretch whose mean it is, to first order.
+
+        The interval is that of the share below the quantile, which is a mean, read through the distribution. (Quantiles of
+        single stretches would be biased, for what is rare comes in clusters.)
+        """
+        value, totals = self.quantile(share), self.by_stretch.sum(axis=1)
+        seen = totals > 0
+        if not seen.any():
+            return Estimate(nan, nan, nan), np.full(len(totals), nan)
+        below = np.full(len(totals), nan)
+        counted = _below(self.by_stretch[seen], value, COARSE)
+        mean = totals[seen].mean()
+        below[seen] = share + (counted - counted.sum() / totals.sum() * totals[seen]) / mean
+        half = half_width(below[seen])
+        low, high = self.quantile(max(share - half, 0.0)), self.quantile(min(share + half, 1.0))
+        slope = (high - low) / (min(share + half, 1.0) - max(share - half, 0.0)) if half > 0.0 else 0.0
+        observed: Floats = value - (below - share) * slope
+        # What lies in one interval is not told apart.
+        return Estimate(value, edges(_place(low, FINE), FINE), edges(_place(high, FINE) + 1, FINE)), observed
+
+
+def edges(place: int, bits: int) -> float:
+    """Return where the interval of that number begins, with 2**bits intervals in a power of two."""
+    octave, part = divmod(place, 1 << bits)
+    return float(np.ldexp(1.0 + part / (1 << bits), octave + FIRST))
+
+
+def _place(value: float, bits: int) -> int:
+    """Return the number of the interval in which `value` lies; below 0 if it lies before all of them."""
+    return int((np.array([value]).view(np.int64)[0] - EXPONENT >> 52 - bits) - (FIRST << bits))
+
+
+def _below(counts: Ints, value: float, bits: int) -> Floats:
+    """Return how many of each row lie below `value`, those of its own interval in proportion."""
+    place = _place(value, bits)
+    if place < 0:
+        return np.zeros(len(counts))
+    if place >= counts.shape[1]:
+        return np.asarray(counts.sum(axis=1), dtype=np.float64)
+    low, high = edges(place, bits), edges(place + 1, bits)
+    below: Floats = counts[:, :place].sum(axis=1) + counts[:, place] * ((value - low) / (high - low))
+    return below
+
+
+# What a run is summed up from, part by part: sums per stretch of requests, in memory that does not grow with the run.
+#
+# All that a batch costs is shared out among its requests by their rows, so every measure is a sum over requests, and two
+# policies can be compared stretch by stretch over the very same arrivals.
+
+
+SUMS = (
+    "answered", "response", "response_squared", "queue", "energy", "busy", "batches", "rows", "late", "refused", "ended",
+)  # fmt: skip
+
+
+class BatchMeans:
+    """The sums of the stretches of a run. Requests before `first` are the warm-up, and not counted.
+
+    Times are in milliseconds, energies in millijoules. `starts` are the arrivals at which stretches begin, in seconds.
+    """
+
+    def __init__(self, profile: Profile, first: int, requests: int, late_after: float = inf) -> None:
+        self._profile = profile
+        self._last = requests
+        self._late_after_ms = 1000.0 * late_after
+        self.length = stretch_length(requests - first)
+        self.count = (requests - first) // self.length
+        self._first = requests - self.count * self.length  # what does not fill a stretch is warm-up too
+        self.sums = {name: np.zeros(self.count) for name in SUMS}
+        self.starts = np.full(self.count + 1, nan)
+        self.responses = LogHistogram(self.count)
+        self.sizes: Ints = np.zeros(profile.max_batch_size + 1, dtype=np.int64)
+        self.reasons: Ints = np.zeros(16, dtype=np.int64)
+        self.least_waiting = np.full(self.count, inf)  # rows in the line at a decision
+        self.most_waiting = np.full(self.count, -inf)
+        self._last_arrival = inf
+
+    def arrived(self, index: int, times: Floats) -> None:
+        """Requests from that index on arrived at `times`: remember when stretches begin, and when the last one ends."""
+        begins = self._first + self.length * np.arange(self.count)
+        inside = (begins >= index) & (begins < index + len(times))
+        self.starts[:-1][inside] = times[begins[inside] - index]
+        if len(times) and index + len(times) >= self._last:
+            self._last_arrival = last = float(times[-1])
+            gaps = self.length - 1
+            self.starts[-1] = last + (last - self.starts[-2]) / gaps if gaps else last
+
+    def __call__(self, part: LogPart) -> None:
+        """Count a part of the run."""
+        profile, batches = self._profile, part.batches
+        stretch = self._stretch(part.request)
+        share = part.rows / part.of_batch(batches.rows)
+        took = batches.end - batches.start
+        response = 1000.0 * (part.end - part.arrival) + profile.latency_offset_ms
+        queue = 1000.0 * (part.of_batch(batches.start) - part.arrival)
+        done = np.isfinite(response)
+        self._add("energy", stretch, share * part.of_batch(profile.energy_mj[batches.rows - 1]))
+        self._add("busy", stretch, share * part.of_batch(1000.0 * took))
+        self._add("batches", stretch, share)
+        self._add("rows", stretch, part.rows.astype(np.float64))
+        self._answered(stretch[done], response[done], queue[done])
+        for name, lost in (("refused", part.refused), ("late", part.expired)):
+            stretches = self._stretch(lost)
+            self._add(name, stretches, np.ones(len(lost)))
+            self._add("ended", stretches, np.ones(len(lost)))
+        self._count_batches(part)
+
+    def _stretch(self, index: Ints) -> Ints:
+        """Return the stretch of each request; those of the warm-up have one below 0."""
+        return (index - self._first) // self.length
+
+    def _add(self, name: str, stretch: Ints, values: Floats) -> None:
+        counted = stretch >= 0
+        self.sums[name] += np.bincount(stretch[counted], values[counted], minlength=self.count)
+
+    def _answered(self, stretch: Ints, response: Floats, queue: Floats) -> None:
+        late = response > self._late_after_ms
+        one = np.ones(len(stretch))
+        self._add("ended", stretch, one)
+        self._add("late", stretch, late.astype(np.float64))
+        self._add("answered", stretch, one)
+        self._add("response", stretch, response)
+        self._add("response_squared", stretch, response**2)
+        self._add("queue", stretch, queue)
+        counted = stretch >= 0
+        self.responses.add(response[counted], stretch[counted])
+
+    def _count_batches(self, part: LogPart) -> None:
+        batches = part.batches
+        if not len(part.request):
+            return
+        firsts = part.request[np.cumsum(batches.requests) - batches.requests]
+        stretch = self._stretch(firsts)
+        counted = stretch >= 0
+        self.sizes += np.bincount(batches.rows[counted], minlength=len(self.sizes))
+        self.reasons += np.bincount(batches.reason[counted], minlength=len(self.reasons))
+        counted &= batches.at <= self._last_arrival  # afterwards the line gets shorter in any case
+        np.minimum.at(self.least_waiting, stretch[counted], batches.waiting[counted])
+        np.maximum.at(self.most_waiting, stretch[counted], batches.waiting[counted])
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether the line never became as short again, in the last quarter of the run, as it was at its longest in the first.
+
+        Or whether most were not even begun when the last one arrived.
+        """
+        seen = np.flatnonzero(np.isfinite(self.least_waiting))
+        if len(seen) and seen[-1] < self.count // 4:
+            return True
+        quarter = len(seen) // 4
+        if not quarter:
+            return False
+        shortest, longest = self.least_waiting[seen[-quarter:]].min(), self.most_waiting[seen[:quarter]].max()
+        return bool(shortest > longest + self._profile.max_batch_size)
+
 
 COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost", "late_share", "in_time_share")
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}

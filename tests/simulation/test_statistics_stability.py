@@ -9,7 +9,7 @@ from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 from weir.simulation.policies import policy_for, settings_for
 from weir.simulation.simulator import simulate
-from weir.simulation.stability import capacity_of, is_bounded
+from weir.simulation.statistics import capacity_of, is_bounded
 
 # The best batch is 4: 4000 rows/s; a full one of 8 serves 2667.
 PEAKED = Profile(np.array([1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 3.0, 3.0]), np.ones(8), np.zeros(8))

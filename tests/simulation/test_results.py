@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.simulation.test_statistics import mm1
 
-from weir.simulation.log_histogram import COARSE, FINE, FIRST, OCTAVES, LogHistogram, edges
+from weir.simulation.results import COARSE, FINE, FIRST, OCTAVES, LogHistogram, edges
 from weir.simulation.statistics import stretch_length
 from weir.simulation.traces import Floats
 

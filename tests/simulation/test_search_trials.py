@@ -7,7 +7,7 @@ from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.response import response_time
 from weir.policy.solve.tables import limit_table
 from weir.simulation.rounds import Rule
-from weir.simulation.trials import Trials
+from weir.simulation.search import Trials
 
 P4 = GOOGLENET_P4
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from weir.policy.cost.profile import Profile
-from weir.simulation.services import BLOCK, KEPT, Services
+from weir.simulation.engine import BLOCK, KEPT, Services
 
 
 def profile(cv: float) -> Profile:

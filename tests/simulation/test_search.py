@@ -10,14 +10,13 @@ from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.online.rate_bands import admission
 from weir.policy.solve.bank import Bank
-from weir.simulation import banks, slo_search
+from weir.simulation import banks, search
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank
+from weir.simulation.engine import Services
 from weir.simulation.rounds import Rounds, Rule, figures, play
-from weir.simulation.services import Services
+from weir.simulation.search import REFUSED, SloSearch, best_limit
 from weir.simulation.simulator import run
-from weir.simulation.slo_search import REFUSED, SloSearch
-from weir.simulation.tuning import best_limit
 
 P4 = GOOGLENET_P4
 P99 = LatencySLO.parse("p99=20ms")
@@ -162,7 +161,7 @@ def test_service_times_that_vary_too_much_are_an_error() -> None:
 
 
 def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> None:
-    keeper = slo_search.SloSearch(P4, P99)
+    keeper = search.SloSearch(P4, P99)
     trials = keeper.trials(40_000)
     kept = [keeper.at(load * P4.max_rate, trials) for load in (0.85, 0.87)]
     mixed = [each for each in kept if each.share]
@@ -174,7 +173,7 @@ def test_where_one_limit_is_too_few_and_the_next_too_many_they_are_mixed() -> No
 
 def test_where_batches_are_small_the_line_may_still_be_long() -> None:
     alone = Profile(np.array([2.0]), np.array([3.0]), np.zeros(1))
-    keeper = slo_search.SloSearch(alone, LatencySLO(0.1, 0.01))
+    keeper = search.SloSearch(alone, LatencySLO(0.1, 0.01))
     assert keeper.admission.max_waiting == 49  # 49 before it, and its own 2 ms
     kept = keeper.at(0.99 * alone.max_rate, keeper.trials(10_000))
     assert kept.figures.refused_share < 0.03
@@ -182,7 +181,7 @@ def test_where_batches_are_small_the_line_may_still_be_long() -> None:
 
 def test_random_service_times_get_a_margin() -> None:
     profile = Profile(P4.service_time_ms, P4.energy_mj, np.full(32, 0.15))
-    keeper = slo_search.SloSearch(profile, P99)
+    keeper = search.SloSearch(profile, P99)
     assert 0.0 < keeper.objective.margin < 0.005
     trials = keeper.trials(20_000)
     assert keeper.keeps(trials(0.3 * P4.max_rate, keeper.rule(32)))

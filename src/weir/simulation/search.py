@@ -7,19 +7,85 @@ trimmed where it would make its oldest row late. Arrivals are refused where the 
 responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.profile import Profile
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.rate_bands import Gate, admission
-from weir.policy.solve.tables import Table, full_batch_table, greedy_table
-from weir.simulation.processes import MarkovModulated
-from weir.simulation.rounds import Figures, Rule
-from weir.simulation.trials import Trials
+from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_table
+from weir.simulation.arrivals import Arrivals, MarkovModulated
+from weir.simulation.engine import Services
+from weir.simulation.rounds import Figures, Rule, figures, play
+
+# Trials of rules on lines of Poisson arrivals: the same line for every rule, and for every rate in its own time.
+
+
+class Trials:
+    """One line of `requests` Poisson arrivals, stretched to any rate; its mean rate is then that rate exactly.
+
+    `deadline` (seconds) is what responses are late against. `process` makes other arrivals of a mean rate than Poisson.
+    `played` counts the trials.
+    """
+
+    def __init__(
+        self, profile: Profile, *, workers: int = 1, requests: int = 30_000, seed: int = 1, deadline: float = inf,
+        process: Callable[[float], Arrivals] | None = None,
+    ) -> None:  # fmt: skip
+        self.profile, self.workers, self.deadline = profile, workers, deadline
+        times = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0, requests))
+        self._unit: Floats = times * (requests / times[-1])
+        self._services = Services(profile, seed)
+        self._line: tuple[float, list[float]] = (0.0, [])
+        self._process, self._seed = process, seed
+        self.played = 0
+
+    def __call__(self, rate: float, rule: Rule) -> Figures:
+        """Return what `rule` does with `rate` rows per second."""
+        if self._line[0] != rate:
+            self._line = (rate, self._arrivals(rate).tolist())
+        self.played += 1
+        rounds = play(self._line[1], rule, self._services, self.profile.max_batch_size, self.workers)
+        return figures(rounds, self.profile, self.deadline)
+
+    def _arrivals(self, rate: float) -> Floats:
+        if self._process is None:
+            return self._unit / rate
+        return self._process(rate).times(np.random.default_rng([self._seed, 1]), len(self._unit))
+
+
+def lowest(cost: Callable[[int], float], start: int, most: int) -> int:
+    """Return the whole number from 1 to `most` with the lowest cost that a search from `start` finds: first by factors
+    of 1.5, so that a start far off does no harm, then by steps that halve."""
+    known: dict[int, float] = {}
+
+    def of(limit: int) -> float:
+        if limit not in known:
+            known[limit] = cost(limit)
+        return known[limit]
+
+    at = min(max(start, 1), most)
+    while (there := min((_clip(at, 1.5, most), _clip(at, 1 / 1.5, most), at), key=of)) != at:
+        at = there
+    step = max(1, round(at / 4))
+    while True:
+        there = min((at, max(at - step, 1), min(at + step, most)), key=of)
+        if there == at:
+            if step == 1:
+                return at
+            step = max(1, step // 2)
+        at = there
+
+
+def _clip(limit: int, factor: float, most: int) -> int:
+    return int(np.clip(round(limit * factor), 1, most))
+
 
 SURE = 2.0  # standard errors by which the share of late responses must stay below ε
 REFUSED = 4.0  # how much a response counts that was refused and need not have been, where one that is late counts 1
@@ -266,3 +332,77 @@ def _largest(good: Callable[[int], bool], most: int) -> int:
 def _at_most(figures: Figures) -> float:
     """Return what the share of late responses surely is at most."""
     return figures.late_share + SURE * figures.late_error
+
+
+# The best hand-tuned rules: what someone finds who tries every setting on the very traffic that is to come.
+#
+# No one can do so in earnest, because the traffic is not known before. It is the hardest rival that a policy can be
+# measured against, and the honest one.
+
+
+Progress = Callable[[int, int], None]  # settings tried, of how many
+
+DELAYS = (0.0, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05)  # seconds
+
+
+class Tuned(NamedTuple):
+    """The best of a family of rules on one line. `policy` is its text form; `figures` are those of that line."""
+
+    policy: str
+    figures: Figures
+
+
+def best_limit(
+    profile: Profile, arrivals: Floats, prices: Prices | None = None, *, workers: int = 1,
+    objective: LatencySLO | None = None, max_waiting: int = 0, services_seed: int = 1, progress: Progress | None = None,
+) -> Tuned | None:  # fmt: skip
+    """Return the control limit, of all there are, that costs least on single rows arriving at `arrivals` (seconds).
+
+    With an `objective` it is the one with the least energy of those that keep it on this line; None if none does. With
+    `max_waiting`, arrivals are refused beyond so many waiting rows. Raises SettingsError for an empty line.
+    """
+    most = profile.max_batch_size
+    rules = {
+        f"control-limit:{limit}": Rule(limit_table(limit, most).tolist(), max_waiting=max_waiting)
+        for limit in range(1, most + 1)
+    }
+    return _best(profile, arrivals, rules, prices, workers, objective, services_seed, progress)
+
+
+def best_size_or_delay(
+    profile: Profile, arrivals: Floats, prices: Prices | None = None, *, workers: int = 1,
+    objective: LatencySLO | None = None, sizes: Iterable[int] | None = None, delays: Sequence[float] = DELAYS,
+    services_seed: int = 1, progress: Progress | None = None,
+) -> Tuned | None:  # fmt: skip
+    """Return the size and delay that cost least on this line, of all pairs of `sizes` (about twelve, if left out) and
+    `delays` (seconds). Otherwise as `best_limit`."""
+    most = profile.max_batch_size
+    rules = {}
+    for size in sizes or sorted({1, *(max(1, round(most * part / 12)) for part in range(1, 13))}):
+        for delay in delays:
+            text = f"size-or-delay:size={size},delay={1000.0 * delay:g}ms"
+            rules[text] = Rule(limit_table(size, most).tolist(), allowance=[delay] * (most + 1))
+    return _best(profile, arrivals, rules, prices, workers, objective, services_seed, progress)
+
+
+def _best(
+    profile: Profile, arrivals: Floats, rules: dict[str, Rule], prices: Prices | None, workers: int,
+    objective: LatencySLO | None, services_seed: int, progress: Progress | None,
+) -> Tuned | None:  # fmt: skip
+    if len(arrivals) < 2 or not arrivals[-1] > 0.0:
+        raise SettingsError(f"arrivals: must be two or more, at different instants; there are {len(arrivals)}")
+    prices = prices or Prices()
+    weights = prices.latency_weight_at(len(arrivals) / float(arrivals[-1])), prices.energy_weight
+    coming, services = arrivals.tolist(), Services(profile, services_seed)
+    best, least = None, inf
+    for done, (text, rule) in enumerate(rules.items(), 1):
+        rounds = play(coming, rule, services, profile.max_batch_size, workers)
+        if len(rounds.starts) < 2:
+            continue  # it waits for more rows than there are: nothing is known of it
+        seen = figures(rounds, profile, inf if objective is None else objective.deadline)
+        worth = seen.excess_cost(*weights) if objective is None else seen.excess_w
+        if worth < least and (objective is None or seen.late_share <= objective.late_share):
+            best, least = Tuned(text, seen), worth
+        if progress is not None:
+            progress(done, len(rules))
+    return best

@@ -9,7 +9,7 @@ from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.tables import limit_table
-from weir.simulation.tuning import DELAYS, best_limit, best_size_or_delay
+from weir.simulation.search import DELAYS, best_limit, best_size_or_delay
 
 P4 = GOOGLENET_P4
 
