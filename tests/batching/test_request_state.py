@@ -1,5 +1,6 @@
 """A request is dispatched, gathers its answers in any order, and is settled once."""
 
+import sys
 from typing import Any
 
 import numpy
@@ -10,8 +11,8 @@ from weir.batching.request_state import (
     ListGather,
     TensorGather,
     answer,
-    answer_each,
     dispatch,
+    finish_each,
     gathered,
     has_answer,
     is_gone,
@@ -136,14 +137,28 @@ def test_a_request_that_is_refused_fails() -> None:
     assert request.ends == [error]
 
 
+class Leaving(Asked):
+    """A request whose caller, once it has the answer, ends `other` and then raises."""
+
+    other: Asked
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        super().finish(output, dispatch)
+        settle(self.other)
+        raise RuntimeError("this caller's door is broken")
+
+
 def test_an_answer_may_end_another_request_of_its_batch() -> None:
-    requests, unwanted, given = [Asked(0), Asked(1), Asked(2)], list[Any](), []
-    for request, output in answer_each(requests, ["a", "b", "c"], unwanted):
-        given.append(output)
-        assert request.settled
-        settle(requests[1])  # its caller left when it saw the first answer
-    assert given == ["a", "c"]
-    assert unwanted == [(requests[1], "b")]
+    first, second, third = Leaving(0), Asked(1), Asked(2)
+    first.other, failed = second, list[Any]()
+    cut = Dispatch(1, 0, [first, second, third], None, 3, 3.0, Reason.IDLE, 3, 0.0, None, Wakeup.ARRIVAL, 0.0)
+    unwanted = finish_each(
+        cut.requests, ["a", "b", "c"], cut, lambda request: failed.append((request, sys.exc_info()[0]))
+    )
+    assert (first.ends, second.ends, third.ends) == (["a"], [], ["c"])
+    assert unwanted == [(second, "b")]
+    assert failed == [(first, RuntimeError)]
+    assert third.settled
 
 
 def test_a_request_has_one_answer_unless_its_protocol_takes_parts() -> None:

@@ -7,7 +7,7 @@ entry is (request, start, stop), the range being that of its items (0 to 1 for a
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from weir.batching.request_state import answer, answer_each, has_answer
+from weir.batching.request_state import answer, has_answer, settle
 from weir.errors import ModelCrashed, ModelError, WeirError, WorkerLost
 from weir.messages import NO_ANSWER, Batch, Dispatch, EventKind, Events, Kind, Request
 
@@ -94,7 +94,7 @@ def deliver(dispatch: Dispatch, events: Events) -> list[End]:
     outputs = events.outputs
     requests = dispatch.requests
     if dispatch.plain and events.indices is None and events.kinds is None and len(outputs) == len(requests):
-        return list(answer_each(requests, outputs, []))
+        return [end for end in zip(requests, outputs, strict=True) if settle(end[0])]
     return _deliver_each(dispatch, events)
 
 

@@ -5,7 +5,7 @@ of equal size. Its answers are gathered until the last is there. It is settled o
 else comes for it is dropped. Whoever wants to know where it stands asks here or reads the attributes.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 from weir.errors import ModelError, Unsupported, WeirError
@@ -225,17 +225,23 @@ def gathered(request: Request) -> list[Any]:
     return gather.outputs if isinstance(gather, ListGather) else list(gather.pieces.values())
 
 
-def answer_each(
-    requests: Sequence[Request], outputs: Sequence[Any], unwanted: list[tuple[Request, Any]]
-) -> Iterator[tuple[Request, Any]]:
-    """Settle each of `requests`, which are items, by its output, and yield both; one at a time, since what is done with an answer may end another
-    request. Requests that have had their end already are added to `unwanted` instead, with their outputs."""
+def finish_each(
+    requests: Sequence[Request], outputs: Sequence[Any], cut: Dispatch, failed: Callable[[Request], None]
+) -> list[tuple[Request, Any]]:
+    """Settle each of `requests`, which are items, by its output, and let it finish before the next is looked at: what is done with an answer may
+    end another request. `failed` is told, as an exception is handled, of each whose `finish` raised it. Returns the requests that had had their
+    end already, with their outputs."""
+    unwanted: list[tuple[Request, Any]] = []
     for request, output in zip(requests, outputs, strict=True):
         if request.settled:
             unwanted.append((request, output))
-        else:
-            request.settled = True
-            yield request, output
+            continue
+        request.settled = True
+        try:
+            request.finish(output, cut)
+        except Exception:
+            failed(request)
+    return unwanted
 
 
 # It ends otherwise.

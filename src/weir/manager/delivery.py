@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from weir.batching.collate import answers_in, deliver, dropped_in
-from weir.batching.request_state import answer_each, gathered
+from weir.batching.request_state import finish_each, gathered
 from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Kind, Observer, Request
 from weir.telemetry.silent import SilentObserver
@@ -44,12 +44,7 @@ class Delivery:
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
         # The hot path: every request is in the batch whole, and every entry has its answer.
-        unwanted: list[tuple[Request, Any]] = []
-        for request, output in answer_each(dispatch.requests, outputs, unwanted):
-            try:
-                request.finish(output, dispatch)
-            except Exception:
-                door_failed(request)
+        unwanted = finish_each(dispatch.requests, outputs, dispatch, door_failed)
         answered: Sequence[Request] = dispatch.requests
         if unwanted:
             before = {id(request) for request, _ in unwanted}
