@@ -6,6 +6,7 @@
 #   make test-torch  hold the torch runtime against the onnx runtime and sentence-transformers, and try LangChain, in an environment of its own (.venvs/torch)
 #   make docs    check the documentation: links, code blocks, generated pages
 #   make bench   measure beside the peers and write docs/benchmarks.md (PART=... for one part; QUICK=1: shorter, where it can be, and not written)
+#   make reproduce  recompute the paper that the solver follows, claim by claim, and write docs/reproduction (REPORT=... for another folder)
 #   make soak    a thousand killed workers, then an hour of load, kills and bad clients (MINUTES=...)
 #   make protos  compile the messages of gRPC anew
 #   make fuzz    feed every parser that strangers reach for five minutes each (SECONDS=...), from the corpus that is kept
@@ -17,6 +18,7 @@ PORT ?= 8000
 PART ?= all
 ROUNDS ?= 5
 QUICK ?=
+REPORT ?= docs/reproduction
 MINUTES ?= 60
 SECONDS ?= 300
 ARGS ?=
@@ -43,7 +45,7 @@ PROTOS := src/weir/wire/protos
 APT := $(if $(filter 0,$(shell id -u)),,sudo -n) apt-get -qq
 CHROMIUM := { $(APT) update && $(APT) install --yes --no-install-recommends chromium chromium-driver; } >/dev/null 2>&1
 
-.PHONY: serve test test-browser test-torch check docs bench soak fuzz storm protos lock clean
+.PHONY: serve test test-browser test-torch check docs bench reproduce soak fuzz storm protos lock clean
 .DELETE_ON_ERROR:
 
 serve: $(VENV)/.serve
@@ -81,6 +83,9 @@ docs: $(VENV)/.test
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks setup
 	$(BIN)/python -m benchmarks $(PART) --rounds $(ROUNDS) $(if $(QUICK),--quick)
+
+reproduce: $(VENV)/.bench
+	$(BIN)/python -m reproduction --output $(REPORT)
 
 soak: $(VENV)/.bench $(VENV)/.test
 	$(BIN)/python -m pytest -m soak

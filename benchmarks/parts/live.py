@@ -4,6 +4,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from reproduction.plots import Point, draw_predictions
+
 from benchmarks.children import ask_own
 from benchmarks.result import Part, Result, Run
 from benchmarks.runs.live import AUTO
@@ -15,7 +17,6 @@ from weir.policy.online.adaptive import predict
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.tables import greedy_table
-from weir.simulation.plots.predictions import Point, draw_predictions
 
 LOADS = (0.3, 0.5, 0.7, 0.8)
 POLICIES = ("greedy", "solved", AUTO)

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from reproduction.plots import Point, draw_predictions
 
 from benchmarks.children import ask_own
 from benchmarks.models import TEN_TIMES
@@ -20,7 +21,6 @@ from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.evaluation import Performance, evaluate
 from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import Table, greedy_table, static_table
-from weir.simulation.plots.predictions import Point, draw_predictions
 from weir.simulation.statistics import estimate
 
 LOADS = (0.3, 0.5, 0.7, 0.9)

@@ -29,6 +29,20 @@ def files_of(path: Path) -> tuple[Path, Path]:
     return path.with_name(name + ".png"), path.with_name(name + ".svg")
 
 
+def plain_log(axes: Any, *names: str) -> None:
+    """Make the named axes (`x`, `y`) logarithmic, with plain numbers at 1, 2 and 5 and no others."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    for name in names:
+        axis = getattr(axes, f"{name}axis")
+        getattr(axes, f"set_{name}scale")("log")
+        low, high = sorted(getattr(axes, f"get_{name}lim")())
+        wide = high > 500.0 * low > 0.0
+        axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
+
+
 @contextmanager
 def figure(path: Path, rows: int = 1, columns: int = 1, *, size: tuple[float, float] | None = None) -> Iterator[Any]:
     """Give a matplotlib figure and its grid of axes, as (figure, axes[row, column]); then write `path` as .png and .svg.

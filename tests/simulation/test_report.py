@@ -1,7 +1,9 @@
+import re
 from math import inf, nan
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -10,9 +12,11 @@ from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import Bank
+from weir.policy.solve.tables import greedy_table, limit_table, stacked
 from weir.simulation import banks
 from weir.simulation.banks import make_bank
-from weir.simulation.report import draw, heading, table
+from weir.simulation.report import Compared, draw, draw_bank, heading, table
 from weir.simulation.results import Comparison
 from weir.simulation.simulator import simulate
 from weir.simulation.statistics import Estimate
@@ -129,3 +133,16 @@ def test_a_comparison_is_json_able(compared: Comparison) -> None:
     assert unstable["cost"] == {"value": None, "low": None, "high": None}
     assert "observations" not in greedy
     assert Estimate(nan, -inf, inf).half_width == inf
+
+
+def test_a_bank_stands_beside_other_policies(tmp_path: Path) -> None:
+    tables = stacked([greedy_table(32), limit_table(5, 32)])
+    none = np.zeros(2)
+    rates, times, powers = np.array([100.0, 2000.0]), np.array([3.0, 9.0]), np.array([2.0, 40.0])
+    bank = Bank(
+        GOOGLENET_P4, Prices(), 1, None, rates, tables, tables, none, none.astype(np.int64), times, 3 * times, powers
+    )
+    draw_bank(tmp_path / "bank", bank, {"greedy": Compared(times, powers + 1.0)})
+    assert 1_000 < (tmp_path / "bank.png").stat().st_size < 150_000
+    shown = re.findall(r"<text[^>]*>([^<]*)</text>", (tmp_path / "bank.svg").read_text())
+    assert {"solved, mean", "solved, p99", "greedy, mean", "greedy", "rate (rows/s)", "power (W)"} <= set(shown)

@@ -162,7 +162,7 @@ def _write_json(document: dict[str, Any], path: Path | None) -> None:
 
 
 def _draw(bank: "Bank", rules: "list[Beside]", path: Path) -> None:
-    from weir.simulation.plots.banks import Compared, draw_bank
+    from weir.simulation.report import Compared, draw_bank
 
     others = {}
     if rules:

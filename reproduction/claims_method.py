@@ -2,16 +2,16 @@
 
 import numpy as np
 
+from reproduction.claims import Claim, Judgement, Verdict, held_if
+from reproduction.findings import LOADS, Findings
+from reproduction.published import LOAD, MOST_SWEEPS, PRICES, PROFILE, TABLE
+from reproduction.sweeps import sweep
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.evaluation import evaluate, is_stable
 from weir.policy.solve.smdp import model_of
 from weir.policy.solve.solver import solve
 from weir.policy.solve.truncation import law_of, served_table
 from weir.policy.solve.value_iteration import eta_bound, iterate_values
-from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
-from weir.simulation.paper.findings import LOADS, Findings
-from weir.simulation.paper.published import LOAD, MOST_SWEEPS, PRICES, PROFILE, TABLE
-from weir.simulation.paper.sweeps import sweep
 
 RATE = LOAD * PROFILE.max_rate
 ETA_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 0.999)

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reproduction.published import PROFILE
 from weir.policy.cost.prices import Prices
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import Table, with_full_batches
-from weir.simulation.paper.published import PROFILE
 
 _BETTER = 1e-7  # relative: below it two costs are one
 _DEAREST = 1e5  # w2 against w1 = 1 that stands for energy only

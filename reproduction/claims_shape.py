@@ -3,12 +3,10 @@
 from functools import cache
 from itertools import pairwise
 
-from weir.policy.solve.solver import Solution
-from weir.policy.solve.tables import limit_of
-from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
-from weir.simulation.paper.findings import Findings
-from weir.simulation.paper.published import PROFILE
-from weir.simulation.paper.structure import (
+from reproduction.claims import Claim, Judgement, Verdict, held_if
+from reproduction.findings import Findings
+from reproduction.published import PROFILE
+from reproduction.structure import (
     GRID_LOADS,
     GRID_WEIGHTS,
     STEP,
@@ -19,6 +17,8 @@ from weir.simulation.paper.structure import (
     search,
     stepped_grid,
 )
+from weir.policy.solve.solver import Solution
+from weir.policy.solve.tables import limit_of
 
 RANDOM = 300  # models of each kind
 LOW_LOADS = (0.005, 0.01, 0.02, 0.03, 0.04, 0.06, 0.08)  # below those of the grid

@@ -5,10 +5,10 @@
 
 from typing import NamedTuple
 
+from reproduction.published import EPSILON, LOAD, MOST_SWEEPS, PRICES, PROFILE, TOLERANCE
 from weir.policy.solve.smdp import Actions, model_of
 from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
 from weir.policy.solve.value_iteration import eta_bound, iterate_values
-from weir.simulation.paper.published import EPSILON, LOAD, MOST_SWEEPS, PRICES, PROFILE, TOLERANCE
 
 ETA_SHARE = 0.99  # η as a share of its bound: close to it gives the paper's numbers of sweeps
 

@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
+from reproduction.frontier import Corner, corners, least_power_w
+from reproduction.neighbours import dominating
+from reproduction.published import PROFILE
 
+from reproduction import neighbours
 from weir.policy.cost.prices import Prices
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import static_table
-from weir.simulation.paper import neighbours
-from weir.simulation.paper.frontier import Corner, corners, least_power_w
-from weir.simulation.paper.neighbours import dominating
-from weir.simulation.paper.published import PROFILE
 
 LOAD = 0.7
 FOUND = corners(LOAD)

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from reproduction.claims import Claim, Verdict
+from reproduction.findings import Findings
+from reproduction.published import TABLE
+from reproduction.report import CLAIMS
 
-from weir.simulation.paper.claims import Claim, Verdict
-from weir.simulation.paper.findings import Findings
-from weir.simulation.paper.published import TABLE
-from weir.simulation.reproduce import CLAIMS
-
-REPORT = Path(__file__).parents[3] / "docs" / "reproduction"
+REPORT = Path(__file__).parents[2] / "docs" / "reproduction"
 FINDINGS = Findings()
 SLOW = (
     "never use more energy", "have, generally, a control limit", "numbers of the table", "abstract cost saves", "are below 0.001",

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import NamedTuple
 
+from reproduction.frontier import Corner, corners
+from reproduction.published import LARGEST_WEIGHT, LOAD, PRICES, PROFILE, STATIC_SIZES, TABLE
+from reproduction.sweeps import Sweep, sweep
 from weir.policy.cost.prices import Prices
 from weir.policy.solve.evaluation import Performance, evaluate
 from weir.policy.solve.solver import Solution, solve
 from weir.policy.solve.tables import Table, greedy_table, static_table
-from weir.simulation.paper.frontier import Corner, corners
-from weir.simulation.paper.published import LARGEST_WEIGHT, LOAD, PRICES, PROFILE, STATIC_SIZES, TABLE
-from weir.simulation.paper.sweeps import Sweep, sweep
 
 LOADS = (0.1, 0.3, 0.5, 0.7, 0.9)
 WORK_CONSERVING = "work-conserving"

@@ -5,16 +5,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reproduction.plots import (
+    Curve,
+    Panel,
+    Point,
+    PolicyMap,
+    Timeline,
+    draw_panels,
+    draw_policy_maps,
+    draw_predictions,
+    draw_timelines,
+)
 
-from weir.policy.cost.prices import Prices
-from weir.policy.cost.profile import GOOGLENET_P4
-from weir.policy.solve.bank import Bank
-from weir.policy.solve.tables import greedy_table, limit_table, stacked, static_table
-from weir.simulation.plots.banks import Compared, draw_bank
-from weir.simulation.plots.curves import Curve, Panel, draw_panels
-from weir.simulation.plots.maps import PolicyMap, draw_policy_maps
-from weir.simulation.plots.predictions import Point, draw_predictions
-from weir.simulation.plots.timeline import Timeline, draw_timelines
+from weir.policy.solve.tables import limit_table, static_table
 
 _LARGEST_BYTES = 150_000
 
@@ -78,15 +81,3 @@ def test_predictions_stand_beside_the_diagonal(tmp_path: Path, scale: float) -> 
 def test_predictions_may_be_none(tmp_path: Path) -> None:
     draw_predictions(tmp_path / "p", {"smdp": []})
     assert "measured mean response time (ms)" in texts(tmp_path / "p")
-
-
-def test_a_bank_stands_beside_other_policies(tmp_path: Path) -> None:
-    tables = stacked([greedy_table(32), limit_table(5, 32)])
-    none = np.zeros(2)
-    rates, times, powers = np.array([100.0, 2000.0]), np.array([3.0, 9.0]), np.array([2.0, 40.0])
-    bank = Bank(
-        GOOGLENET_P4, Prices(), 1, None, rates, tables, tables, none, none.astype(np.int64), times, 3 * times, powers
-    )
-    draw_bank(tmp_path / "bank", bank, {"greedy": Compared(times, powers + 1.0)})
-    shown = texts(tmp_path / "bank")
-    assert {"solved, mean", "solved, p99", "greedy, mean", "greedy", "rate (rows/s)", "power (W)"} <= set(shown)

@@ -7,16 +7,23 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reproduction.findings import WORK_CONSERVING, Findings
+from reproduction.frontier import Corner
+from reproduction.plots import (
+    Curve,
+    Panel,
+    Point,
+    PolicyMap,
+    Timeline,
+    draw_panels,
+    draw_policy_maps,
+    draw_predictions,
+    draw_timelines,
+)
+from reproduction.published import LOAD, MAP_WEIGHTS, PRICES, PROFILE, STATIC_SIZES, TABLE
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.paper.findings import WORK_CONSERVING, Findings
-from weir.simulation.paper.frontier import Corner
-from weir.simulation.paper.published import LOAD, MAP_WEIGHTS, PRICES, PROFILE, STATIC_SIZES, TABLE
-from weir.simulation.plots.curves import Curve, Panel, draw_panels
-from weir.simulation.plots.maps import PolicyMap, draw_policy_maps
-from weir.simulation.plots.predictions import Point, draw_predictions
-from weir.simulation.plots.timeline import Timeline, draw_timelines
 from weir.simulation.simulator import run, simulate
 
 _MAP_LOADS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)

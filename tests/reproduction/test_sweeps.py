@@ -1,8 +1,7 @@
 import pytest
-
-from weir.simulation.paper.findings import Findings
-from weir.simulation.paper.published import TABLE, Column
-from weir.simulation.paper.sweeps import sweep
+from reproduction.findings import Findings
+from reproduction.published import TABLE, Column
+from reproduction.sweeps import sweep
 
 
 @pytest.mark.parametrize("column", TABLE[1:3], ids=lambda column: f"c_o={column.overflow_cost:g}")

@@ -1,15 +1,14 @@
-import sys
 from pathlib import Path
 
 import pytest
+from reproduction.__main__ import main
+from reproduction.claims import Verdict
+from reproduction.figures import PICTURES
+from reproduction.published import TABLE
+from reproduction.report import CLAIMS, reproduce
 
-from weir.cli import main
-from weir.simulation import reproduce as module
-from weir.simulation.paper import claims_accuracy, report
-from weir.simulation.paper.claims import Verdict
-from weir.simulation.paper.figures import PICTURES
-from weir.simulation.paper.published import TABLE
-from weir.simulation.reproduce import CLAIMS, reproduce
+from reproduction import claims_accuracy
+from reproduction import report as module
 
 
 @pytest.fixture(autouse=True)
@@ -17,7 +16,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reproduce one column of the table, four claims and one picture only."""
     monkeypatch.setattr(module, "CLAIMS", CLAIMS[:4])
     monkeypatch.setattr(module, "PICTURES", [each for each in PICTURES if each.name == "fig2-3"])
-    for each in (claims_accuracy, report):
+    for each in (claims_accuracy, module):
         monkeypatch.setattr(each, "TABLE", TABLE[2:3])
 
 
@@ -41,22 +40,18 @@ def test_the_command_writes_the_same_and_counts(
 ) -> None:
     folder = tmp_path / "paper"
     monkeypatch.setattr(module, "PICTURES", [])
-    monkeypatch.setattr(sys, "argv", ["weir", "reproduce", "smdp", "-o", str(folder)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    said = capsys.readouterr().out
-    assert "4 claims: 3 held, 1 held with limits" in said
+    main(["-o", str(folder)])
+    assert "4 claims: 3 held, 1 held with limits" in capsys.readouterr().out
     assert (folder / "smdp.md").exists()
 
 
-@pytest.mark.parametrize("arguments", [["other"], ["smdp", "-o", "no/such/folder"]])
+@pytest.mark.parametrize("arguments", [["other"], ["-o", "no/such/folder"], ["-o", "a-file"]])
 def test_what_cannot_be_reproduced_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["weir", "reproduce", *arguments])
+    (tmp_path / "a-file").touch()
     with pytest.raises(SystemExit) as ended:
-        main()
+        main(arguments)
     assert ended.value.code == 2
-    assert capsys.readouterr().err.startswith("weir: ")
+    assert "reproduction: error: " in capsys.readouterr().err

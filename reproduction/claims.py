@@ -4,7 +4,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from weir.simulation.paper.findings import Findings
+from reproduction.findings import Findings
 
 
 class Verdict(Enum):

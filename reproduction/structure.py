@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from reproduction.published import PROFILE
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.smdp import model_of
 from weir.policy.solve.solver import Solution, solve
 from weir.policy.solve.truncation import law_of
-from weir.simulation.paper.published import PROFILE
 
 VISITED = 1e-6  # share of the decisions from which on a state counts
 MATTERS = 1e-6  # ms of the mean cost: a choice that is worth less is a tie

@@ -1,16 +1,27 @@
 """The report: Table I, every claim with its verdict, and the figures, as one Markdown page."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import NamedTuple
 
-from weir.simulation.paper.claims import Claim, Judgement, Verdict
-from weir.simulation.paper.claims_accuracy import rows
-from weir.simulation.paper.figures import Picture
-from weir.simulation.paper.findings import Findings
-from weir.simulation.paper.published import TABLE
+from reproduction import claims_accuracy, claims_comparison, claims_method, claims_model, claims_shape
+from reproduction.claims import Claim, Judgement, Verdict
+from reproduction.claims_accuracy import rows
+from reproduction.figures import PICTURES, Picture
+from reproduction.findings import Findings
+from reproduction.published import TABLE
 
+CLAIMS = (
+    *claims_model.CLAIMS,
+    *claims_method.CLAIMS,
+    *claims_shape.CLAIMS,
+    *claims_comparison.CLAIMS,
+    *claims_accuracy.CLAIMS,
+)
+NAME = "smdp.md"
+Report = Callable[[str, int, int], None]  # what is being done, how much is done, of how much
 _WIDTH = 150
 _INTRODUCTION = """\
 Xu, Sun, Zhou and Niu, *SMDP-based dynamic batching for efficient inference on GPU-based platforms* ([arXiv 2301.12865](https://arxiv.org/abs/2301.12865)), \
@@ -29,11 +40,47 @@ class Checked(NamedTuple):
     judgement: Judgement
 
 
+class Reproduction(NamedTuple):
+    """The report's file, and the claims with their verdicts."""
+
+    path: Path
+    checked: list[Checked]
+
+    def count(self, verdict: Verdict) -> int:
+        """Return how many claims have that verdict."""
+        return sum(each.judgement.verdict is verdict for each in self.checked)
+
+
+def reproduce(folder: Path, progress: Report | None = None) -> Reproduction:
+    """Recompute the paper's table, figures and claims, and write the report and its pictures to `folder`.
+
+    `progress` is told what is being done, and how many claims and pictures are done, of how many. Raises SettingsError
+    without matplotlib.
+    """
+    told = progress or (lambda what, done, total: None)
+    total = len(CLAIMS) + len(PICTURES)
+    done = 0
+    findings = Findings(lambda what: told(what, done, total))
+    checked = []
+    for claim in CLAIMS:
+        told(claim.where, done, total)
+        checked.append(Checked(claim, claim.check(findings)))
+        done += 1
+    for picture in PICTURES:
+        told(picture.name, done, total)
+        picture.draw(findings, folder / picture.name)
+        done += 1
+    path = folder / NAME
+    path.write_text(page(findings, checked, PICTURES), encoding="utf-8")
+    told("done", total, total)
+    return Reproduction(path, checked)
+
+
 def page(findings: Findings, checked: Sequence[Checked], pictures: Sequence[Picture]) -> str:
     """Return the report's text."""
     parts = [
         "# The paper, recomputed",
-        "<!-- Written by `weir reproduce smdp`. -->",
+        "<!-- Written by `make reproduce`. -->",
         _wrapped(_INTRODUCTION),
         _wrapped(_summary(checked)),
         "## Table I",

@@ -2,14 +2,14 @@
 
 import numpy as np
 
+from reproduction.claims import Claim, Judgement, Verdict, held_if
+from reproduction.findings import LOADS, WORK_CONSERVING, Findings
+from reproduction.frontier import Corner, least_power_w
+from reproduction.neighbours import dominating
+from reproduction.published import LARGEST_WEIGHT, PROFILE
+from reproduction.structure import GRID_LOADS
 from weir.policy.solve.evaluation import evaluate, is_stable
 from weir.policy.solve.tables import static_table
-from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
-from weir.simulation.paper.findings import LOADS, WORK_CONSERVING, Findings
-from weir.simulation.paper.frontier import Corner, least_power_w
-from weir.simulation.paper.neighbours import dominating
-from weir.simulation.paper.published import LARGEST_WEIGHT, PROFILE
-from weir.simulation.paper.structure import GRID_LOADS
 
 FAR = 0.05  # relative: from here on a policy is called far from optimal
 NEAR = 0.01

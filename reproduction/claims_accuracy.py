@@ -4,12 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from weir.policy.solve.smdp import model_of
-from weir.policy.solve.solver import solve
-from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
-from weir.simulation.paper.claims import Claim, Judgement, Verdict, held_if
-from weir.simulation.paper.findings import Findings
-from weir.simulation.paper.published import (
+from reproduction.claims import Claim, Judgement, Verdict, held_if
+from reproduction.findings import Findings
+from reproduction.published import (
     LOAD,
     MOST_SWEEPS,
     PRICES,
@@ -19,7 +16,10 @@ from weir.simulation.paper.published import (
     TIME_REDUCTION,
     TOLERANCE,
 )
-from weir.simulation.paper.sweeps import Sweep
+from reproduction.sweeps import Sweep
+from weir.policy.solve.smdp import model_of
+from weir.policy.solve.solver import solve
+from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
 
 LARGE, SMALL = (10_000.0, 1_000.0, 100.0), (10.0, 0.0)
 CONVERGED_STATED = {10_000.0: 35, 1_000.0: 50, 100.0: 70, 10.0: 170, 0.0: 200}  # section V-C, read off Fig. 8

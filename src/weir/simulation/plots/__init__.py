@@ -1,1 +1,0 @@
-"""The figures of solved policies: maps, curves, timelines, predictions, banks. Each function draws one and writes it."""
