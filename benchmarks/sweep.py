@@ -13,8 +13,8 @@ import uvloop
 from benchmarks.result import Result, Run
 from benchmarks.servers import serving, weir_command
 from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
-from weir.bench.ledger import Ledger
 from weir.bench.run import Turn
+from weir.bench.target import Ledger
 from weir.policy.solve.bank import Bank
 
 SOLVED = "solved"

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 import weir
 from benchmarks.models import TEN_TIMES, Exactly
 from weir.batching.settings import BatchingSettings
-from weir.bench.alarm import Alarm
-from weir.bench.ledger import Ledger as Books
-from weir.bench.pacing import OpenLoop
+from weir.bench.rounds import Alarm, OpenLoop
+from weir.bench.target import Ledger as Books
 from weir.errors import WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.simulation.arrivals import parse_arrivals

@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from weir.bench.batches import Counts
-from weir.bench.ledger import OK, Ledger
+from weir.bench.target import OK, Counts, Ledger
 from weir.testing import FakeClock
 
 GOOD = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"

@@ -3,10 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from weir.bench.ledger import OK, TIMEOUT, UNSENT, Ledger
 from weir.bench.load import Load
 from weir.bench.outcome import Outcome, make_outcome
 from weir.bench.rounds import Round
+from weir.bench.target import OK, TIMEOUT, UNSENT, Ledger
 
 
 def load(seconds: float = 10.0, rounds: int = 1, warm_up: float = 0.0) -> Load:

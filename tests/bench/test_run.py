@@ -12,12 +12,10 @@ from rich.console import Console
 from tests.bench.stubs import Echo
 
 from weir.bench import LoadSettings, Report, bench, run_bench
-from weir.bench.batches import Batches
 from weir.bench.display import Display, state_line
-from weir.bench.drawing import draw
-from weir.bench.ledger import Ledger
-from weir.bench.report import headline, markdown, table, to_dict
+from weir.bench.report import draw, headline, markdown, table, to_dict
 from weir.bench.run import Turn
+from weir.bench.target import Batches, Ledger
 from weir.errors import SettingsError
 
 ANY_LAG = 1e9

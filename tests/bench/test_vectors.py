@@ -9,8 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from weir.bench.vector_tables import Table, Tables, TablesPlan
-from weir.bench.vectors import Clients, Connect, Patience, measure, measure_steady, texts_of
+from weir.bench.vectors import Clients, Connect, Patience, Table, Tables, TablesPlan, measure, measure_steady, texts_of
 from weir.client import EmbeddingClient
 from weir.errors import InvalidRequest
 

@@ -2,8 +2,7 @@ import os
 
 from tests.dashboard.kit import Scene
 
-from weir.dashboard.machine import use_of
-from weir.dashboard.sampling import Sampler
+from weir.dashboard.sampling import Sampler, use_of
 
 
 def test_a_sample_has_what_changed_since_the_one_before() -> None:

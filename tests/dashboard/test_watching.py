@@ -5,9 +5,8 @@ from typing import Any
 
 from tests.dashboard.kit import Scene
 
-from weir.dashboard.beat import REST, Beat
 from weir.dashboard.ring import Ring
-from weir.dashboard.watching import Watch
+from weir.dashboard.watching import REST, Beat, Watch
 
 
 class Timers:

@@ -8,8 +8,7 @@ import pytest
 from tests.profiling.kit import Duration, TimedExecutor, items, started
 
 from weir.errors import ModelError
-from weir.profiling.contention import Contention
-from weir.profiling.sampling import FEWEST, LEAST, WARM_UP_BATCHES, WARM_UP_MOST, Sampler
+from weir.profiling.sampling import FEWEST, LEAST, WARM_UP_BATCHES, WARM_UP_MOST, Contention, Sampler
 from weir.profiling.settings import ProfilingSettings
 from weir.testing import FakeClock
 

@@ -4,14 +4,14 @@
     report = bench("http://localhost:8000/infer/square", rate=500, duration=30)
     print(report.outcome.p99_ms.value, report.outcome.errors)
 
-alarm.py       wakes the loop at an instant
-ledger.py      the books of a round
-pacing.py      lets requests leave: open or closed loop
+rounds.py       wakes the loop at an instant
+target.py      the books of a round
+rounds.py      lets requests leave: open or closed loop
 load.py        when they do
 target.py      what is measured: targets/
 rounds.py      one round, one target; run.py: all of them
-batches.py     what the server says of its batches
-outcome.py     what was measured; report.py: as tables; drawing.py: as a figure
+target.py     what the server says of its batches
+outcome.py     what was measured; report.py: as tables; report.py: as a figure
 display.py     the progress bar
 """
 

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 import msgspec
 
-from weir.bench.ledger import Ledger
 from weir.bench.run import Turn
+from weir.bench.target import Ledger
 
 _INTERVAL = 0.25  # seconds
 _LOOKED_AT = 256  # requests whose send lag is shown

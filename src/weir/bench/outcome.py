@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.bench.batches import Batches, batches_of
-from weir.bench.ledger import OK, TIMEOUT, UNSENT
 from weir.bench.load import Load
 from weir.bench.rounds import Round
+from weir.bench.target import OK, TIMEOUT, UNSENT, Batches, batches_of
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
 
 Floats = NDArray[np.float64]

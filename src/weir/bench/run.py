@@ -7,12 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from weir.bench.ledger import Ledger
 from weir.bench.load import Load, LoadSettings, make_load
 from weir.bench.outcome import Outcome, make_outcome
-from weir.bench.pacing import Clock
-from weir.bench.rounds import Round, run_round
-from weir.bench.target import Target
+from weir.bench.rounds import Clock, Round, run_round
+from weir.bench.target import Ledger, Target
 from weir.errors import SettingsError
 
 

@@ -9,9 +9,8 @@ from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 from weir.client import calls as common
 from weir.client.calls import Calls, Inference, Metadata, Tensors, ensemble
 from weir.client.programs import Program, run_async
-from weir.client.retrying import Retry, retried
+from weir.client.retrying import Retry, of_call, of_client, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
-from weir.client.timeouts import of_call, of_client
 from weir.client.values import Inputs, RequestExtras, Result
 from weir.errors import CapacityError
 from weir.wire.inference import Parameter

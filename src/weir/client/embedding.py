@@ -15,8 +15,7 @@ import numpy
 
 from weir._version import __version__
 from weir.client.embedding_transport import EmbeddingTransport, EncodeCall, Heard, Text, Vectors, open_transport
-from weir.client.retrying import Retry
-from weir.client.timeouts import of_call, of_client
+from weir.client.retrying import Retry, of_call, of_client
 from weir.errors import Conflict, InvalidRequest, Overloaded, SettingsError, Unsupported
 
 # By default what a full line refuses is sent again for as long as there is time.

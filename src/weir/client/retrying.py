@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from numbers import Real
+from threading import TIMEOUT_MAX
+from typing import Any, TypeVar
 
 from weir.client.programs import Program, Sleep
-from weir.errors import CapacityError, DeadlineExceeded, WorkerLost
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, SettingsError, WorkerLost
 
 T = TypeVar("T")
 
@@ -49,3 +51,30 @@ def retried(retry: Retry, attempt: Callable[[], Program[T]]) -> Program[T]:
         except DeadlineExceeded:
             raise refused from None
         tried += 1
+
+
+# How long a call may take: the call's own timeout, or else the client's.
+
+
+_RULE = "must be a finite number of seconds greater than 0"
+
+
+def of_client(timeout: Any) -> float:
+    """Return `timeout`, which a client is made with, in seconds. Raises SettingsError."""
+    if not _is_timeout(timeout):
+        raise SettingsError(f"timeout={timeout!r}: {_RULE}")
+    return float(timeout)
+
+
+def of_call(timeout: Any, otherwise: float) -> float:
+    """Return `timeout` in seconds; `otherwise` if it is None. Raises InvalidRequest."""
+    if timeout is None:
+        return otherwise
+    if not _is_timeout(timeout):
+        raise InvalidRequest(f"timeout={timeout!r}: {_RULE}")
+    return float(timeout)
+
+
+def _is_timeout(seconds: Any) -> bool:
+    is_number = isinstance(seconds, Real)
+    return is_number and bool(0 < seconds <= TIMEOUT_MAX)

@@ -3,26 +3,157 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import ExitStack, aclosing, closing, suppress
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple, Protocol
 
 from websockets.asyncio.client import ClientConnection as AsyncConnection
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
+from weir.client import failures
 from weir.client.asynchronous import AsyncClient
 from weir.client.blocking_http import connect_unix
+from weir.client.calls import Decoder, Streaming
 from weir.client.failures import ConnectionLost, Unreachable
 from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
-from weir.client.http_calls import address_of
+from weir.client.http_calls import HttpCalls, address_of, asking_binary
+from weir.client.programs import Program
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
-from weir.client.websocket_calls import Answer, WebSocketCalls, WebSocketRequest, is_last
-from weir.client.websocket_mail import Got, Mail
-from weir.errors import DeadlineExceeded, WeirError
-from weir.wire.websocket import write_cancel
+from weir.client.values import FINAL
+from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
+from weir.wire.inference import InferenceRequest, InferenceResponse
+from weir.wire.websocket import Failure, Message, read_answer, write_cancel, write_request
+
+# Inference over WebSocket: messages with ids, many under way on one connection, whose answers come as they end.
+#
+# All other calls go over HTTP, to the same server.
+
+
+Answer = InferenceResponse | Failure
+
+
+class WebSocketRequest(NamedTuple):
+    """A request to be sent. Its id is the connection's business; the answers are given back with the caller's own."""
+
+    request: InferenceRequest
+    binary: bool
+
+    def message(self, id: str) -> Message:
+        """Return what is sent, under that id."""
+        asked = asking_binary(self.request) if self.binary else self.request
+        sent = InferenceRequest(
+            asked.model, asked.inputs, version=asked.version, id=id, outputs=asked.outputs, parameters=asked.parameters
+        )
+        return write_request(sent, binary=self.binary)
+
+
+class WebSocketCalls(HttpCalls):
+    """HttpCalls, but for inference, whose steps are Asked."""
+
+    def infer(self, request: InferenceRequest) -> Program[InferenceResponse]:
+        """See Calls."""
+        (response,) = _read((yield WebSocketRequest(request, self._binary)), request.id)
+        if response.parameters.get(FINAL) is False:
+            raise Unsupported(f"model {request.model!r} streams its answers: ask it with stream")
+        return response
+
+    def stream(self, request: InferenceRequest) -> Streaming:
+        """See Calls."""
+
+        def decode(answer: Answer) -> Iterable[InferenceResponse]:
+            (response,) = _read(answer, request.id)
+            if response.outputs or not response.parameters.get(FINAL):
+                yield response
+
+        def decoder() -> Decoder:
+            return decode
+
+        return Streaming(WebSocketRequest(request, self._binary), decoder)
+
+
+def is_last(answer: Answer) -> bool:
+    """Tell whether no more answers to the same request follow."""
+    return isinstance(answer, Failure) or answer.parameters.get(FINAL) is not False
+
+
+def _read(answer: Answer, id: str) -> tuple[InferenceResponse]:
+    if isinstance(answer, Failure):
+        raise failures.of_status(answer.status, answer.error, name=answer.type, retry_after=answer.retry_after)
+    answer.id = id
+    return (answer,)
+
+
+# The answers that come on one WebSocket, handed to those who wait for them.
+
+
+# Answers to one request that are kept while nobody reads them. The connection is read on meanwhile, for all others.
+MOST_KEPT = 4096
+
+Got = Answer | WeirError
+
+
+class Box(Protocol):
+    """Where the answers to one request are kept: a queue, of threads or of an event loop."""
+
+    def put_nowait(self, got: Got, /) -> None:
+        """Add one."""
+
+    def qsize(self) -> int:
+        """How many there are."""
+
+
+class Mail:
+    """Who waits for what on one connection. Whoever receives calls `deliver` and `close`; the rest may be other threads."""
+
+    def __init__(self, url: str) -> None:
+        self._boxes: dict[str, Box] = {}
+        self._ids = count()
+        self._url = url
+        self._end = ConnectionLost(f"{url}: the connection ended before the answer")
+        self._closed = False
+
+    def expect(self, box: Box) -> str:
+        """Return the id of a request whose answers go to `box`; so does the end of the connection, even if it has come."""
+        own = str(next(self._ids))
+        self._boxes[own] = box
+        if self._closed:
+            box.put_nowait(self._end)
+        return own
+
+    def forget(self, id: str) -> None:
+        """Nobody waits for this any more."""
+        self._boxes.pop(id, None)
+
+    def deliver(self, message: str | bytes) -> bool:
+        """Hand on one message; False if it cannot be read, and nothing can that comes after it. A reader who is too far behind
+        gets no more than what was kept, and an error then."""
+        try:
+            answer = read_answer(message)
+        except InvalidRequest as error:
+            self._end = ConnectionLost(f"{self._url}: sent what cannot be read: {error.message}")
+            return False
+        box = self._boxes.get(answer.id)
+        if box is None:
+            return True
+        if box.qsize() < MOST_KEPT:
+            box.put_nowait(answer)
+        else:
+            self.forget(answer.id)
+            box.put_nowait(
+                Overloaded(f"{self._url}: {MOST_KEPT} answers to one request were not read: no more are kept")
+            )
+        return True
+
+    def close(self) -> None:
+        """The connection has ended: tell all who wait."""
+        self._closed = True
+        for box in list(self._boxes.values()):
+            box.put_nowait(self._end)
+
 
 PATH = "/v2/ws"
 
@@ -80,7 +211,7 @@ class WebSocketTransport:
             _send(connection, step.message(own))
             while not ended:
                 try:
-                    answer = _read(box.get(timeout=timeout))
+                    answer = _received(box.get(timeout=timeout))
                 except queue.Empty:
                     raise _silent(self._url, timeout) from None
                 ended = is_last(answer)
@@ -160,7 +291,7 @@ class AsyncWebSocketTransport:
             await _send_async(connection, step.message(own))
             while not ended:
                 try:
-                    answer = _read(await asyncio.wait_for(box.get(), timeout))
+                    answer = _received(await asyncio.wait_for(box.get(), timeout))
                 except TimeoutError:
                     raise _silent(self._url, timeout) from None
                 ended = is_last(answer)
@@ -206,7 +337,7 @@ class AsyncWebSocketTransport:
             await connection.close()
 
 
-def _read(got: Got) -> Answer:
+def _received(got: Got) -> Answer:
     """Return the answer. Raises the error that came in its place."""
     if isinstance(got, WeirError):
         raise got

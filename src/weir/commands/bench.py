@@ -168,6 +168,6 @@ def _write(report: "Report", json: Path | None, markdown: Path | None, figure: P
         elif path is not None:
             write_atomically(path, content)
     if figure is not None:
-        from weir.bench.drawing import draw
+        from weir.bench.report import draw
 
         draw(report, figure)

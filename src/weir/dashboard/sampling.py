@@ -2,19 +2,117 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prometheus_client.registry import Collector
 
-from weir.dashboard.counting import Counts, change, count
-from weir.dashboard.machine import Use, use_of
+from weir.errors import WeirError
+from weir.messages import Reason
 from weir.protocols.metrics import code_of
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.histogram import Histogram
+from weir.telemetry.metrics import Metrics, ModelRecord
 
 if TYPE_CHECKING:
     from weir.manager.registry import Registry
     from weir.manager.service import Service
+
+
+# Counters since the start, by model: the numbers of /metrics, and their changes.
+
+
+# By label of the model: numbers in dicts and lists. "" is what was asked of models that are not there.
+Counts = dict[str, dict[str, Any]]
+CodeOf = Callable[[str, type[WeirError] | None], str]
+
+# What products count of their models, by the name in /metrics.
+_OF_PRODUCTS = {"weir_tokens_total": "tokens", "weir_padding_tokens_total": "padding"}
+_HISTOGRAMS = ("queue", "preprocess", "predict", "postprocess", "first_part", "total")
+
+
+def count(metrics: Metrics, code_of: CodeOf, collectors: Sequence[Collector] = ()) -> Counts:
+    """Return the counts of `metrics`, and of `collectors` the tokens and padding tokens.
+
+    `ends` are requests by door and code, where an error follows its code by name; `rows` and the times are the histograms,
+    as [count in each bucket, sum].
+    """
+    counts: Counts = {label: _counts_of(record) for label, record in list(metrics.models.items())}
+    for (label, door, kind), ended in list(metrics.ended.items()):
+        code = code_of(door, kind)
+        name = code if kind is None or code == kind.__name__ else f"{code} {kind.__name__}"
+        doors = counts.setdefault(label, {}).setdefault("ends", {})
+        doors.setdefault(door, {})[name] = ended
+    for (label, door), transferred in list(metrics.bytes.items()):
+        counts.setdefault(label, {}).setdefault("bytes", {})[door] = list(transferred)
+    for label, name, value in _of_products(collectors):
+        counts.setdefault(label, {})[name] = value
+    return counts
+
+
+def change(now: Any, before: Any) -> Any:
+    """Return by how much the numbers in `now` are higher than those in `before`, without what is as it was; None if all is.
+
+    Lists keep their length, so that a bucket stays in its place.
+    """
+    if now == before:
+        return None
+    if isinstance(now, dict):
+        changes = {key: change(value, before and before.get(key)) for key, value in now.items()}
+        return {key: value for key, value in changes.items() if value is not None} or None
+    if isinstance(now, list):
+        return [value - earlier for value, earlier in zip(now, before or [0] * len(now), strict=True)]
+    return now - (before or 0) or None
+
+
+def _counts_of(record: ModelRecord) -> dict[str, Any]:
+    times: dict[str, Any] = {name: _buckets(getattr(record, name)) for name in _HISTOGRAMS}
+    batches = {reason.name.lower(): record.batches[reason] for reason in Reason}
+    return {"batches": batches, "rows": _buckets(record.rows), "parts": record.parts, **times}
+
+
+def _buckets(histogram: Histogram) -> list[float]:
+    return [*histogram.counts, histogram.sum]
+
+
+def _of_products(collectors: Iterable[Collector]) -> Iterator[tuple[str, str, float]]:
+    for collector in collectors:
+        for family in collector.collect():
+            for sample in family.samples:
+                if sample.name in _OF_PRODUCTS:
+                    version = sample.labels.get("version")
+                    model = sample.labels.get("model", "")
+                    yield (f"{model}/{version}" if version else model), _OF_PRODUCTS[sample.name], sample.value
+
+
+# What processes use of the machine: from /proc on Linux, unknown elsewhere.
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_USER_TIME, _SYSTEM_TIME = (
+    11,
+    12,
+)  # fields of /proc/PID/stat after the name, from 0 (proc(5) counts from 1, name and all)
+
+
+class Use(NamedTuple):
+    """Of one process: resident memory, shared pages included, and processor time since its start in seconds."""
+
+    memory_bytes: int
+    cpu: float
+
+
+def use_of(pid: int) -> Use | None:
+    """Return what the process uses; None if that cannot be known, as of one that has ended."""
+    process = Path("/proc", str(pid))
+    try:
+        resident = int((process / "statm").read_bytes().split()[1])
+        times = (process / "stat").read_bytes().rpartition(b")")[2].split()
+    except (OSError, IndexError, ValueError):
+        return None
+    return Use(resident * _PAGE_BYTES, (int(times[_USER_TIME]) + int(times[_SYSTEM_TIME])) / _TICKS)
+
 
 _SETTINGS = ("max_batch_size", "max_queue_size", "padded")
 _MOST_CLIENTS = 20  # that are shown

@@ -1,18 +1,97 @@
 """What a page that watches is told: the samples that it has not seen, and what there is now."""
 
+import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from weir._version import __version__
-from weir.dashboard.beat import Beat, Later
 from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import Sampler
 from weir.protocols.response import encode_safely
 from weir.telemetry.histogram import ROWS, SECONDS
+
+# Calls a function once a second while somebody looks and a while longer, and seldom when nobody does.
+
+
+SECOND = 1.0
+PATIENCE = 60.0  # seconds after the last look that it goes on so
+REST = 5.0  # seconds between beats while nobody looks
+
+
+class Cancellable(Protocol):
+    """A timer."""
+
+    def cancel(self) -> None:
+        """Never fire."""
+
+
+Later = Callable[[float, Callable[[], None]], Cancellable]  # calls back after so many seconds
+
+
+class Beat:
+    """Calls `strike` with how late it comes, in seconds: from `begin` on every REST seconds, and every second from a `look` until `patience`
+    after the last.
+
+    Without `begin` there is no timer while nobody looks. It needs no end: a loop that closes forgets its timer.
+    """
+
+    def __init__(
+        self, strike: Callable[[float], None], *, patience: float = PATIENCE, clock: Callable[[], float] = time.monotonic,
+        later: Later | None = None,
+    ) -> None:  # fmt: skip
+        self._strike = strike
+        self._patience = patience
+        self._clock = clock
+        self._later = later
+        self._looked = 0.0
+        self._due = 0.0
+        self._always = False
+        self._timer: Cancellable | None = None
+
+    @property
+    def beating(self) -> bool:
+        """Whether it goes on."""
+        return self._timer is not None
+
+    def begin(self) -> None:
+        """Beat from now on, whether somebody looks or not. Idempotent."""
+        self._always = True
+        if self._timer is None:
+            self._looked = self._clock() - self._patience - SECOND
+            self._strike_now()
+
+    def look(self) -> None:
+        """Note that somebody looks; the first time, and after a pause, strike at once."""
+        before, self._looked = self._looked, self._clock()
+        if self._timer is None or self._looked - before > self._patience:
+            self.stop()
+            self._strike_now()
+
+    def _strike_now(self) -> None:
+        self._due = self._clock()
+        self._fire()
+
+    def stop(self) -> None:
+        """Beat no more until somebody looks. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _fire(self) -> None:
+        now = self._clock()
+        self._timer = None
+        is_watched = now - self._looked <= self._patience
+        if not is_watched and not self._always:
+            return
+        late, pause = now - self._due, SECOND if is_watched else REST
+        self._strike(late)
+        self._due = now + pause if late >= SECOND else self._due + pause  # what was missed is not made up for
+        later = self._later or asyncio.get_running_loop().call_later
+        self._timer = later(max(0.0, self._due - self._clock()), self._fire)
 
 
 class Watch:

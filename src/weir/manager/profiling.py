@@ -14,11 +14,10 @@ from weir.manager.service import Service
 from weir.manager.targets import load_target
 from weir.model import Model
 from weir.policy.cost.profile import Profile
-from weir.profiling.items import Items, items_of
+from weir.profiling.items import Items, items_of, read_items
 from weir.profiling.machine import Meters, describe_machine, find_meters
 from weir.profiling.measure import Progress, measure
 from weir.profiling.measuring import Measuring
-from weir.profiling.reading import read_items
 from weir.profiling.settings import ProfilingSettings
 from weir.profiling.sizes import grid
 
@@ -37,7 +36,7 @@ def profile(
 ) -> Profile:  # fmt: skip
     """Measure `model` (a class, or a text like "module:Class") and return its profile.
 
-    `items` are what batches are made of, or the path of a file of them (see profiling/reading.py); without, the model's
+    `items` are what batches are made of, or the path of a file of them (see profiling/items.py); without, the model's
     examples. `settings` are those of a measurement (`sizes`, `seconds`, `confidence`, `power`, `seed`) and those of Service, which should
     be what will serve: `max_batch_size`, `pipeline_depth`, `spin`, `executor`, `threads` and so on. One worker is measured, whatever
     `workers` says, for a profile is of one. `progress` is told the share that is done and what is being done.

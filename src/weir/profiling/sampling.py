@@ -3,16 +3,147 @@
 import asyncio
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import cycle, islice, pairwise
+from math import sqrt
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from weir.profiling.contention import Contention
-from weir.profiling.estimate import CROWDED_RARE, RARE, Estimate, estimate, steadied
 from weir.profiling.items import Items
 from weir.profiling.measuring import Finished, Measuring
 from weir.profiling.settings import ProfilingSettings
+
+# How long the processes that run a batch waited for a CPU that something else was using.
+#
+# Linux counts for each thread how long it waited, and how often it ran (/proc/PID/task/TID/schedstat: nanoseconds running,
+# nanoseconds waiting, times). Whoever sleeps waits a little each time it wakes, on an idle machine too; a server pays for that with
+# each of its batches, and so it belongs to the service time. Only what is beyond WAKING each time is the doing of other
+# processes. It stays in the durations: the server would see it too. It says how far the durations can be trusted.
+
+
+WAKING = 200_000  # nanoseconds, the most that waking up takes on an idle machine
+
+Times = dict[int, dict[str, tuple[int, int]]]  # of each process, by thread: nanoseconds waited, and how often it ran
+
+
+class Contention:
+    """Watches processes."""
+
+    def __init__(self, pids: Iterable[int], proc: Path = Path("/proc")) -> None:
+        self._folders = {pid: proc / str(pid) / "task" for pid in set(pids)}
+
+    def look(self) -> Times:
+        """Return how long each thread has waited so far; nothing of those that do not say."""
+        return {pid: _of_threads(folder) for pid, folder in self._folders.items()}
+
+    def since(self, before: Times) -> float:
+        """Return the seconds that the processes have waited since `before`, beyond waking up.
+
+        Of each process the thread that waited most counts, as the others wait for it; processes wait one after another.
+        """
+        return sum(_most(before.get(pid, {}), threads) for pid, threads in self.look().items()) / 1e9
+
+
+def _of_threads(folder: Path) -> dict[str, tuple[int, int]]:
+    times = {}
+    try:
+        for thread in folder.iterdir():
+            _, waited, ran = (thread / "schedstat").read_text().split()
+            times[thread.name] = int(waited), int(ran)
+    except (OSError, ValueError):  # the thread has ended, or this kernel does not count
+        pass
+    return times
+
+
+def _most(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> int:
+    waits = [0]
+    for thread, (waited, ran) in after.items():
+        earlier, times = before.get(thread, (0, 0))
+        waits.append(waited - earlier - WAKING * (ran - times))
+    return max(waits)
+
+
+# What a sample of durations says: its mean, how sure that is, and what the machine did to it.
+#
+# The mean is what predicts response times, so the mean is estimated, and not the median. But on a shared machine now and
+# then something else takes the CPU for a while, and one such pause outweighs hundreds of batches. Hence a duration counts as
+# the machine's doing, and is left out, if it is both *far* (more than FAR robust standard deviations above the median) and
+# *rare* (not more than RARE of the sample are so far; of a small sample, one). What is more frequent belongs to the model: it
+# stays, in the mean and in the coefficient of variation. Where other processes are known to compete for the CPUs, what is far
+# may be as frequent as CROWDED_RARE. How much was left out is always reported.
+
+
+FAR = 8.0
+LEAST_SPREAD = 0.05  # of the median: what is within FAR times it is never far
+RARE = 0.05
+CROWDED_RARE = 0.3
+SMALL = 5  # durations in a sample of which one may be left out
+PRIOR = 5.0  # durations that what is known of the other sizes is worth
+NORMAL = 1.4826  # standard deviations in a median absolute deviation
+Z95 = 1.96
+
+
+class Estimate(NamedTuple):
+    """Of one batch size: durations in seconds. `half_width` is half the 95 % interval of the mean; `left_out` the number
+    of durations that were, `left_out_seconds` by how much they exceeded the median, in all."""
+
+    mean: float
+    deviation: float
+    counted: int
+    half_width: float
+    left_out: int
+    left_out_seconds: float
+
+    @property
+    def cv(self) -> float:
+        """Coefficient of variation."""
+        return self.deviation / self.mean
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return self.deviation / sqrt(self.counted)
+
+    @property
+    def relative(self) -> float:
+        """`half_width` as a share of the mean."""
+        return self.half_width / self.mean
+
+
+def estimate(durations: Sequence[float], rare: float = RARE) -> Estimate:
+    """Return the estimate of at least one duration; of fewer than three `half_width` is infinite.
+
+    `rare` is the largest share of them that may be left out.
+    """
+    values = np.asarray(durations, dtype=np.float64)
+    median = float(np.median(values))
+    spread = max(NORMAL * float(np.median(np.abs(values - median))), LEAST_SPREAD * median)
+    far = values > median + FAR * spread
+    left_out = int(far.sum())
+    if left_out > max(rare * len(values), len(values) >= SMALL):
+        left_out, far = 0, np.zeros(len(values), dtype=np.bool_)
+    kept = values[~far]
+    mean = float(kept.mean())
+    deviation = float(kept.std(ddof=1)) if len(kept) > 1 else 0.0
+    half_width = Z95 * deviation / sqrt(len(kept)) if len(kept) > 2 else float("inf")
+    return Estimate(mean, deviation, len(kept), half_width, left_out, float(np.sum(values[far] - median)))
+
+
+def steadied(estimates: Mapping[int, Estimate]) -> dict[int, Estimate]:
+    """Return `estimates`, by size, with the deviation of each moved towards what the others say of it, the more the fewer
+    durations it has: three that happen to agree are not known exactly."""
+    usual = float(np.median([each.cv for each in estimates.values()]))
+    return {
+        size: each._replace(deviation=each.mean * sqrt(_weighted(each.cv**2, each.counted, usual**2)))
+        for size, each in estimates.items()
+    }
+
+
+def _weighted(own: float, counted: int, usual: float) -> float:
+    return (own * counted + usual * PRIOR) / (counted + PRIOR)
+
 
 WARM_UP_BATCHES = 20  # at least
 WARM_UP_MOST = 100

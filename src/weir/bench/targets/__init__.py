@@ -1,8 +1,8 @@
 """What is put under load: any HTTP server, a model at the doors of the Open Inference Protocol, a model in this process.
 
 http.py        with address, dialling, connection, pool, answers, fetching: whatever takes POST
-doors.py       what a URL means
-kserve.py, grpc.py, websocket.py   inference requests (tensors.py), to a server that says of itself what it takes (asking.py)
+payloads.py       what a URL means
+kserve.py, grpc.py, websocket.py   inference requests (payloads.py), to a server that says of itself what it takes (http.py)
 inprocess.py   no network
 payloads.py    what --data says
 """
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from weir.bench.target import Target
-from weir.bench.targets.doors import door_of
 from weir.bench.targets.http import HttpOptions, HttpTarget
+from weir.bench.targets.payloads import door_of
 from weir.errors import SettingsError
 
 

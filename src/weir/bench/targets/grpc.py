@@ -8,12 +8,10 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from weir.bench.batches import Counts
-from weir.bench.ledger import OK, TIMEOUT, Ledger
-from weir.bench.targets.doors import Door
+from weir.bench.target import OK, TIMEOUT, Counts, Ledger
+from weir.bench.targets.connection import Tasks
 from weir.bench.targets.http import HttpOptions
-from weir.bench.targets.tasks import Tasks
-from weir.bench.targets.tensors import Declared, declared_inputs, made_request, said_requests
+from weir.bench.targets.payloads import Declared, Door, declared_inputs, made_request, said_requests
 from weir.errors import SettingsError
 from weir.wire.kserve_grpc import write_request
 from weir.wire.protobuf import message

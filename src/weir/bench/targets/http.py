@@ -1,24 +1,270 @@
 """A server under test, over HTTP."""
 
+import asyncio
 import resource
+import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+from urllib.parse import quote
 
 import msgspec
 
-from weir.bench.batches import Counts
-from weir.bench.ledger import Ledger
-from weir.bench.targets.address import parse_address
-from weir.bench.targets.answers import HttpAnswer, error_of, outcome_of
-from weir.bench.targets.asking import counted, example_of
-from weir.bench.targets.dialling import Dialler
-from weir.bench.targets.fetching import fetch, fetch_json, request_bytes
-from weir.bench.targets.payloads import read_payloads
-from weir.bench.targets.pool import Pool
+from weir.bench.target import TIMEOUT, UNSENT, Counts, Ledger, read_counts
+from weir.bench.targets.connection import (
+    NOBODY,
+    Address,
+    Connection,
+    Dialler,
+    HttpAnswer,
+    Tasks,
+    error_of,
+    outcome_of,
+    parse_address,
+    reason_of,
+)
+from weir.bench.targets.payloads import Door, declared_inputs, made_request, read_payloads
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
+from weir.wire.inference import InferenceRequest
+
+# Single requests beside the load: pages, and a first request that shows whether the server answers.
+
+
+USER_AGENT = "weir-bench"
+
+
+def request_bytes(method: str, address: Address, headers: Mapping[str, str], body: bytes = b"") -> bytes:
+    """Return a request as it goes over the wire; `headers` win over ours."""
+    said = {name.lower() for name in headers}
+    lines = [f"{method} {address.path} HTTP/1.1"]
+    if "host" not in said:
+        lines.append(f"Host: {address.authority}")
+    if "user-agent" not in said:
+        lines.append(f"User-Agent: {USER_AGENT}")
+    if method == "POST":
+        lines.append(f"Content-Length: {len(body)}")
+        if "content-type" not in said:
+            lines.append("Content-Type: application/json")
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+class _Sole:
+    """The owner of a connection for one request."""
+
+    def __init__(self) -> None:
+        self.answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
+
+    def answered(self, connection: Connection, index: int, answer: HttpAnswer) -> None:
+        connection.close()
+        self.answer.set_result(answer)
+
+    def broken(self, connection: Connection, index: int, why: str) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(OSError(why))
+
+
+async def fetch(dialler: Dialler, data: bytes, patience: float) -> HttpAnswer:
+    """Return the answer to the request `data`. Raises SettingsError if there is none within `patience` seconds."""
+    url, sole = dialler.address.url, _Sole()
+
+    def make(sock: socket.socket) -> Connection:
+        return Connection(sole, sock, direct=False, bodies=True)
+
+    connection = None
+    try:
+        async with asyncio.timeout(patience):
+            connection = await dialler.dial(make)
+            connection.send(0, data)
+            return await sole.answer
+    except TimeoutError as error:
+        raise SettingsError(f"{url}: no answer within {patience:g} s") from error
+    except OSError as error:
+        raise SettingsError(f"{url}: {reason_of(error)}") from error
+    finally:
+        if connection is not None:
+            connection.close()
+
+
+async def fetch_json(dialler: Dialler, path: str, patience: float) -> Any:
+    """Return the JSON document at `path` of the server, or None if there is none."""
+    data = request_bytes("GET", dialler.address.at(path), {})
+    answer = await fetch(dialler, data, patience)
+    try:
+        return msgspec.json.decode(answer.body) if answer.status == 200 else None
+    except msgspec.DecodeError:
+        return None
+
+
+# What a server publishes about a model over HTTP: the form of its input, and its counters.
+
+
+async def example_request(dialler: Dialler, door: Door, rows: int, patience: float) -> InferenceRequest:
+    """Return a request that the model takes. Raises SettingsError where that cannot be known."""
+    inputs = declared_inputs(door.model, await fetch_json(dialler, f"/v2/models/{quote(door.model)}", patience))
+    example = None
+    if inputs[0].datatype == "BYTES":  # a Weir may describe an item
+        example = example_of(await fetch_json(dialler, "/openapi.json", patience), f"/infer/{door.model}")
+    return made_request(door, inputs, rows, example)
+
+
+async def is_counted(dialler: Dialler, model: str, patience: float) -> bool:
+    """Tell whether the server is a Weir with a model of this name."""
+    index = await fetch_json(dialler, "/", patience)
+    try:
+        return model in [each["name"] for each in index["models"]]
+    except (KeyError, TypeError):
+        return False
+
+
+async def counted(dialler: Dialler, model: str, patience: float) -> Counts | None:
+    """Return what the server's /metrics say of the model; None where there are none."""
+    answer = await fetch(dialler, request_bytes("GET", dialler.address.at("/metrics"), {}), patience)
+    return read_counts(answer.body.decode(), model) if answer.status == 200 else None
+
+
+def example_of(document: Any, path: str) -> Any:
+    """Return the first example of a body for `path` in an OpenAPI document; None if there is none."""
+    try:
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        return next(iter(body["examples"].values()))["value"]
+    except (KeyError, TypeError, StopIteration, AttributeError):
+        return None
+
+
+# The connections of one target: opened as needed, up to a bound.
+
+
+class Books(Protocol):
+    """What a pool reports to."""
+
+    def left(self, index: int, now: float) -> None:
+        """The request `index` was sent, just before `now`."""
+
+    def ended(self, index: int, outcome: str) -> None:
+        """The request `index` has its end."""
+
+
+class Pool:
+    """Sends each request on a connection of its own, which it keeps for others.
+
+    `limit` bounds the connections; a request for which there is none waits here, and `held` counts those that waited
+    because of the bound. Up to `spare` connections are opened ahead of need. A request without an answer `timeout`
+    seconds after it was sent is given up by `give_up`, with its connection.
+    """
+
+    def __init__(
+        self, dialler: Dialler, books: Books, *, limit: int, spare: int, timeout: float, clock: Callable[[], float]
+    ) -> None:
+        self._dialler = dialler
+        self._books = books
+        self._limit = limit
+        self._spare = spare
+        self._timeout = timeout
+        self._clock = clock
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
+        self._waiting: deque[tuple[int, bytes, float]] = deque()
+        self._opening = Tasks()
+        self.held = 0
+        self.most = 0  # connections that were open at the same time
+
+    async def warm(self) -> None:
+        """Open the first spare connections."""
+        self._grow()
+        await self._opening.wait()
+
+    def send(self, index: int, data: bytes) -> None:
+        """Send a request now, or as soon as there is a connection."""
+        if self._idle:
+            self._leave(self._idle.pop(), index, data)  # the last used: its memory is warm
+        else:
+            self._waiting.append((index, data, self._clock()))
+            self.held += self._size >= self._limit
+        if len(self._idle) < self._spare:
+            self._grow()
+
+    def give_up(self) -> None:
+        """End the requests that have had no answer for too long."""
+        limit = self._clock() - self._timeout
+        for connection in [each for each in self._busy if each.since <= limit]:
+            connection.close()
+            self._busy.discard(connection)
+            self._books.ended(connection.index, TIMEOUT)
+        while self._waiting and self._waiting[0][2] <= limit:
+            self._books.ended(self._waiting.popleft()[0], UNSENT)
+        if self._waiting:
+            self._grow()
+
+    async def close(self) -> None:
+        """Drop all connections."""
+        await self._opening.end()
+        for connection in [*self._idle, *self._busy]:
+            connection.close()
+        self._idle.clear()
+        self._busy.clear()
+        await asyncio.sleep(0)  # so that the sockets are closed
+
+    # What connections say.
+
+    def answered(self, connection: Connection, index: int, answer: HttpAnswer) -> None:
+        """Note an answer, and use the connection again."""
+        self._busy.discard(connection)
+        self._books.ended(index, outcome_of(answer))
+        if answer.keeps and not connection.unsent:
+            self._free(connection)
+        else:
+            connection.close()
+            self._grow_if_needed()
+
+    def broken(self, connection: Connection, index: int, why: str) -> None:
+        """Note a connection that is gone."""
+        self._busy.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if index != NOBODY:
+            self._books.ended(index, why)
+        self._grow_if_needed()
+
+    def _free(self, connection: Connection) -> None:
+        if self._waiting:
+            index, data, _ = self._waiting.popleft()
+            self._leave(connection, index, data)
+        else:
+            self._idle.append(connection)
+
+    def _leave(self, connection: Connection, index: int, data: bytes) -> None:
+        self._busy.add(connection)
+        connection.send(index, data)
+        connection.since = now = self._clock()
+        self._books.left(index, now)
+
+    @property
+    def _size(self) -> int:
+        return len(self._idle) + len(self._busy) + len(self._opening)
+
+    def _grow_if_needed(self) -> None:
+        if self._waiting:
+            self._grow()
+
+    def _grow(self) -> None:
+        wanted = len(self._waiting) + self._spare - len(self._idle) - len(self._opening)
+        for _ in range(min(wanted, self._limit - self._size)):
+            self._opening.start(self._open())
+
+    async def _open(self) -> None:
+        try:
+            connection = await self._dialler.dial(lambda sock: Connection(self, sock, direct=self._dialler.direct))
+        except OSError as error:
+            if self._waiting:  # each failure is the end of one of them, so that there is an end of trying
+                self._books.ended(self._waiting.popleft()[0], f"connect: {reason_of(error)}")
+            return
+        self._free(connection)
+        self.most = max(self.most, len(self._idle) + len(self._busy))
+
 
 _SPARE = 16  # connections that are open ahead of need
 _OTHER_FILES = 100  # that this process may have open beside its connections

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from weir.bench.batches import TIMES, Counts
-from weir.bench.ledger import OK, Ledger
+from weir.bench.target import OK, TIMES, Counts, Ledger
 from weir.bench.targets.payloads import decode_items, read_payloads
 from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.manager.call import Call

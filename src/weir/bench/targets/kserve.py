@@ -3,11 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from weir.bench.targets.asking import example_request, is_counted
-from weir.bench.targets.doors import Door
-from weir.bench.targets.fetching import request_bytes
-from weir.bench.targets.http import HttpOptions, HttpTarget
-from weir.bench.targets.tensors import said_requests
+from weir.bench.targets.http import HttpOptions, HttpTarget, example_request, is_counted, request_bytes
+from weir.bench.targets.payloads import Door, said_requests
 from weir.messages import OCTETS
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import InferenceRequest

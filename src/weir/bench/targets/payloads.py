@@ -1,12 +1,18 @@
 """What is sent: `--data`, or the example that the model gives of itself."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 import msgspec
+import numpy as np
 
-from weir.errors import SettingsError
+from weir.errors import InvalidRequest, SettingsError
+from weir.model import DATATYPES
+from weir.wire.inference import InferenceRequest, TensorValue
+from weir.wire.kserve_json import read_request
 
 _LINES = (".jsonl", ".ndjson")
 
@@ -48,3 +54,113 @@ def decode_items(bodies: Sequence[bytes]) -> list[Any]:
         return [msgspec.json.decode(body) for body in bodies]
     except msgspec.DecodeError as error:
         raise SettingsError(f"data: must be JSON for a model in this process: {error}") from error
+
+
+# Which endpoint of a server a URL names, and which model.
+
+
+_INFER = re.compile(r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/infer")
+_SHARED = ("grpc", "grpcs", "ws", "wss")
+_RULE = "must be like grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL, perhaps with /VERSION"
+
+
+class Door(NamedTuple):
+    """`kind` is "http" (any path, any body), "kserve" (the Open Inference Protocol over HTTP), "grpc" or "ws"; the others name a model.
+
+    `place` is host:port of gRPC and WebSocket. With `binary`, tensors travel as raw bytes after the JSON.
+    """
+
+    kind: str
+    model: str = ""
+    version: str = ""
+    place: str = ""
+    tls: bool = False
+    binary: bool = False
+
+
+def door_of(url: str) -> Door:
+    """Return what `url` means; `#binary` at its end asks for raw tensors. Raises SettingsError."""
+    plain, _, fragment = url.partition("#")
+    scheme = plain.partition(":")[0]
+    if scheme in _SHARED:
+        door = _shared(url, plain)
+    else:
+        found = _INFER.search(plain)
+        door = Door("http") if found is None else Door("kserve", unquote(found["model"]), found["version"] or "")
+    if fragment not in ("", "binary") or (fragment and door.kind not in ("kserve", "ws")):
+        rule = "only #binary may follow, and only where tensors travel as JSON otherwise: /v2/models/MODEL/infer, ws"
+        raise SettingsError(f"target {url!r}: {rule}")
+    return door._replace(binary=bool(fragment))
+
+
+def _shared(url: str, plain: str) -> Door:
+    try:
+        parts = urlsplit(plain)
+        port = parts.port
+    except ValueError as error:
+        raise SettingsError(f"target {url!r}: {error}; {_RULE}") from error
+    names = [unquote(name) for name in parts.path.split("/")[1:]]
+    if not parts.hostname or port is None or not 1 <= len(names) <= 2 or not all(names):
+        raise SettingsError(f"target {url!r}: {_RULE}")
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    kind = "grpc" if parts.scheme.startswith("grpc") else "ws"
+    tls = parts.scheme in ("grpcs", "wss")
+    return Door(kind, names[0], names[1] if names[1:] else "", f"{host}:{port}", tls)
+
+
+# Requests of the Open Inference Protocol: from `--data`, or made to fit the model's metadata.
+
+
+_ALL = 1  # what every number of a made-up tensor is
+
+
+class Declared(NamedTuple):
+    """An input as the metadata have it."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+def said_requests(data: str | Sequence[Any], door: Door) -> list[InferenceRequest]:
+    """Return the requests whose JSON is `data` (see read_payloads). Raises SettingsError."""
+    try:
+        return [read_request(body, door.model, door.version) for body in read_payloads(data)]
+    except InvalidRequest as error:
+        raise SettingsError(f"data: must be inference requests as JSON: {error.message}") from error
+
+
+def made_request(door: Door, inputs: Sequence[Declared], rows: int, example: Any = None) -> InferenceRequest:
+    """Return a request of `rows` rows: of ones, or with the item `example` of an item model.
+
+    A length that is free is 1. Raises SettingsError where nobody can know what to send.
+    """
+    tensors = [_made(door, tensor, rows, example) for tensor in inputs]
+    return InferenceRequest(door.model, tensors, version=door.version)
+
+
+def _made(door: Door, tensor: Declared, rows: int, example: Any) -> TensorValue:
+    first = [
+        rows if length == -1 else length for length in tensor.shape[:1]
+    ]  # without a batch it may be fixed, or not there
+    shape = (*first, *(1 if length == -1 else length for length in tensor.shape[1:]))
+    if tensor.datatype != "BYTES":
+        return TensorValue(tensor.name, tensor.datatype, np.full(shape, _ALL, DATATYPES[tensor.datatype]))
+    if example is None:
+        raise SettingsError(f"model {door.model!r}: nobody knows what its {tensor.name!r} is; say what with --data")
+    array = np.empty(shape, object)
+    array[...] = msgspec.json.encode(example)
+    return TensorValue(tensor.name, tensor.datatype, array)
+
+
+def declared_inputs(model: str, metadata: Any) -> list[Declared]:
+    """Return the inputs that the metadata of `model` name. Raises SettingsError if there are none in it."""
+    try:
+        inputs = [Declared(each["name"], each["datatype"], tuple(each["shape"])) for each in metadata["inputs"]]
+    except (KeyError, TypeError):
+        inputs = []
+    if not inputs or any(each.datatype not in DATATYPES for each in inputs):
+        raise SettingsError(
+            f"model {model!r}: the server has no metadata of it that name inputs; is it there? Say what to send with --data"
+        )
+    return inputs

@@ -10,16 +10,10 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
-from weir.bench.batches import Counts
-from weir.bench.ledger import OK, TIMEOUT, Ledger
-from weir.bench.targets.address import parse_address, tls_context
-from weir.bench.targets.asking import counted, example_request, is_counted
-from weir.bench.targets.connection import CLOSED
-from weir.bench.targets.dialling import Dialler
-from weir.bench.targets.doors import Door
-from weir.bench.targets.http import HttpOptions
-from weir.bench.targets.tasks import Tasks
-from weir.bench.targets.tensors import said_requests
+from weir.bench.target import OK, TIMEOUT, Counts, Ledger
+from weir.bench.targets.connection import CLOSED, Dialler, Tasks, parse_address, tls_context
+from weir.bench.targets.http import HttpOptions, counted, example_request, is_counted
+from weir.bench.targets.payloads import Door, said_requests
 from weir.errors import SettingsError
 from weir.wire.inference import InferenceRequest
 from weir.wire.websocket import Message, write_cancel, write_request

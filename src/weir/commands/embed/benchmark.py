@@ -13,8 +13,7 @@ from weir.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from weir.bench.vector_tables import Table, TablesPlan
-    from weir.bench.vectors import Connect
+    from weir.bench.vectors import Connect, Table, TablesPlan
 
 _MEASURED, _HOW, _RESULT = "What is measured", "How", "Result"
 _LISTED = "Comma-separated; '' leaves the table out."
@@ -77,8 +76,7 @@ def benchmark(
     Progress goes to stderr, the tables to stdout. Flags of weir embed serve stand behind two dashes. In all tables but
     the last, clients wait for an answer before they ask again. The last compares small requests with large ones: the same texts, as many under way.
     """
-    from weir.bench.vector_tables import TablesPlan
-    from weir.bench.vectors import WORDS, Patience
+    from weir.bench.vectors import WORDS, Patience, TablesPlan
 
     check_results(json, markdown, figure=figure)
     directory, flags = _split(said or [])
@@ -101,7 +99,7 @@ def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, sho
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from weir.bench.textserver import text_server
-    from weir.bench.vector_tables import Tables
+    from weir.bench.vectors import Tables
 
     console, tables, began = Console(stderr=True), [], time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -128,7 +126,7 @@ def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, sho
 
 
 def _write(tables: "list[Table]", json: Path | None, markdown: Path | None, figure: Path | None) -> None:
-    from weir.bench.vector_results import as_json, as_markdown, draw
+    from weir.bench.vectors import as_json, as_markdown, draw
     from weir.profiling.machine import describe_machine
 
     machine = describe_machine()

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.profiling.estimate import CROWDED_RARE, estimate, steadied
+from weir.profiling.sampling import CROWDED_RARE, estimate, steadied
 
 
 def test_one_duration_says_its_mean_and_nothing_of_how_sure_it_is() -> None:

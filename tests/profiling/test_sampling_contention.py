@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.profiling.contention import Contention
+from weir.profiling.sampling import Contention
 
 
 def waited(proc: Path, pid: int, thread: int, nanoseconds: int) -> None:

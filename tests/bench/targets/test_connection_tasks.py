@@ -3,7 +3,7 @@ import gc
 
 import pytest
 
-from weir.bench.targets.tasks import Tasks
+from weir.bench.targets.connection import Tasks
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 

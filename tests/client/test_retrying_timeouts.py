@@ -8,7 +8,7 @@ import numpy
 import pytest
 
 from weir.client import AsyncHttpClient, GrpcClient, HttpClient, WebSocketClient
-from weir.client.timeouts import of_call, of_client
+from weir.client.retrying import of_call, of_client
 from weir.errors import InvalidRequest, SettingsError
 
 NONE = [0, -1, 0.0, float("nan"), float("inf"), "5", 10**400]

@@ -4,7 +4,7 @@ import time
 import pytest
 import uvloop
 
-from weir.bench.alarm import Alarm
+from weir.bench.rounds import Alarm
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left_by_module")
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.profiling.items import Body
-from weir.profiling.reading import read_items
+from weir.profiling.items import Body, read_items
 
 
 def written(folder: Path, name: str, text: str) -> Path:

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.profiling.tables import along, linear_table, monotone_table
+from weir.profiling.measure import along, linear_table, monotone_table
 
 MEASURED = st.dictionaries(st.integers(1, 200), st.floats(0.01, 1000.0), min_size=1, max_size=30)
 

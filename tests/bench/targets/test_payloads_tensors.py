@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from weir.bench.targets.doors import Door
-from weir.bench.targets.tensors import Declared, declared_inputs, made_request, said_requests
+from weir.bench.targets.payloads import Declared, Door, declared_inputs, made_request, said_requests
 from weir.errors import SettingsError
 
 DOOR = Door("kserve", "sums", "2")

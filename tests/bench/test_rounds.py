@@ -3,8 +3,8 @@ from collections.abc import Callable
 
 from tests.bench.stubs import FakeWaker
 
-from weir.bench.ledger import OK, Ledger
-from weir.bench.pacing import ClosedLoop, OpenLoop
+from weir.bench.rounds import ClosedLoop, OpenLoop
+from weir.bench.target import OK, Ledger
 from weir.testing import FakeClock
 
 

@@ -3,7 +3,7 @@
 from queue import SimpleQueue
 
 from weir.client import ConnectionLost
-from weir.client.websocket_mail import MOST_KEPT, Got, Mail
+from weir.client.websocket import MOST_KEPT, Got, Mail
 from weir.errors import Overloaded
 from weir.wire.websocket import Failure
 

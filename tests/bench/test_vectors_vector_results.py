@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-from weir.bench.vector_results import as_json, as_markdown, draw
-from weir.bench.vector_tables import Table
+from weir.bench.vectors import Table, as_json, as_markdown, draw
 
 TABLES = [
     Table("Clients", ["clients", "texts/s each", "texts/s in all"], [(1, 75.0, 75.0), (2, 50.5, 101.0)], "Each waits."),

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from tests.dashboard.kit import Scene
 
-from weir.dashboard.counting import change, count
+from weir.dashboard.sampling import change, count
 from weir.errors import Cancelled, ModelNotFound, Overloaded
 from weir.protocols.metrics import code_of, make_exposition
 from weir.telemetry.metrics import Metrics

@@ -1,7 +1,7 @@
 import pytest
 from tests.telemetry.test_metrics import ask, code_of, dispatch
 
-from weir.bench.batches import Batches, Counts, batches_of, read_counts
+from weir.bench.target import Batches, Counts, batches_of, read_counts
 from weir.errors import SettingsError
 from weir.messages import Reason, Timing
 from weir.telemetry.exposition import Exposition

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.bench.targets.doors import Door, door_of
+from weir.bench.targets.payloads import Door, door_of
 from weir.errors import SettingsError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from weir.bench.targets.address import Address, parse_address
+from weir.bench.targets.connection import Address, parse_address
 from weir.errors import SettingsError
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from weir.bench.targets.answers import AnswerReader, Garbage, HttpAnswer, error_of, outcome_of
+from weir.bench.targets.connection import AnswerReader, Garbage, HttpAnswer, error_of, outcome_of
 
 ONE = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\n9"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
