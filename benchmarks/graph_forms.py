@@ -7,14 +7,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from weir.embedding.graph.assembling import FUSED
-from weir.embedding.graph.dense import Numbers
-from weir.embedding.graph.encoding import PARTS, Encoder
+from weir.embedding.graph.assembly import FUSED, Numbers
+from weir.embedding.graph.encoding import PARTS, EncoderLayers
 
 _FLOAT = 1  # onnx.TensorProto's number
 
 
-class Filled(Encoder):
+class Filled(EncoderLayers):
     """With padding in all layers, as a GPU computes it."""
 
     def __init__(self, *given: Any, device: str, **told: Any) -> None:
@@ -74,7 +73,7 @@ class Fused(Filled):
 
 
 @contextmanager
-def built_as(encoder: type[Encoder], numbers: type[Numbers] = Numbers) -> Iterator[None]:
+def built_as(encoder: type[EncoderLayers], numbers: type[Numbers] = Numbers) -> Iterator[None]:
     """Have graphs built in this form meanwhile."""
     with (
         patch("weir.embedding.graph.building.Encoder", encoder),

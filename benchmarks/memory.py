@@ -10,8 +10,8 @@ import psutil
 
 import weir
 from benchmarks.text_load import sample
-from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.model import TextEncoder
+from weir.textserver import INSTALL, installed_model
 from weir.workers.pool import ProcessPool
 
 TEXTS = 300

@@ -7,8 +7,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from benchmarks.paragraphs import paragraphs
-from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.textserver import INSTALL, installed_model
 
 TEXTS = 512  # asked for by turns: every server has them in the same order, again and again
 STRATA = 8

@@ -5,8 +5,8 @@ from pathlib import Path
 import weir
 from benchmarks.result import Part, Result, Run
 from benchmarks.sweep import Sweep, sweep
-from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.policy.cost.profile import Profile
+from weir.textserver import INSTALL, installed_model
 
 MODEL = "weir.embedding.model:TextEncoder"
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"

@@ -101,8 +101,8 @@ def _texts() -> list[Array]:
 
 
 def _checkpoint() -> Any:
-    from weir.embedding.checkpoint.installed import INSTALL, installed_model
     from weir.embedding.checkpoint.reading import read_checkpoint
+    from weir.textserver import INSTALL, installed_model
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     folder = installed_model()
@@ -133,7 +133,7 @@ def _sessions(folder: Path) -> dict[str, Any]:
 def _open(graph: Any, folder: Path, as_it_is: bool) -> Any:
     import onnxruntime
 
-    from weir.embedding.graph.writing import write
+    from weir.embedding.graph.building import write
 
     folder.mkdir()
     options = onnxruntime.SessionOptions()

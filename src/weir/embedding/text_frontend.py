@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from weir.embedding.budget import Budget
 from weir.embedding.calibration import Progress, budget_for
-from weir.embedding.choosing import chosen_recipe
+from weir.embedding.checkpoint.reading import read_for
 from weir.embedding.deputy import TextDeputy
 from weir.embedding.encoder import Encoder
-from weir.embedding.graph.refusing import OF_LAST_LAYER
 from weir.embedding.model_spec import Said
 from weir.embedding.padding import runs
 from weir.embedding.padding_metrics import Computing
 from weir.embedding.pieces import highest_places
 from weir.embedding.prompts import prompt_of_server
-from weir.embedding.recipe import Pooling
+from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensions_in
 from weir.embedding.rounds import MOST_TOKENS
 from weir.embedding.runtime.devices import may_use_gpu
-from weir.embedding.runtime.reading import dimensions_in, read_for
 from weir.embedding.tokens.options import TokenizerOptions
 from weir.errors import SettingsError
 
@@ -87,8 +85,7 @@ class Front:
 
     def prune(self) -> None:
         """Remove graphs that are more than its cache may have, and that nobody uses."""
-        from weir.embedding.graph.cache import graphs_in
-        from weir.embedding.graph.keeping import prune
+        from weir.embedding.graph.cache import graphs_in, prune
 
         for folder in prune(graphs_in(self.cache), self._said.computing.max_cache_size):
             logger.info("%s: removed, as there is more than max_cache_size", folder)

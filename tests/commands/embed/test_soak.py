@@ -22,9 +22,9 @@ from tests.served import Served
 from weir.client import EmbeddingClient
 from weir.client.failures import Unreachable
 from weir.client.retrying import NEVER
-from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.clients import MOST
 from weir.errors import CapacityError, Draining, WeirError
+from weir.textserver import INSTALL, installed_model
 
 SECONDS = 120.0
 CLIENTS = 64

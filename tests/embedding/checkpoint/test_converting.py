@@ -11,7 +11,7 @@ from tests.embedding.checkpoint import bundles
 from weir.embedding.checkpoint.bundle import Bundle
 from weir.embedding.checkpoint.converting import convert
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.tensors import open_tensors
+from weir.embedding.checkpoint.weights import open_tensors
 from weir.errors import SettingsError
 
 

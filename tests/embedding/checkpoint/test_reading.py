@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from tests.embedding import tiny
 
-from weir.embedding.checkpoint.installed import installed_model
-from weir.embedding.checkpoint.names import names_of
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.checkpoint.tensors import open_tensors
+from weir.embedding.checkpoint.weights import names_of, open_tensors
 from weir.embedding.recipe import Pooling
+from weir.textserver import installed_model
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

@@ -8,8 +8,8 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from weir.embedding.graph.assembling import Graph
-from weir.embedding.graph.writing import write
+from weir.embedding.graph.assembly import Graph
+from weir.embedding.graph.building import write
 
 Array = NDArray[Any]
 TYPES = {"tensor(int32)": np.int32, "tensor(float)": np.float32}

@@ -11,10 +11,8 @@ from tests.embedding import tiny
 from tests.embedding.graph.running import Running, running
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.embedding.graph.assembling import Assembly
+from weir.embedding.graph.assembly import Assembly, Numbers, balance, quantize
 from weir.embedding.graph.building import build
-from weir.embedding.graph.dense import Numbers
-from weir.embedding.graph.quantizing import balance, quantize
 from weir.embedding.recipe import Pooling, Precision, Recipe
 
 TEXTS = [np.array([0, 5, 6, 2]), np.array([0, 2]), np.array([0, 7, 8, 9, 10, 11, 2])]

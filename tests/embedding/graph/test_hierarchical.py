@@ -9,11 +9,8 @@ from tests.embedding.graph.running import Array, Running, running
 from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.embedding.choosing import chosen_recipe
-from weir.embedding.graph.building import build
-from weir.embedding.graph.refusing import dimensions_of
-from weir.embedding.graph.writing import told, understood
-from weir.embedding.recipe import Pooling, Recipe
+from weir.embedding.graph.building import build, told, understood
+from weir.embedding.recipe import Pooling, Recipe, chosen_recipe, dimensions_of
 
 TEXTS = [np.array([0, *range(5, 5 + count), 2]) for count in (1, 3, 4, 12)]
 

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 import weir
-from weir.embedding.checkpoint.installed import INSTALL, installed_model
 from weir.embedding.model import TextEncoder
+from weir.textserver import INSTALL, installed_model
 from weir.workers.pool import ProcessPool
 
 WORDS = "the a river weir flows over stone when water rises and falls again in the long dry summer of that year"

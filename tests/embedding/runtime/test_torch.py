@@ -10,12 +10,11 @@ import pytest
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.graph.windows import highest_mean
 
-from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.checkpoint.reading import read_checkpoint, read_for
 from weir.embedding.model import TextEncoder
 from weir.embedding.padding import Inputs, Read, filled
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.embedding.runtime import Computing, Runtime, open_runtime
-from weir.embedding.runtime.reading import read_for
 from weir.errors import SettingsError
 
 pytestmark = [

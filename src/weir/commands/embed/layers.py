@@ -37,8 +37,7 @@ def layers(
     from weir.commands.embed.offline import bar, directory_of
     from weir.commands.files import STDOUT, can_draw, check_results, write_atomically
     from weir.commands.tables import print_table
-    from weir.embedding.research.labelled import read_labelled
-    from weir.embedding.research.layers import draw, study_layers, table, to_dict
+    from weir.embedding.offline import draw, read_labelled, study_layers, table, to_dict
 
     texts, labels = read_labelled(file)
     picture = output or (Path("layers.png") if can_draw() else None)

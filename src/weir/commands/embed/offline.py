@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
-    from weir.embedding.research.encoding import Progress
+    from weir.embedding.offline import Progress
 
 
 def directory_of(model: Path | None) -> Path:
     """Return the model's directory; without one that of the small model. Raises SettingsError if it is not installed."""
-    from weir.embedding.checkpoint.installed import INSTALL, installed_model
+    from weir.textserver import INSTALL, installed_model
 
     found = model or installed_model()
     if found is None:

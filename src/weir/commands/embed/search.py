@@ -22,8 +22,8 @@ def search(
     from rich.table import Table
 
     from weir.commands.embed.offline import bar, directory_of
-    from weir.embedding.research.labelled import read_labelled
-    from weir.embedding.research.searching import search as nearest
+    from weir.embedding.offline import read_labelled
+    from weir.embedding.offline import search as nearest
 
     if not query:
         raise SettingsError("QUERY: is empty, must be a text")

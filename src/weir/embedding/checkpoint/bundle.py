@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.embedding.checkpoint.table import MOST_BYTES, Malformed, fields, read_table
 from weir.errors import SettingsError
-
-from .table import MOST_BYTES, Malformed, fields, read_table
 
 # TensorFlow's numbers of the datatypes that weights have; the other variables (such as the step) are not asked for.
 KINDS: dict[int, Any] = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64, 19: np.float16}

@@ -10,14 +10,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from weir.embedding.checkpoint.bundle import Bundle
+from weir.embedding.checkpoint.config import Document, read_document
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.embedding.checkpoint.weights import WEIGHTS, names_of
 from weir.embedding.tokens.vocabularies import has_capitals
 from weir.errors import SettingsError
-
-from .bundle import Bundle
-from .documents import Document, read_document
-from .names import names_of
-from .reading import read_checkpoint
-from .weights import WEIGHTS
 
 USUAL = "bert_model.ckpt"
 HEAD = {"classifier.weight": "output_weights", "classifier.bias": "output_bias"}  # of the original run_classifier.py

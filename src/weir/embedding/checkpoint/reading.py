@@ -1,43 +1,261 @@
-"""A directory with a model of texts, understood: `read_checkpoint`."""
+"""A model's directory: the network's files, and the files that sentence-transformers adds to them.
+
+`read_checkpoint` reads the architectures that the onnx runtime computes; `read_for` reads any architecture where torch computes.
+"""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
+import msgspec
+from numpy.typing import NDArray
+
+from weir.embedding.checkpoint.config import (
+    FAMILIES,
+    SIZES,
+    Architecture,
+    Document,
+    read_architecture,
+    read_document,
+    read_family,
+    read_json,
+)
+from weir.embedding.checkpoint.weights import POOLER, Store, Weights, missing, open_tensors
 from weir.embedding.recipe import Pooling
 from weir.embedding.tokens.options import AS_THE_FILES_SAY, TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import SettingsError
 
-from .architecture import Architecture, read_architecture, read_family
-from .documents import read_document
-from .layout import Dense, Layout, read_layout
-from .names import POOLER
-from .weights import Store, Weights
-
 CONFIG = "config.json"
+MODULES = "modules.json"
+ENCODING_SETTINGS = "config_sentence_transformers.json"
+# Where a transformer's folder says the longest text; the first is today's.
+TEXT_SETTINGS = (
+    "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
+    "sentence_camembert_config.json", "sentence_xlm-roberta_config.json", "sentence_mpnet_config.json",
+)  # fmt: skip
+
+# Names of a pooling in today's files and the switches of older ones, in the order in which several are joined.
+POOLINGS = {
+    "cls": ("pooling_mode_cls_token", Pooling.CLS),
+    "max": ("pooling_mode_max_tokens", Pooling.MAX),
+    "mean": ("pooling_mode_mean_tokens", Pooling.MEAN),
+    "mean_sqrt_len_tokens": ("pooling_mode_mean_sqrt_len_tokens", Pooling.MEAN_SQRT),
+    "weightedmean": ("pooling_mode_weightedmean_tokens", Pooling.WEIGHTED_MEAN),
+    "lasttoken": ("pooling_mode_lasttoken", Pooling.SEP),
+}
+ACTIVATIONS = {"Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "Sigmoid": "sigmoid"}
+
+# Further names of what SIZES names, in other families.
+MORE_NAMES = {
+    "hidden_size": ("d_model",),
+    "layers": ("num_layers",),
+    "heads": ("num_heads",),
+    "intermediate_size": ("d_ff",),
+}
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A layer behind the pooling: `activation(weight @ vector + bias)`. `weight` is [out, in], both float32."""
+
+    weight: NDArray[Any]
+    bias: NDArray[Any] | None
+    activation: str  # identity, tanh, relu, gelu or sigmoid
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a directory is laid out: where the network's files are, and what sentence-transformers does around it.
+
+    `pooled` is None for a plain model. `files` are those that decide the vectors, beside the network's own.
+    """
+
+    network: Path
+    pooled: tuple[Pooling, ...] | None = None
+    normalize: bool = False
+    dense: tuple[Dense, ...] = ()
+    max_length: int | None = None
+    lowercase: bool = False
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+    dimensions: int | None = None  # the first numbers of a vector that are kept, unless the user says otherwise
+    files: tuple[Path, ...] = ()
+
+    def layers(self, count: int) -> tuple[int, ...]:
+        """Return which of `count` layers are pooled unless the user says otherwise: the last where the files say how, else the one before, as in
+        bert-as-service. A single layer is both."""
+        return (-1,) if self.pooled or count == 1 else (-2,)
+
+
+def read_layout(directory: Path) -> Layout:
+    """Understand modules.json and the folders it names; a directory without one is a plain model.
+
+    Raises SettingsError naming the file and the module for what is not a network, a pooling, dense layers, and at last a normalisation.
+    """
+    if not directory.is_dir():
+        raise missing(directory)
+    if not (directory / MODULES).is_file():
+        return Layout(directory)
+    modules = _modules(directory)
+    (network_path, first), rest = modules[0], modules[1:]
+    if first != "Transformer":
+        raise _unknown(directory, first, "must begin with a Transformer")
+    network, pooled, normalize = directory / network_path, None, False
+    dense: list[Dense] = []
+    files: list[Path] = [directory / MODULES]
+    for path, kind in rest:
+        folder = directory / path
+        if normalize:
+            raise _unknown(directory, kind, "must not come behind a Normalize")
+        if kind == "Pooling" and pooled is None:
+            pooled = _pooled(read_document(folder / "config.json"))
+            files.append(folder / "config.json")
+        elif kind == "Dense" and pooled is not None:
+            dense.append(_dense(folder))
+            files += [folder / "config.json", folder / "model.safetensors"]
+        elif kind == "Normalize" and pooled is not None:
+            normalize = True
+        elif kind != "Dropout":  # does nothing once a model is trained
+            raise _unknown(directory, kind, "must be Transformer, Pooling, Dense or Normalize, in this order")
+    if pooled is None:
+        raise _unknown(directory, first, "must be followed by a Pooling")
+    max_length, lowercase = _text_settings(network)
+    prompts, default, dimensions = _encoding_settings(directory)
+    return Layout(
+        network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files)
+    )
+
+
+def _modules(directory: Path) -> list[tuple[str, str]]:
+    """Return each module's folder and kind. Their classes have moved between packages, so only the last part of the name counts."""
+    path = directory / MODULES
+    try:
+        modules = msgspec.convert(read_json(path), list[dict[str, Any]])
+        known = [(msgspec.convert(one["path"], str), msgspec.convert(one["type"], str)) for one in modules]
+    except (msgspec.ValidationError, KeyError) as error:
+        raise SettingsError(f"{path}: must be a list of modules with their path and type: {error}") from None
+    if not known:
+        raise SettingsError(f"{path}: names no modules")
+    for folder, _ in known:
+        if "\0" in folder or Path(folder).is_absolute() or ".." in Path(folder).parts:
+            raise SettingsError(f"{path}: {folder!r} must be a folder in that directory")
+    return [(folder, kind.rsplit(".", 1)[-1]) for folder, kind in known]
+
+
+def _unknown(directory: Path, kind: str, rule: str) -> SettingsError:
+    return SettingsError(f"{directory / MODULES}: the module {kind}: {rule}; others are not computed here")
+
+
+def _pooled(config: Document) -> tuple[Pooling, ...]:
+    if not config.switch("include_prompt", default=True):
+        raise config.wrong("include_prompt", False, "must be true: prompts are pooled with the text")
+    if "pooling_mode" in config:
+        named = config.values["pooling_mode"]
+        modes = [named] if isinstance(named, str) else named
+        if (
+            not isinstance(modes, list)
+            or not modes
+            or not all(isinstance(mode, str) and mode in POOLINGS for mode in modes)
+        ):
+            raise config.wrong("pooling_mode", named, f"must be one or several of {', '.join(POOLINGS)}")
+        return tuple(POOLINGS[mode][1] for mode in modes)
+    chosen = tuple(pooling for switch, pooling in POOLINGS.values() if config.switch(switch))
+    return chosen or (Pooling.MEAN,)
+
+
+def _dense(folder: Path) -> Dense:
+    config = read_document(folder / "config.json")
+    if config.switch("use_residual"):
+        raise config.wrong("use_residual", True, "must be false")
+    read = config.text("module_input_name", default="sentence_embedding")
+    if read != "sentence_embedding" or config.text("module_output_name", default=read) != read:
+        raise config.wrong("module_input_name", read, "must be sentence_embedding, and so must its output")
+    name = config.text("activation_function", default="torch.nn.modules.activation.Tanh")
+    activation = ACTIVATIONS.get(name.rsplit(".", 1)[-1])
+    if activation is None or not name.startswith("torch.nn."):
+        raise config.wrong("activation_function", name, f"must be torch's {', '.join(ACTIVATIONS)}")
+    if not (folder / "model.safetensors").is_file():
+        raise missing(folder)
+    tensors = open_tensors(folder / "model.safetensors")
+    out = config.integer("out_features")
+    wanted: dict[str, tuple[int, ...]] = {"linear.weight": (out, config.integer("in_features"))}
+    if config.switch("bias", default=True):
+        wanted["linear.bias"] = (out,)
+    for tensor, shape in wanted.items():
+        if tensor not in tensors or tensors.shape(tensor) != shape or not tensors.floating(tensor):
+            raise SettingsError(
+                f"{tensors.path}: must hold {tensor!r} of the shape {list(shape)}, as its config.json says"
+            )
+    return Dense(tensors["linear.weight"], tensors["linear.bias"] if "linear.bias" in wanted else None, activation)
+
+
+def _text_settings(network: Path) -> tuple[int | None, bool]:
+    for name in TEXT_SETTINGS:
+        if (network / name).is_file():
+            settings = read_document(network / name)
+            longest = settings.integer("max_seq_length", least=3) if "max_seq_length" in settings else None
+            return longest, settings.switch("do_lower_case")
+    return None, False
+
+
+def _encoding_settings(directory: Path) -> tuple[dict[str, str], str | None, int | None]:
+    """Return the prompts by name, the name of the default one, and how many numbers of a vector are kept (None: all)."""
+    path = directory / ENCODING_SETTINGS
+    if not path.is_file():
+        return {}, None, None
+    settings = read_document(path)
+    try:
+        prompts = msgspec.convert(settings.values.get("prompts") or {}, dict[str, str])
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{path}: prompts must be texts by name: {error}") from None
+    default = settings.text("default_prompt_name") if "default_prompt_name" in settings else None
+    if default is not None and default not in prompts:
+        raise settings.wrong("default_prompt_name", default, f"must be one of {', '.join(prompts) or 'the prompts'}")
+    return prompts, default, settings.integer("truncate_dim") if "truncate_dim" in settings else None
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model's directory: what is computed, with which weights, of which texts.
-
-    `layers` are those that are pooled unless the user says otherwise; `max_length` is the most tokens of a text that are read, special ones
-    included; `prompts` are texts to put before a text, by name, and `default_prompt` the name of the one that sentence-transformers
-    would put before every text. `dense` come behind the pooling, before the normalisation.
-    """
+    """A model's directory: what is computed, with which weights, of which texts."""
 
     directory: Path
     architecture: Architecture
-    normalize: bool
-    layers: tuple[int, ...]
-    max_length: int
-    prompts: dict[str, str]
-    default_prompt: str | None
-    dense: tuple[Dense, ...]
     layout: Layout
     store: Store
+
+    @property
+    def normalize(self) -> bool:
+        """Whether the files ask for vectors of length 1."""
+        return self.layout.normalize
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that are pooled unless the user says otherwise, counted from the end."""
+        return self.layout.layers(self.architecture.layers)
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Texts to put before a text, by name."""
+        return self.layout.prompts
+
+    @property
+    def dense(self) -> tuple[Dense, ...]:
+        """The dense layers between the pooling and the normalisation."""
+        return self.layout.dense
+
+    @cached_property
+    def max_length(self) -> int:
+        """The most tokens of a text that are read, special ones included: what the files say, and at most what the position embeddings reach."""
+        longest, reach = self.layout.max_length, self.architecture.max_length
+        path = self.layout.network / "tokenizer_config.json"
+        if longest is None and path.is_file():
+            # Files say 1e30 where the tokenizer has no bound of its own.
+            said = read_document(path).values.get("model_max_length")
+            longest = said if isinstance(said, int) and said > 2 else None
+        return min(longest or reach, reach)
 
     @property
     def poolings(self) -> tuple[Pooling, ...]:
@@ -46,8 +264,8 @@ class Checkpoint:
 
     def tokenizer(self, options: TokenizerOptions = AS_THE_FILES_SAY) -> Tokenizer:
         """Return the tokenizer. Raises SettingsError if its files are missing, broken or do not fit the weights."""
-        if options.prompt is None and self.default_prompt is not None:
-            options = replace(options, prompt=self.prompts[self.default_prompt])
+        if options.prompt is None and self.layout.default_prompt is not None:
+            options = replace(options, prompt=self.prompts[self.layout.default_prompt])
         if self.layout.lowercase:
             options = replace(options, lowercase_text=True)
         return Tokenizer(self.layout.network, options, vocab_size=self.architecture.vocab_size)
@@ -89,29 +307,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     )
     store.weights(architecture)
     _check_dense(layout, architecture)
-    return Checkpoint(
-        directory=directory,
-        architecture=architecture,
-        normalize=layout.normalize,
-        layers=layout.layers(architecture.layers),
-        max_length=longest_text(layout, architecture),
-        prompts=layout.prompts,
-        default_prompt=layout.default_prompt,
-        dense=layout.dense,
-        layout=layout,
-        store=store,
-    )
-
-
-def longest_text(layout: Layout, architecture: Architecture) -> int:
-    """Return the most tokens of a text that are read: what the files say, and at most what the position embeddings reach."""
-    longest = layout.max_length
-    path = layout.network / "tokenizer_config.json"
-    if longest is None and path.is_file():
-        # Files say 1e30 where the tokenizer has no bound of its own.
-        said = read_document(path).values.get("model_max_length")
-        longest = said if isinstance(said, int) and said > 2 else None
-    return min(longest or architecture.max_length, architecture.max_length)
+    return Checkpoint(directory, architecture, layout, store)
 
 
 def _check_dense(layout: Layout, architecture: Architecture) -> None:
@@ -123,3 +319,52 @@ def _check_dense(layout: Layout, architecture: Architecture) -> None:
                 f"{layout.network}: a dense layer takes vectors of {layer.weight.shape[1]} numbers, what it gets has {width}"
             )
         width = layer.weight.shape[0]
+
+
+def read_for(kind: str, directory: Path) -> Checkpoint:
+    """Return what is in `directory`, for the runtime `kind`.
+
+    The torch runtime takes any architecture; what vectors it makes is up to transformers. Raises SettingsError as read_checkpoint does.
+    """
+    directory = Path(directory).resolve()
+    if kind != "torch":
+        return read_checkpoint(directory)
+    layout = read_layout(directory)
+    path = layout.network / CONFIG
+    if not path.is_file() or not _is_other(read_document(path)):
+        return read_checkpoint(directory)
+    store = Store(layout.network)
+    architecture = _architecture(read_document(path), store)
+    return Checkpoint(directory, architecture, layout, store)
+
+
+def _is_other(config: Document) -> bool:
+    return (
+        config.text("model_type") not in FAMILIES
+        or config.text("position_embedding_type", default="absolute") != "absolute"
+    )
+
+
+def _architecture(config: Document, store: Store) -> Architecture:
+    if config.switch("is_encoder_decoder"):
+        raise config.wrong(
+            "is_encoder_decoder",
+            True,
+            f"must be false: {config.text('model_type')} has a decoder too, which is not served",
+        )
+    needed = {"hidden_size", "layers", "vocab_size"}
+    sizes: dict[str, Any] = {
+        name: config.integer(*keys, *MORE_NAMES.get(name, ()), default=None if name in needed else 1)
+        for name, keys in SIZES.items()
+    }
+    labels = config.values.get("id2label")
+    classifies = any("classifier" in name or name.startswith("score") for name in store.files)
+    return Architecture(
+        family=config.text("model_type"),
+        **sizes,
+        max_length=config.integer("max_position_embeddings", "n_positions", default=512),
+        type_vocab_size=config.integer("type_vocab_size", default=0, least=0),
+        pad_id=config.integer("pad_token_id", default=0, least=0),
+        labels=0 if not classifies else len(labels) if isinstance(labels, dict) else 2,
+        has_pooler=any(".pooler." in f".{name}" for name in store.files),
+    )

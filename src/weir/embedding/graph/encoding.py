@@ -1,6 +1,6 @@
 """The encoder of the BERT family: embeddings, then layers of attention and feed-forward parts.
 
-Which operators are used was measured on CPUs (`make bench PART=graphs`): there all but attention is computed of tokens alone (rows.py), and
+Which operators are used was measured on CPUs (`make bench PART=graphs`): there all but attention is computed of tokens alone (Packed), and
 Sum and LayerNormalization are faster than onnxruntime's SkipLayerNormalization. Sum, not Add, for onnxruntime fuses Add with what
 follows into just that. On GPUs the fused forms are the fast ones.
 """
@@ -11,20 +11,117 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.graph.assembling import FUSED, Assembly
-from weir.embedding.graph.dense import Numbers
-from weir.embedding.graph.relative import distance_table
-from weir.embedding.graph.rows import Packed, Rectangle
+from weir.embedding.graph.assembly import FUSED, Assembly, Numbers
 
 if TYPE_CHECKING:
-    from weir.embedding.checkpoint.architecture import Architecture
+    from weir.embedding.checkpoint.config import Architecture
+
 
 Array = NDArray[Any]
 PARTS = ("query", "key", "value")
 _INT64 = 7  # onnx.TensorProto's number
+FARTHEST = 128  # distances from here on share the last bucket, as in T5
 
 
-class Encoder:
+def distance_table(bias: NDArray[np.floating], max_length: int) -> NDArray[np.float32]:
+    """Return what each head of MPNet's attention adds for a key at the distance d from its query, in the row d + max_length - 1.
+
+    `bias` is [buckets, heads]; the answer is [2 · max_length - 1, heads]. Source: Raffel et al. 2020 (T5), section 2.1, in both
+    directions: half of the buckets are for keys that come later; half of each half are for one distance each, the rest grow with the logarithm.
+    """
+    distance = np.arange(1 - max_length, max_length)
+    later = len(bias) // 2
+    exact = later // 2
+    size = np.abs(distance).astype(np.float32)
+    # In float32, as in the original: what falls on the edge of a bucket must fall on the same side.
+    grown = (
+        np.log(np.maximum(size, 1) / np.float32(exact))
+        / np.float32(np.log(FARTHEST / exact))
+        * np.float32(later - exact)
+    )
+    far = np.minimum(exact + grown.astype(np.int64), later - 1)
+    bucket = np.where(size < exact, np.abs(distance), far) + later * (distance > 0)
+    table: NDArray[np.float32] = np.asarray(bias, dtype=np.float32)[bucket]
+    return table
+
+
+class Rectangle:
+    """Computes all rows, padding among them: [batch, length, size]. A GPU would have to wait until it is known how many tokens there are."""
+
+    def __init__(self, assembly: Assembly, ids: str) -> None:
+        self._assembly = assembly
+        self._length = assembly.add("Shape", ids, start=1, end=2)
+
+    def pick(self, each: str) -> str:
+        """Return what an input [batch, length] has for each row."""
+        return each
+
+    def places(self, table: str) -> str:
+        """Return what a table has for each row's place in its text."""
+        zero = self._assembly.constant([0], "int64")
+        return self._assembly.add("Slice", table, zero, self._length, zero)
+
+    def spread(self, rows: str) -> str:
+        """Return rows as [batch, length, size]."""
+        return rows
+
+
+class Packed:
+    """Computes the rows of tokens alone, one text's after the other's: [tokens, size]. There must be at least one token.
+
+    In all but attention a token is computed by itself, so that texts of unlike lengths cost no more than like ones. It takes a few copies in each
+    layer, which a CPU hardly notices.
+    """
+
+    def __init__(self, assembly: Assembly, ids: str, mask: str) -> None:
+        self._assembly = assembly
+        found = assembly.add("NonZero", mask)
+        self._cells = assembly.add("Transpose", found, perm=[1, 0])
+        self._columns = assembly.add("Gather", found, self._long(1))
+        # Where in the rectangle there is no token, any will do: nobody looks at it.
+        flat = assembly.add("Reshape", mask, self._long([-1]))
+        number = assembly.add("Sub", assembly.add("CumSum", flat, self._long(0)), self._int(1))
+        number = assembly.add("Max", number, self._int(0))
+        self._numbers = assembly.add("Reshape", number, assembly.add("Shape", ids))
+        self._parts: dict[int, list[str]] = {}
+
+    def pick(self, each: str) -> str:
+        """Return what an input [batch, length] has for each row."""
+        return self._assembly.add("GatherND", each, self._cells)
+
+    def places(self, table: str) -> str:
+        """Return what a table has for each row's place in its text."""
+        return self._assembly.add("Gather", table, self._columns)
+
+    def first(self, rows: str) -> str:
+        """Return the first row of each text: [batch, 1, size]."""
+        zero, one = self._long([0]), self._long([1])
+        return self._assembly.add("Gather", rows, self._assembly.add("Slice", self._numbers, zero, one, one))
+
+    def spread(self, rows: str) -> str:
+        """Return rows as [batch, length, size]; where there is no token stands that of another."""
+        return self._assembly.add("Gather", rows, self._numbers)
+
+    def split(self, rows: str, count: int, size: int) -> list[str]:
+        """Return `count` parts of each row, each of `size` numbers, spread. Each is copied once."""
+        parts = self._assembly.add("Reshape", rows, self._long([-1, size]))
+        if count not in self._parts:
+            begin = self._assembly.add("Mul", self._numbers, self._int(count))
+            self._parts[count] = [self._assembly.add("Add", begin, self._int(part)) for part in range(count)]
+        return [self._assembly.add("Gather", parts, place) for place in self._parts[count]]
+
+    def pack(self, value: str) -> str:
+        """Return [batch, length, size] as rows again."""
+        return self._assembly.add("GatherND", value, self._cells)
+
+    def _int(self, value: int) -> str:
+        return self._assembly.constant(value, "int32")
+
+    def _long(self, value: int | list[int]) -> str:
+        return self._assembly.constant(value, "int64")
+
+
+class EncoderLayers:
     """Adds an encoder to a graph, layer by layer: `value` is what the last one left, the rows of `rows` by hidden size."""
 
     def __init__(

@@ -40,8 +40,7 @@ def has_cuda() -> bool:
 
 def open_onnx(checkpoint: "Checkpoint", recipe: "Recipe", computing: Computing, device: str) -> "OnnxRuntime":
     """Return the runtime for `recipe`, whose graph is made if it has not been. See open_runtime."""
-    from weir.embedding.graph.cache import graph_file
-    from weir.embedding.graph.keeping import hold
+    from weir.embedding.graph.cache import graph_file, hold
 
     library()
     limit = memory_limit(device, computing.gpu_memory_fraction)

@@ -6,13 +6,12 @@ from typing import Any
 
 import msgspec
 
-from weir.embedding.checkpoint.documents import Document, read_document
+from weir.embedding.checkpoint.config import Document, read_document
+from weir.embedding.tokens.failing import named
+from weir.embedding.tokens.options import TokenizerOptions
+from weir.embedding.tokens.sentencepiece import FILES, from_pieces
+from weir.embedding.tokens.vocabularies import from_merges, from_vocabulary
 from weir.errors import SettingsError
-
-from .failing import named
-from .options import TokenizerOptions
-from .sentencepiece import FILES, from_pieces
-from .vocabularies import from_merges, from_vocabulary
 
 JSON = "tokenizer.json"
 NO_OVERRIDES = ("PreTrainedTokenizerFast", "TokenizersBackend")  # these take tokenizer.json as it is

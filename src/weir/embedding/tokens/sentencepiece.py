@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from weir.embedding.checkpoint.documents import read_document
+from weir.embedding.checkpoint.config import read_document
 from weir.embedding.checkpoint.table import Malformed, fields
 from weir.errors import SettingsError
 

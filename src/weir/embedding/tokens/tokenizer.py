@@ -10,14 +10,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from weir.embedding.texts import AS_THE_SERVER, TOO_LONG, Text, TokenizeOptions
+from weir.embedding.tokens.failing import named
+from weir.embedding.tokens.options import AS_THE_FILES_SAY, TokenizerOptions
+from weir.embedding.tokens.pieces import load_pieces
+from weir.embedding.tokens.splitting import split_ids
+from weir.embedding.tokens.template import Template, read_template, shares
+from weir.embedding.tokens.texts import Read, read_text
 from weir.errors import InvalidRequest, SettingsError
-
-from .failing import named
-from .options import AS_THE_FILES_SAY, TokenizerOptions
-from .pieces import load_pieces
-from .splitting import split_ids
-from .template import Template, read_template, shares
-from .texts import Read, read_text
 
 # A text is first read only so far, in characters for each token wanted: English has 4 to 5.
 GENEROUS = 12

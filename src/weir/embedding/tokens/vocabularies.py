@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from weir.embedding.checkpoint.documents import Document, read_document
+from weir.embedding.checkpoint.config import Document, read_document
+from weir.embedding.tokens.options import TokenizerOptions
 from weir.errors import SettingsError
-
-from .options import TokenizerOptions
 
 # The special tokens by their role, as BERT and DistilBERT call them, and as RoBERTa and MPNet do.
 SQUARE = {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}

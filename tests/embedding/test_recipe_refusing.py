@@ -6,8 +6,7 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import Checkpoint, read_checkpoint
-from weir.embedding.graph.refusing import dimensions_of
-from weir.embedding.recipe import Pooling, Precision, Recipe
+from weir.embedding.recipe import Pooling, Precision, Recipe, dimensions_of
 from weir.errors import SettingsError
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.embedding import tiny
 
 import weir.embedding
-from weir.embedding.graph.keeping import SEAL, hold, locked, prune
+from weir.embedding.graph.cache import SEAL, hold, locked, prune
 
 SIZE = 100
 
@@ -47,7 +47,7 @@ def test_what_was_used_least_recently_goes_with_its_lock(graphs: Path) -> None:
 
 def test_what_is_in_use_stays_whoever_uses_it(graphs: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from weir.embedding.graph.keeping import hold\n"
+        "import sys; from pathlib import Path; from weir.embedding.graph.cache import hold\n"
         "held = hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

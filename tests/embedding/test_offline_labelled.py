@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.embedding.research.labelled import Labelled, read_labelled
+from weir.embedding.offline import Labelled, read_labelled
 from weir.errors import SettingsError
 
 FOUND = Labelled(["one, two", "three"], ["a", "b"])

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weir.embedding.research.separation import check_labels, cosine_distances, principal_plane, separation
+from weir.embedding.offline import check_labels, cosine_distances, principal_plane, separation
 from weir.errors import SettingsError
 
 EAST, NORTH, WEST = [1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]

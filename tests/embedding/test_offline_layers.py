@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from tests.embedding import tiny
 
-from weir.embedding.research.encoding import POOLINGS, encode
-from weir.embedding.research.layers import Layers, draw, study_layers, table, to_dict
-from weir.embedding.research.searching import search
+from weir.embedding.offline import POOLINGS, Layers, draw, encode, search, study_layers, table, to_dict
 from weir.errors import SettingsError
 
 TEXTS = ["first do it", "then do it right", "then do it better", "the weather is lovely", "it is sunny"]

@@ -8,8 +8,7 @@ import pytest
 from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.choosing import chosen_recipe
-from weir.embedding.recipe import Pooling
+from weir.embedding.recipe import Pooling, chosen_recipe
 from weir.embedding.tokens.options import TokenizerOptions
 from weir.errors import SettingsError
 
@@ -71,10 +70,10 @@ def test_lengths_are_the_smallest_that_is_said(tmp_path: Path) -> None:
 def test_prompts(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(tiny.sentence_model(tmp_path, prompts={"query": "query: ", "passage": "passage: "}))
     assert checkpoint.prompts == {"query": "query: ", "passage": "passage: "}
-    assert checkpoint.default_prompt is None
+    assert checkpoint.layout.default_prompt is None
     change(tmp_path / "config_sentence_transformers.json", default_prompt_name="query")
     prompted = read_checkpoint(tmp_path)
-    assert prompted.default_prompt == "query"
+    assert prompted.layout.default_prompt == "query"
     given = [prompted.tokenizer(), checkpoint.tokenizer(TokenizerOptions(prompt="query: "))]
     without = [checkpoint.tokenizer(), prompted.tokenizer(TokenizerOptions(prompt=""))]
     for tokenizer in given:

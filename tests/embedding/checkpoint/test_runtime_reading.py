@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.embedding import tiny
 
-from weir.embedding.runtime.reading import read_for
+from weir.embedding.checkpoint.reading import read_for
 from weir.errors import SettingsError
 
 
