@@ -9,10 +9,10 @@ from typing import Any
 import numpy
 
 from weir import errors
+from weir.catalog.repository.document import KEYS
+from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
 from weir.embedding.counts import Counts
 from weir.embedding.padding_metrics import Waste
-from weir.manager.repository.keys import KEYS, REFUSED, WARNED
-from weir.manager.repository.triton import FOREIGN, PLATFORMS
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
 from weir.protocols.account import Account

@@ -7,9 +7,9 @@ import sys
 import pytest
 from tests.served import CLEAN, MODELS
 
+from weir.catalog.loading import make_service
+from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
-from weir.manager.making import make_service
-from weir.manager.spec import ModelToServe
 
 
 def test_refused_parameters_show_no_secrets() -> None:

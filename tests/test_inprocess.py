@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from tests.manager.kit import Square
-from tests.manager.test_blocking import run_script, together
+from tests.serving.kit import Square
+from tests.serving.test_blocking import run_script, together
 
 from weir import Model, ModelError
 from weir.errors import Conflict

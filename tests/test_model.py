@@ -5,8 +5,8 @@ import numpy
 import pytest
 
 from weir.errors import SettingsError
-from weir.manager.settings import compose
 from weir.model import PAD, RAGGED, Model, Tensor, check_model, function_of, is_batched
+from weir.serving.settings import compose
 
 X, Y = Tensor("x", "FP32", [-1, -1]), Tensor("y", "FP32", [-1, -1])
 

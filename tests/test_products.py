@@ -13,8 +13,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import BaseRoute, Route
 
 from weir.app import App
+from weir.catalog.registry import Registry
 from weir.errors import SettingsError
-from weir.manager.registry import Registry
 from weir.messages import Observer
 from weir.protocols.auth_middleware import Refuse
 from weir.protocols.door import Door, DoorContext

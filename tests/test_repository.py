@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 import httpx
 import pytest
-from tests.manager.repository.shelf import plain, write
+from tests.catalog.repository.shelf import plain, write
 from tests.served import MODELS, serving, weir
 
 from weir import SettingsError

@@ -5,8 +5,8 @@ import threading
 from pathlib import Path
 
 import httpx
-from tests.manager.banks import small_bank
 from tests.served import MODELS, serving
+from tests.tuning.banks import small_bank
 
 
 def test_auto_measures_serves_solves_and_explains() -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from weir.catalog.sources import ModelToServe
 from weir.errors import SettingsError
-from weir.manager.spec import ModelToServe
 from weir.settings import (
     MODEL_PARTS,
     SERVER_PARTS,

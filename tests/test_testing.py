@@ -1,7 +1,7 @@
 import asyncio
 
 import pytest
-from tests.manager.kit import squares
+from tests.serving.kit import squares
 
 from weir import ModelError
 from weir.messages import JSON, MSGPACK, OBJECT, Batch, Events

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import tritonclient.http as triton
 from onnx import TensorProto, helper
-from tests.manager.repository.shelf import write
+from tests.catalog.repository.shelf import write
 from tests.served import Served
 from tritonclient.utils import np_to_triton_dtype, shared_memory
 from websockets.sync.client import connect

@@ -27,6 +27,7 @@ import uvloop
 import weir
 from benchmarks import models
 from benchmarks.models import Grid, Words
+from weir.catalog.registry import Registry
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode
@@ -36,7 +37,6 @@ from weir.embedding.status import Status
 from weir.embedding.texts import Encoded, Text
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
-from weir.manager.registry import Registry
 from weir.protocols.account import Account
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer

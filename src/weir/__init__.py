@@ -42,17 +42,16 @@ from weir.model import Example, Last, Measure, Model, Tensor
 from weir.policy.decision import Decision, Observation, Policy
 
 if TYPE_CHECKING:
+    from weir.catalog.chains import Branch, Chain, Step, Switch
+    from weir.catalog.profiling import profile
+    from weir.catalog.registry import Registry
     from weir.hosting import asgi
-    from weir.manager.blocking import BlockingService
-    from weir.manager.chains.chain import Chain
-    from weir.manager.chains.steps import Branch, Step, Switch
-    from weir.manager.profiling import profile
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
     from weir.policy.cost.prices import Prices
     from weir.policy.cost.profile import Profile
     from weir.policy.online.adaptive import SolvedPolicy
     from weir.policy.solve.bank import Bank
+    from weir.serving.blocking import BlockingService
+    from weir.serving.service import Service
     from weir.simulation.banks import solve
     from weir.simulation.simulator import simulate
 
@@ -77,18 +76,18 @@ __all__ = [
 # Loaded when first asked for: a worker process and a client need none of asyncio and the rest of the server.
 _LAZY = {
     "Bank": "weir.policy.solve.bank",
-    "BlockingService": "weir.manager.blocking",
-    "Branch": "weir.manager.chains.steps",
-    "Chain": "weir.manager.chains.chain",
+    "BlockingService": "weir.serving.blocking",
+    "Branch": "weir.catalog.chains",
+    "Chain": "weir.catalog.chains",
     "Prices": "weir.policy.cost.prices",
     "Profile": "weir.policy.cost.profile",
-    "Registry": "weir.manager.registry",
-    "Service": "weir.manager.service",
+    "Registry": "weir.catalog.registry",
+    "Service": "weir.serving.service",
     "SolvedPolicy": "weir.policy.online.adaptive",
-    "Step": "weir.manager.chains.steps",
-    "Switch": "weir.manager.chains.steps",
+    "Step": "weir.catalog.chains",
+    "Switch": "weir.catalog.chains",
     "asgi": "weir.hosting",
-    "profile": "weir.manager.profiling",
+    "profile": "weir.catalog.profiling",
     "simulate": "weir.simulation.simulator",
     "solve": "weir.simulation.banks",
 }

@@ -20,17 +20,15 @@ from typing import Any
 
 import uvloop
 
+from weir.catalog.loading import Maker
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
+from weir.catalog.repository.document import read_config
+from weir.catalog.repository.folder import Folder, InlineConfigSource
+from weir.catalog.repository.watching import load_library, watching
+from weir.catalog.sources import Known, all_sources, open_wanted
 from weir.dashboard.routes import make_dashboard
 from weir.errors import SettingsError, WeirError
-from weir.manager.making import Maker
-from weir.manager.manager import Manager
-from weir.manager.registry import Registry
-from weir.manager.repository.document import read_config
-from weir.manager.repository.folder import Folder
-from weir.manager.repository.inline_config import InlineConfigSource
-from weir.manager.repository.opening import all_sources, open_wanted
-from weir.manager.repository.watching import load_library, watching
-from weir.manager.spec import Known
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import allow_descriptors

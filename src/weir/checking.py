@@ -8,15 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weir.batching.request_state import RequestBase
+from weir.catalog.chains import missing
+from weir.catalog.loading import make_service
+from weir.catalog.registry import Registry
+from weir.catalog.sources import ModelToServe
 from weir.errors import WeirError
-from weir.manager.chains.order import missing
-from weir.manager.health import same
-from weir.manager.making import make_service
-from weir.manager.registry import Registry
-from weir.manager.service import Service
-from weir.manager.spec import ModelToServe
 from weir.messages import JSON, Dispatch
 from weir.model import Example, is_tensor_model
+from weir.serving.service import Service, same
 
 
 @dataclass

@@ -14,10 +14,10 @@ from rich.text import Text
 from weir.app import App, run
 from weir.checking import Report, check_model_runs
 from weir.errors import ModelError, SettingsError, WeirError
-from weir.manager.service import Service
 from weir.messages import JSON
 from weir.model import Example
 from weir.protocols.product import Product
+from weir.serving.service import Service
 from weir.settings import Settings
 from weir.telemetry.logs import get_logger, logging_to
 from weir.telemetry.silent import SilentObserver

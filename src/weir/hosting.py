@@ -12,11 +12,9 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
+from weir.catalog.loading import load_target
+from weir.catalog.registry import Registry, running
 from weir.dashboard.routes import make_dashboard
-from weir.manager.lifespan import running
-from weir.manager.registry import Registry
-from weir.manager.service import Service
-from weir.manager.targets import load_target
 from weir.messages import Observer
 from weir.model import Model
 from weir.protocols.access import Access, AccessSettings
@@ -27,6 +25,7 @@ from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.metrics import code_of, make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger
 from weir.telemetry.metrics import Metrics

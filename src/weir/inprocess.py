@@ -9,26 +9,23 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from contextlib import aclosing, suppress
 from typing import Any, Self
 
+from weir.catalog.loading import Maker, apply
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
+from weir.catalog.repository.folder import Folder, InlineConfigSource
+from weir.catalog.sources import Known, ModelToServe, Parameters, all_sources, open_wanted
 from weir.client.asynchronous import AsyncClient
 from weir.client.calls import Decoder, Metadata, Streaming
 from weir.client.programs import Program
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
-from weir.manager.background import Background, Lifecycle
-from weir.manager.making import Maker
-from weir.manager.manager import Manager
-from weir.manager.parameters import apply
-from weir.manager.registry import Registry
-from weir.manager.repository.folder import Folder
-from weir.manager.repository.inline_config import InlineConfigSource
-from weir.manager.repository.opening import all_sources, open_wanted
-from weir.manager.service import Service
-from weir.manager.spec import Known, ModelToServe, Parameters
 from weir.messages import Observer
 from weir.model import Model, check_model
 from weir.protocols.kserve_inference import StreamPart, find, infer, stream
 from weir.protocols.metadata import EXTENSIONS, device_count, metadata, server_metadata
+from weir.serving.blocking import Background, Lifecycle
+from weir.serving.service import Service
 from weir.settings import default_name, read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
 

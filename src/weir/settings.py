@@ -18,12 +18,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
+from weir.catalog.repository.document import RepositorySettings
+from weir.catalog.sources import ModelToServe
 from weir.embedding import settings as embedding
 from weir.errors import SettingsError
 from weir.fields import Rule, check, setting
-from weir.manager.repository.settings import RepositorySettings
-from weir.manager.settings import ServiceSettings
-from weir.manager.spec import ModelToServe
 from weir.parsing import from_text, from_texts, from_toml
 from weir.protocols.access import AccessSettings
 from weir.protocols.control import ControlSettings
@@ -31,6 +30,7 @@ from weir.protocols.door import DoorsSettings
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.settings import HttpSettings
+from weir.serving.settings import ServiceSettings
 from weir.telemetry.settings import TelemetrySettings
 from weir.workers.settings import WorkerSettings
 

@@ -7,7 +7,7 @@ import pytest
 
 SERVERS = {
     "asyncio", "cloudpickle", "grpc", "httptools", "httpx", "prometheus_client", "pydantic", "rich", "scipy", "starlette", "structlog",
-    "typer", "uvicorn", "uvloop", "weir.manager", "weir.protocols", "weir.workers", "websockets",
+    "typer", "uvicorn", "uvloop", "weir.catalog", "weir.protocols", "weir.serving", "weir.tuning", "weir.workers", "websockets",
 }  # fmt: skip
 
 # What there is beside the standard library after `pip install --no-deps weir-serving` and `pip install numpy msgspec` with

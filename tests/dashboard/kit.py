@@ -5,9 +5,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import weir
+from weir.catalog.registry import Registry
 from weir.dashboard.sampling import Sampler
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.serving.service import Service
 from weir.telemetry.metrics import Metrics
 from weir.testing import FakeExecutor
 

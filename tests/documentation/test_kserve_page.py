@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.manager.registry import Registry
+from weir.catalog.registry import Registry
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.routes import PREFIX, every
 from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY

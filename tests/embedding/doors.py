@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 from starlette.routing import BaseRoute
 
+from weir.catalog.registry import Registry
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode, EncodeCall
@@ -16,7 +17,6 @@ from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
 from weir.embedding.status import Status
 from weir.embedding.texts import Encodes
-from weir.manager.registry import Registry
 from weir.protocols.control import Control
 from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer

@@ -3,10 +3,10 @@
 from openapi_spec_validator import validate
 from tests.embedding.doors import routes_of
 
+from weir.catalog.registry import Registry
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.counts import Counts
 from weir.embedding.openapi import text_paths
-from weir.manager.registry import Registry
 from weir.protocols.openapi import openapi
 from weir.protocols.settings import HttpSettings
 

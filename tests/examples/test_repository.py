@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import weir
-from weir.manager.targets import load_target
+from weir.catalog.loading import load_target
 from weir.model import check_model
 
 REPOSITORY = Path(__file__).resolve().parents[2] / "examples" / "repository"

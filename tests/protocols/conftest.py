@@ -9,10 +9,10 @@ import pytest
 from tests.protocols.doors import DOORS, Running, Serve, running
 from tests.protocols.sockets import LOOPS, Run
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.pages import RenderMetrics
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 
 
 @pytest.fixture(params=DOORS)

@@ -13,12 +13,12 @@ import httpx
 import uvicorn
 import uvloop
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.pages import RenderMetrics
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 
 T = TypeVar("T")
 Start = Callable[[Registry, HttpSettings, RenderMetrics | None], AbstractAsyncContextManager[tuple[str, int]]]

@@ -12,10 +12,10 @@ from typing import Any
 import uvloop
 from tests.protocols.fastlane.kit import Square, answers, hello, squared
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 TLS = Path(__file__).parent / "tls"

@@ -7,8 +7,8 @@ import pytest
 from tests.protocols.doors import Serve
 from tests.protocols.models import Echo, Length, Square
 
-from weir.manager.service import Service
 from weir.messages import MSGPACK
+from weir.serving.service import Service
 
 HUGE = 10**400
 BAD_JSON = [

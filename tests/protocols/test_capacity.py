@@ -8,10 +8,10 @@ from tests.protocols.doors import Running, Serve, running
 from tests.protocols.models import Echo, Moody, Square
 
 from weir import errors
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.messages import EventKind, Events, Timing
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor, RecordingObserver
 
 POST = b"POST /infer/square HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n"

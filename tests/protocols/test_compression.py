@@ -6,8 +6,8 @@ import pytest
 from tests.protocols.doors import Serve
 from tests.protocols.models import Echo
 
-from weir.manager.service import Service
 from weir.protocols.compression import CODINGS, compress, decompress
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 both = pytest.mark.parametrize("coding", CODINGS)

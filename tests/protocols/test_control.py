@@ -9,9 +9,9 @@ from tests.protocols.models import Square
 
 import weir
 from weir.errors import Forbidden, SettingsError, Unauthorized
-from weir.manager.service import Service
 from weir.protocols.control import Control, ControlSettings, is_local
 from weir.protocols.response import error_answer
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 LOCAL = [

@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from weir import InvalidRequest, Model, Service, Tensor
+from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Overloaded
-from weir.manager.registry import Registry
 from weir.messages import Batch
 from weir.protocols.account import CLAIM, Account, Counted
 from weir.protocols.bodies import Body, unpacked

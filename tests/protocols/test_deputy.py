@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from starlette.types import Receive, Scope
 
+from weir.catalog.registry import Registry
 from weir.errors import ModelNotReady
-from weir.manager.registry import Registry
-from weir.manager.service import Service
 from weir.model import Model, Tensor
 from weir.protocols.deputy import Deputy
 from weir.protocols.native import RequestHead
@@ -19,6 +18,7 @@ from weir.protocols.response import HttpResponse
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 
 

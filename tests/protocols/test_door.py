@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from weir.catalog.registry import Registry
 from weir.errors import SettingsError
-from weir.manager.registry import Registry
 from weir.protocols import door
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.door import DoorContext, open_doors

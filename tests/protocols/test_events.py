@@ -10,12 +10,12 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.manager.kit import Watch
 from tests.protocols.doors import Running, Serve
+from tests.serving.kit import Watch
 from tests.streaming_models import Count, Prefixes, Raising, Script, Ticking
 
 from weir import Model, Service
-from weir.manager.registry import Registry
+from weir.catalog.registry import Registry
 from weir.messages import Request
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer

@@ -14,14 +14,14 @@ from tests.protocols.sockets import serving as serving_tls
 from websockets.asyncio.client import connect
 
 import weir
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.access import Access, AccessSettings
 from weir.protocols.httplog import LEFT, HttpLog
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeClock, FakeExecutor
 
 POST = b"POST /infer/square HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n\r\n3"

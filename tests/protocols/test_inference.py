@@ -14,12 +14,12 @@ from tests.protocols.doors import Serve
 from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upload, Upper, Words
 from tests.protocols.sockets import Run, until
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.messages import JSON, MSGPACK, OCTETS
 from weir.model import Model
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 

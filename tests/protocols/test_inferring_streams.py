@@ -8,8 +8,8 @@ from tests.protocols.test_kserve_inference import items, tensor, with_service
 from tests.streaming_models import Count, Script
 
 from weir.errors import InvalidRequest, Unsupported
-from weir.manager.service import Service
 from weir.protocols.kserve_inference import infer, stream
+from weir.serving.service import Service
 from weir.wire.inference import InferenceRequest
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from examples.tensors import Affine
 
+from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, ModelNotFound, Overloaded, TooLarge, Unsupported, ValidationFailed
-from weir.manager.registry import Registry
-from weir.manager.service import Service
 from weir.model import Measure, Model
 from weir.protocols.kserve_inference import find, infer
 from weir.protocols.payload import NO_WISH, schedule_of
+from weir.serving.service import Service
 from weir.testing import FakeClock, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue
 

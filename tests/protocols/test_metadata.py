@@ -5,9 +5,9 @@ from typing import Any
 from examples.tensors import Affine
 
 from weir._version import __version__
-from weir.manager.service import Service
 from weir.model import Model, Tensor
 from weir.protocols.metadata import EXTENSIONS, config, metadata, server_metadata
+from weir.serving.service import Service
 
 
 class Echo(Model):

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from tests.protocols.models import Add, Echo, Words
 
+from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge
-from weir.manager.registry import Registry
-from weir.manager.service import Service
 from weir.messages import JSON
 from weir.protocols.native import RequestHead, read_ask
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 

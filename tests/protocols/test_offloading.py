@@ -21,18 +21,18 @@ from tests.protocols.sockets import until
 from tests.protocols.websocket_kit import Sum
 from tests.protocols.websocket_kit import serving as serving_sockets
 
+from weir.catalog.loading import Maker
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
+from weir.catalog.repository.document import read_config
+from weir.catalog.sources import Known, ModelToServe
 from weir.errors import InvalidRequest, Overloaded
-from weir.manager.making import Maker
-from weir.manager.manager import Manager
-from weir.manager.registry import Registry
-from weir.manager.repository.document import read_config
-from weir.manager.service import Service
-from weir.manager.spec import Known, ModelToServe
 from weir.model import Model, Tensor
 from weir.protocols import offloading, payloads
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire import elements, kserve_grpc, kserve_typed, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue

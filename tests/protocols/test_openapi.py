@@ -9,9 +9,9 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from tests.protocols.models import Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words
 from tests.streaming_models import Prefixes as Stories
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.openapi import openapi
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 MODELS = (Add, Blob, Count, Echo, Length, Moody, Reader, Shout, Square, Upper, Words)

@@ -7,10 +7,10 @@ from starlette.applications import Starlette
 from tests.protocols.doors import Serve
 from tests.protocols.models import Echo, Square
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 

@@ -8,8 +8,8 @@ import pytest
 from tests.protocols.doors import Serve
 from tests.protocols.models import Blob, Deadly, Echo
 
-from weir.manager.service import Service
 from weir.messages import OCTETS
+from weir.serving.service import Service
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

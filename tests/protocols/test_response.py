@@ -9,12 +9,12 @@ import pytest
 from tests.protocols.models import Add, Echo
 
 from weir import errors
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
 from weir.protocols.native import RequestHead, read_ask
 from weir.protocols.response import answer_of, batch_body, encode_safely, error_answer, explain_headers, output_body
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeExecutor, FakeRequest
 
 

@@ -15,8 +15,8 @@ import pytest
 from tests.protocols.fastlane.kit import ArenaExecutor, hello, post, squared
 from tests.protocols.sockets import FILES, GET, TLS, Client, Run, serving, until
 
+from weir.catalog.registry import Registry
 from weir.errors import SettingsError
-from weir.manager.registry import Registry
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor, RecordingObserver

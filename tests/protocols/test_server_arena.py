@@ -8,8 +8,8 @@ import pytest
 from tests.protocols.fastlane.kit import post
 from tests.protocols.sockets import Client, Run, serving, until
 
-from weir.manager.service import Service
 from weir.model import Model
+from weir.serving.service import Service
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 

@@ -17,7 +17,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from weir import Service
-from weir.manager.registry import Registry
+from weir.catalog.registry import Registry
 from weir.protocols.origin_check import allowed
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings

@@ -9,7 +9,7 @@ import pytest
 from tests.protocols.doors import Running, Serve, read_all
 from tests.protocols.models import Echo
 
-from weir.manager.service import Service
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 CLOSE = b"Connection: close\r\n"

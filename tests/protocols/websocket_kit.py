@@ -8,7 +8,7 @@ from typing import Any
 from websockets.asyncio.client import ClientConnection, connect
 
 from weir import InvalidRequest, Model, Service, Tensor
-from weir.manager.registry import Registry
+from weir.catalog.registry import Registry
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer

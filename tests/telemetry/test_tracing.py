@@ -12,8 +12,8 @@ from tests.streaming_models import Count
 
 from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
-from weir.manager.service import Service
 from weir.model import Model
+from weir.serving.service import Service
 from weir.telemetry.opening import open_tracing
 from weir.telemetry.settings import TelemetrySettings
 from weir.telemetry.tracecontext import Trace

@@ -7,11 +7,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.streaming_models import Count
 
 import weir
+from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelCrashed, ModelError, Overloaded, WeirError
-from weir.manager.registry import Registry
-from weir.manager.service import Service
 from weir.model import Model
 from weir.protocols.metrics import make_exposition
+from weir.serving.service import Service
 from weir.telemetry.metrics import Metrics
 from weir.telemetry.triton import reason_of
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import uvloop
-from tests.manager.kit import turns
+from tests.serving.kit import turns
 from tests.workers.models import Echo, LoadsWhile, Obedient, SlowAndPicky
 from tests.workers.pools import Pool, started
 

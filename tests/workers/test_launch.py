@@ -8,8 +8,8 @@ import pytest
 
 import weir
 from weir.errors import SettingsError
-from weir.manager.spawning import Spawned
 from weir.policy.cost.profile import Profile
+from weir.tuning.solver_process import Spawned
 from weir.workers.launch import MALLOC, SILENCE, THREAD_VARIABLES, Launch, available_cpus, pinned, unpinned
 from weir.workers.settings import WorkerSettings
 

@@ -10,8 +10,8 @@ import pytest
 from tests.workers.models import Obedient, Square
 from tests.workers.pools import started
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
+from weir.serving.service import Service
 from weir.workers import pool as pools
 from weir.workers import supervision
 from weir.workers.executor import suspension

@@ -31,8 +31,8 @@ from weir.bench.targets import make_target
 from weir.bench.targets.http import HttpOptions, HttpTarget
 from weir.bench.targets.inprocess import InProcessTarget
 from weir.errors import SettingsError
-from weir.manager.service import Service
 from weir.model import Model
+from weir.serving.service import Service
 from weir.simulation.statistics import Estimate
 
 __all__ = [

@@ -10,7 +10,7 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.bench import Report, Target
-    from weir.manager.spec import ModelToServe
+    from weir.catalog.sources import ModelToServe
 
 FAILED = 1
 
@@ -130,7 +130,7 @@ def _in_process(
 
 def _model(target: str, said: Sequence[str]) -> "ModelToServe":
     """Read settings as `weir serve` reads flags."""
-    from weir.manager.settings import unknown_setting
+    from weir.serving.settings import unknown_setting
     from weir.settings import declared_settings, read_settings
 
     known = {name: declared for name, declared in declared_settings().items() if declared.of_model}

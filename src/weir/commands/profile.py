@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weir.catalog.sources import ModelToServe
 from weir.commands.files import check_drawing, check_figure, check_writable, write_atomically
 from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
 from weir.commands.tables import print_table
 from weir.errors import SettingsError
-from weir.manager.spec import ModelToServe
 from weir.profiling.settings import ProfilingSettings
 from weir.settings import declared_by, declared_settings, value_of
 
@@ -66,8 +66,8 @@ profile = with_signature(
 
 
 def _measure(model: ModelToServe, settings: ProfilingSettings, items: Path | None) -> "Profile":
-    from weir.manager.making import make_service
-    from weir.manager.profiling import MEASURED_WITH, profile_service
+    from weir.catalog.loading import make_service
+    from weir.catalog.profiling import MEASURED_WITH, profile_service
 
     service = make_service(model._replace(settings={**model.settings, **MEASURED_WITH}), ())
     about = {"target": model.target, "command": command_line(sys.argv[1:])}

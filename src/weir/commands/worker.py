@@ -27,7 +27,7 @@ def _worker(
     The server says where workers attach (--worker-socket). The model is loaded and warmed up first; when the connection is
     lost it attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
     """
-    from weir.manager.making import make_service
+    from weir.catalog.loading import make_service
     from weir.workers.remote.address import parse_address
     from weir.workers.remote.attaching import Attachment
     from weir.workers.run.runner import Runner

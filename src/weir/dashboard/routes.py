@@ -21,7 +21,7 @@ from weir.protocols.sending import as_response
 from weir.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
+    from weir.catalog.registry import Registry
 
 _TYPES = {
     "svg": b"image/svg+xml",

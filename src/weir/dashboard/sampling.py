@@ -15,8 +15,8 @@ from weir.telemetry.histogram import Histogram
 from weir.telemetry.metrics import Metrics, ModelRecord
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 
 # Counters since the start, by model: the numbers of /metrics, and their changes.

@@ -7,8 +7,8 @@ from typing import Any
 from weir.embedding.model_spec import Said
 from weir.embedding.status import STOCK_POOLING, STOCK_VERSION
 from weir.embedding.text_frontend import Front
-from weir.manager.service import Service
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 
 ALL = 1.0  # of a GPU's memory: what a worker may take that has no bound
 

@@ -21,10 +21,10 @@ import numpy as np
 from weir.embedding.budget import MAX_ROWS, Budget, choose, safe
 from weir.embedding.rounds import Rounds, Size
 from weir.embedding.texts import Tokens
-from weir.manager.service import Service
 from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.profiling.machine import cpu_name
+from weir.serving.service import Service
 from weir.telemetry.silent import SilentObserver
 from weir.workers.launch import available_cpus
 

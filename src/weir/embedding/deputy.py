@@ -21,7 +21,7 @@ from weir.protocols.status import kserve_code
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 _MANY = 5_000  # elements whose reading would keep the event loop for more than about a millisecond
 

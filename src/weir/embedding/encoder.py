@@ -25,7 +25,7 @@ from weir.protocols.account import CLAIM, charge
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 SMALL = 16  # texts of a request that has the server's timeout, and may be answered by the fast lane
 MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other

@@ -10,14 +10,14 @@ from weir.embedding.pieces import Pieces
 from weir.embedding.reading import Tokenized
 from weir.embedding.texts import AS_THE_SERVER, Text, TokenizeOptions, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
-from weir.manager.call import InProcess
 from weir.messages import Dispatch
+from weir.serving.calls import InProcess
 
 if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
     from weir.embedding.tracing import CallTrace
-    from weir.manager.service import Service
     from weir.protocols.account import Claim
+    from weir.serving.service import Service
 
 
 Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that

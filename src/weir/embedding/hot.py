@@ -17,10 +17,10 @@ from weir.protocols.response import HttpResponse, echo_headers
 from weir.wire.pickles import LARGE_BYTES
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
     from weir.protocols.fastlane.connection import Connection
     from weir.protocols.fastlane.head import Head
     from weir.protocols.fastlane.plan import RoutePlan
+    from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")
 

@@ -4,10 +4,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weir.catalog.sources import ModelToServe
 from weir.embedding.budget import Budget
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
-from weir.manager.spec import ModelToServe
 from weir.workers.launch import available_cpus
 
 TARGET = "weir.embedding.model:TextEncoder"

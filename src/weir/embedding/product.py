@@ -8,6 +8,7 @@ from typing import Any
 from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
+from weir.catalog.sources import ModelToServe
 from weir.embedding.bert_status import stock_fields
 from weir.embedding.budget import Budget
 from weir.embedding.calibration import Progress
@@ -29,7 +30,6 @@ from weir.embedding.text_frontend import Front
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
-from weir.manager.spec import ModelToServe
 from weir.messages import Observer
 from weir.protocols.auth_middleware import Refuse
 from weir.protocols.control import is_loopback

@@ -24,7 +24,7 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.embedding.calling import EmbeddingContext
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 logger = logging.getLogger("weir")
 

@@ -7,8 +7,8 @@ from weir.errors import WeirError
 from weir.telemetry.tracecontext import CURRENT, Trace
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
-    from weir.manager.traced import Tracer
+    from weir.serving.delivery import Tracer
+    from weir.serving.service import Service
 
 MOST_SPANS = 128  # of texts, and of rounds of reading, of one request: the others of a large one have none
 

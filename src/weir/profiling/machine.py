@@ -1,8 +1,9 @@
-"""What a profile says of where it was made."""
+"""What this machine computes with, and what a profile says of where it was made."""
 
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 from weir._version import __version__
 from weir.errors import SettingsError
 from weir.profiling.energy import Meter
-from weir.profiling.nvml import find_nvml
+from weir.profiling.nvml import find_nvml, load_library
 from weir.profiling.rapl import find_rapl
+from weir.workers.launch import available_cpus
 
 NOTED = ("numpy", "onnxruntime", "torch", "jax", "tensorflow", "scikit-learn")  # what computes; noted where installed
 
@@ -68,3 +70,44 @@ def _installed() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return versions
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Some equal devices, or one. `kind` is CPU or GPU; `index` is the GPU's number (None for CPUs)."""
+
+    kind: str
+    name: str
+    count: int
+    memory_bytes: int
+    index: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-able dict."""
+        return asdict(self)
+
+
+def find_hardware(library: Any = None) -> list[Hardware]:
+    """Return the CPUs that this process may use, then each GPU. `library` stands for pynvml; without it (nvidia-ml-py, the extra
+    `gpu`), or without a driver, there are CPUs only."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cpus = Hardware("CPU", cpu_name(), len(available_cpus()), memory_bytes)
+    try:
+        library = library or load_library()
+    except SettingsError:
+        return [cpus]
+    return [cpus, *_gpus(library)]
+
+
+def _gpus(library: Any) -> list[Hardware]:
+    try:
+        return [_gpu(library, index) for index in range(library.nvmlDeviceGetCount())]
+    except library.NVMLError:
+        return []
+
+
+def _gpu(library: Any, index: int) -> Hardware:
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    name = library.nvmlDeviceGetName(handle)
+    text = name.decode() if isinstance(name, bytes) else str(name)
+    return Hardware("GPU", text, 1, int(library.nvmlDeviceGetMemoryInfo(handle).total), index)

@@ -6,10 +6,10 @@ from typing import Any
 
 from weir.batching.request_state import RequestBase, refuse
 from weir.errors import WeirError
-from weir.manager.delivery import discard, drop_payload
 from weir.messages import Dispatch
 from weir.protocols.native import DOOR, RequestHead
 from weir.protocols.payloads import NOTHING, QueueEntry
+from weir.serving.delivery import discard, drop_payload
 
 
 class Countdown:

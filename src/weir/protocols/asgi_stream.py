@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from weir.errors import ModelError, WeirError
-from weir.manager.streamed import Streamed
 from weir.messages import Kind
 from weir.protocols.events import Source
 from weir.protocols.native import DOOR, RequestHead
@@ -21,6 +20,7 @@ from weir.protocols.response import (
     tensors_body,
     trace_headers,
 )
+from weir.serving.calls import Streamed
 from weir.wire.elements import text_size
 
 

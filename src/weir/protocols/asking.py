@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 from weir.batching.request_state import RequestBase
 from weir.errors import WeirError
-from weir.manager.delivery import discard, is_block
 from weir.messages import JSON, Dispatch
+from weir.serving.delivery import discard, is_block
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 
 class Asked(RequestBase):

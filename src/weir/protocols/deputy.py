@@ -14,7 +14,7 @@ from weir.protocols.response import HttpResponse
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 
 class Deputy(Protocol):

@@ -16,8 +16,8 @@ from weir.protocols.control import Control
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.manager import Manager
-    from weir.manager.registry import Registry
+    from weir.catalog.manager import Manager
+    from weir.catalog.registry import Registry
     from weir.protocols.kserve.context import KServeContext
 
 ENTRY_POINTS = "weir.doors"

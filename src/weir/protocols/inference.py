@@ -34,8 +34,8 @@ from weir.telemetry.tracecontext import CURRENT, HEADER
 from weir.wire.elements import text_size
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")
 _LONG_WORK = 262144  # bytes whose compression would keep the event loop for too long

@@ -4,8 +4,6 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.errors import InvalidRequest, ModelNotFound, Unsupported, WeirError
-from weir.manager.delivery import discard
-from weir.manager.streamed import Streamed
 from weir.messages import Kind
 from weir.protocols.asking import Asked
 from weir.protocols.metadata import config as config
@@ -13,11 +11,13 @@ from weir.protocols.metadata import metadata as metadata
 from weir.protocols.metadata import server_metadata as server_metadata
 from weir.protocols.payload import response_of, schedule_of, works_of
 from weir.protocols.payloads import QueueEntry
+from weir.serving.calls import Streamed
+from weir.serving.delivery import discard
 from weir.wire.inference import InferenceRequest, InferenceResponse
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 
 def find(registry: "Registry", name: str, version: str = "") -> "Service":

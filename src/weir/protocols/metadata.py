@@ -8,8 +8,8 @@ from weir.model import NONE, RAGGED, Tensor, is_batched, is_tensor_model
 from weir.policy.rules import SizeOrDelay
 
 if TYPE_CHECKING:
-    from weir.manager.hardware import Hardware
-    from weir.manager.service import Service
+    from weir.profiling.machine import Hardware
+    from weir.serving.service import Service
 
 # A model of items at these doors: BYTES tensors whose elements are JSON documents.
 ITEM_INPUTS = (Tensor("input", "BYTES", (-1,)),)

@@ -15,8 +15,8 @@ from weir.telemetry.metrics import Metrics
 from weir.telemetry.triton import Counted, TritonNames
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 
 # Those that answer with HTTP's codes: our own, and those that products have.

@@ -11,16 +11,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge, Unsupported, UnsupportedMediaType
-from weir.manager.service import LONGEST_TIMEOUT, Service
 from weir.messages import JSON
 from weir.model import is_tensor_model
 from weir.protocols.compression import accepted_coding, coding_of
 from weir.protocols.content_negotiation import accept_of, content_type_of, write_types
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import LONGEST_TIMEOUT, Service
 from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
+    from weir.catalog.registry import Registry
 
 DOOR = "http"  # what requests that come by HTTP are counted as
 

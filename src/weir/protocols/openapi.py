@@ -12,8 +12,8 @@ from weir.protocols.status import http_code
 from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 _INFERENCE_ERRORS: tuple[type[errors.WeirError], ...] = (
     errors.InvalidRequest, errors.DeadlineExceeded, errors.TooLarge, errors.UnsupportedMediaType,

@@ -24,7 +24,7 @@ from weir.protocols.settings import HttpSettings
 from weir.wire.values import decode
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 # Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
 RenderMetrics = Callable[[str], tuple[bytes, str]]

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy
 
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
-from weir.manager.delivery import is_block
-from weir.manager.service import LONGEST_TIMEOUT
 from weir.messages import JSON, Kind
 from weir.model import Tensor, is_tensor_model
 from weir.protocols.metadata import ITEM_INPUTS, ITEM_OUTPUTS, outputs_of
 from weir.protocols.payloads import QueueEntry, as_work, tensor_work
+from weir.serving.delivery import is_block
+from weir.serving.service import LONGEST_TIMEOUT
 from weir.wire.inference import (
     InferenceRequest,
     InferenceResponse,
@@ -28,7 +28,7 @@ from weir.wire.inference import (
 from weir.wire.values import decode, encode
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 _LOWEST = 1 << 32  # of the priorities that requests can state
 _MICROSECOND = 1e-6

@@ -14,7 +14,7 @@ from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays
 from weir.wire.values import decode, split
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 
 class QueueEntry(NamedTuple):

@@ -24,7 +24,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.websocket import WebSockets
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
+    from weir.catalog.registry import Registry
 
 _SHOWN_TO_PAGES = (
     "Retry-After", "X-Request-Id", "X-Batch-Size", "X-Batch-Reason", "X-Batch-Waiting", "X-Batch-Oldest-Age",

@@ -31,7 +31,7 @@ from weir.protocols.status import http_code
 from weir.protocols.websocket import WebSockets
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
+    from weir.catalog.registry import Registry
 
 _BACKLOG = 2048  # connections that the kernel keeps until we accept them
 _SWEEP_INTERVAL = 1.0  # seconds

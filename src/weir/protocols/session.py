@@ -38,8 +38,8 @@ from weir.wire.websocket import (
 )  # fmt: skip
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 DOOR = "websocket"
 GOING_AWAY = 1001

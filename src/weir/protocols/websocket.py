@@ -16,7 +16,7 @@ from weir.protocols.session import Session
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
+    from weir.catalog.registry import Registry
 
 PATHS = ("/v2/ws", "/models/infer")
 

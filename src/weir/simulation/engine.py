@@ -1,4 +1,4 @@
-"""Drives the real Batcher in virtual time, as manager/driver.py does in real time.
+"""Drives the real Batcher in virtual time, as serving/driver.py does in real time.
 
 What happens at one instant happens in this order: all arrivals, then one poll; batches that end, each followed by a poll;
 the timer. So who arrives at the very instant at which a worker becomes free still joins its next batch.

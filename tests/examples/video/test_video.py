@@ -20,7 +20,7 @@ from examples.video.models import SIZE
 from websockets.asyncio.client import connect
 
 import weir
-from weir.manager.registry import Registry
+from weir.catalog.registry import Registry
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings

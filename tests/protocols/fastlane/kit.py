@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.model import Model
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
@@ -16,6 +15,7 @@ from weir.protocols.fastlane.shared import HttpShared
 from weir.protocols.kserve.context import KServeContext as KserveSite
 from weir.protocols.kserve.hot import HotKserve
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeClock, FakeExecutor, RecordingObserver
 
 GET = b"GET /hello HTTP/1.1\r\nHost: test\r\n\r\n"

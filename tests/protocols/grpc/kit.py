@@ -8,9 +8,8 @@ from typing import Any
 import grpc
 import numpy as np
 
-from weir.manager.manager import Manager
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
 from weir.model import Model, Tensor
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer
@@ -18,6 +17,7 @@ from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import read_response, write_request

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tests.protocols.grpc.kit import Rig, asking, refused, serving
 
-from weir.manager.making import Maker
-from weir.manager.manager import Manager
-from weir.manager.registry import Registry
-from weir.manager.spec import Known, ModelToServe
+from weir.catalog.loading import Maker
+from weir.catalog.manager import Manager
+from weir.catalog.registry import Registry
+from weir.catalog.sources import Known, ModelToServe
 from weir.wire.inference import AskedOutput
 from weir.wire.kserve_grpc import ModelInferRequest, write_request
 

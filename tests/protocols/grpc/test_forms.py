@@ -11,8 +11,8 @@ import pytest
 from tests.protocols.grpc.kit import INFER, Double, Rig, asking, refused, run, serving
 
 from weir import Model, Service, Tensor
+from weir.catalog.registry import Registry
 from weir.errors import InvalidRequest, ModelError
-from weir.manager.registry import Registry
 from weir.messages import OBJECT, Kind
 from weir.protocols.grpc import forms
 from weir.protocols.grpc.exchange import Writing

@@ -11,9 +11,9 @@ from tests.protocols.sockets import until
 from tests.streaming_models import Count
 
 from weir.errors import Cancelled, DeadlineExceeded
-from weir.manager.service import Service
 from weir.model import Model
 from weir.protocols.kserve_inference import find
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.wire.inference import AskedOutput
 from weir.wire.kserve_grpc import ModelInferResponse, write_request

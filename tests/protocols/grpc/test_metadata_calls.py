@@ -10,11 +10,11 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tests.protocols.grpc.kit import INFERENCE, Double, Rig, asking, refused, run, serving
 from tests.streaming_models import Count
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.grpc.health import Health
 from weir.protocols.grpc.reflection import service_of
 from weir.protocols.grpc.services import ALL
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.wire.protobuf import message
 

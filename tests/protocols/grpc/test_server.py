@@ -21,9 +21,8 @@ from tests.protocols.grpc.kit import INFER, Double, Rig, asking, refused, run, s
 from tests.protocols.sockets import until
 from tests.served import MODELS, Served
 
+from weir.catalog.registry import Registry
 from weir.errors import Cancelled, SettingsError
-from weir.manager.registry import Registry
-from weir.manager.service import Service
 from weir.protocols.account import Account
 from weir.protocols.grpc.call import cygrpc
 from weir.protocols.grpc.core import Core
@@ -32,6 +31,7 @@ from weir.protocols.grpc.server import GrpcServer, channel_options
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.wire.inference import InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import write_request

@@ -11,8 +11,8 @@ from tests.protocols.sockets import until
 from tests.streaming_models import Count, Script
 
 from weir.errors import Cancelled
-from weir.manager.service import Service
 from weir.protocols.grpc.streaming import FINAL, WANTS_FINAL
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import read_stream_response, write_request

@@ -13,10 +13,10 @@ from tests.protocols.doors import Running, running
 from tests.protocols.fastlane.kit import answers, post, settled, site
 from tests.protocols.kserve.models import Vector, Where
 
-from weir.manager.registry import Registry
-from weir.manager.service import Service
+from weir.catalog.registry import Registry
 from weir.protocols.kserve import layouts
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 
 LARGE = 50_000
 

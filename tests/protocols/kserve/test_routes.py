@@ -11,12 +11,12 @@ import pytest
 from tests.protocols.doors import Serve, running
 from tests.protocols.kserve.models import Vector
 
+from weir.catalog.registry import Registry
 from weir.errors import Conflict, ModelCrashed, ModelError, Overloaded, ValidationFailed, WeirError
-from weir.manager.registry import Registry
-from weir.manager.service import Service
 from weir.model import Model
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.serving.service import Service
 from weir.testing import FakeExecutor
 
 INFER = "/v2/models/vector/infer"

@@ -7,13 +7,13 @@ from typing import Any
 
 from weir.bench.target import OK, TIMES, Counts, Ledger
 from weir.bench.targets.payloads import decode_items, read_payloads
+from weir.catalog.loading import make_service
+from weir.catalog.sources import ModelToServe
 from weir.errors import InvalidRequest, SettingsError, WeirError
-from weir.manager.call import Call
-from weir.manager.making import make_service
-from weir.manager.service import Service
-from weir.manager.spec import ModelToServe
 from weir.messages import Reason
 from weir.model import Example, Model, is_tensor_model
+from weir.serving.calls import Call
+from weir.serving.service import Service
 from weir.settings import default_name
 from weir.telemetry.metrics import Metrics
 

@@ -14,19 +14,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from weir.errors import Overloaded, TooLarge, WeirError
-from weir.manager.delivery import discard
 from weir.protocols.fastlane.body import BlockPlace, Buffer, Place, fill
 from weir.protocols.fastlane.head import END_OF_HEAD, check_beginning
 from weir.protocols.fastlane.response_writer import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, ResponseWriter, draining
 from weir.protocols.fastlane.responses import CONTINUE
 from weir.protocols.status import HEAD_TOO_LARGE
+from weir.serving.delivery import discard
 from weir.wire.pickles import LARGE_BYTES
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
     from weir.protocols.fastlane.plan import HotRequest, RoutePlan
     from weir.protocols.fastlane.shared import HttpShared
+    from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")
 

@@ -13,8 +13,8 @@ from weir.protocols.response import HttpResponse, error_answer
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
+    from weir.serving.service import Service
 
 
 class Native:

@@ -12,8 +12,8 @@ from weir.protocols.response import HttpResponse
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
     from weir.protocols.fastlane.connection import Connection
+    from weir.serving.service import Service
 
 ANY_LENGTH = 1 << 62
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
-from weir.manager.delivery import discard
 from weir.messages import Dispatch, Kind
 from weir.protocols.fastlane.plan import HotAsk, RoutePlan
 from weir.protocols.native import DOOR
 from weir.protocols.offloading import LONG_BODY, work_later
 from weir.protocols.payloads import QueueEntry, read_item
 from weir.protocols.response import HttpResponse, compressed, echo_headers, explain_headers, output_body, trace_headers
+from weir.serving.delivery import discard
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection

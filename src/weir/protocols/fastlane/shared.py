@@ -22,7 +22,7 @@ from weir.protocols.settings import HttpSettings
 from weir.workers.executor import Block
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 READ_BYTES = 64 << 10
 

@@ -25,7 +25,7 @@ from weir.wire.kserve_grpc import (
 from weir.wire.kserve_json import REGION
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 
 Read = tuple[Parsed, InferenceRequest | WeirError]

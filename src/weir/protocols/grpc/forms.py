@@ -19,7 +19,7 @@ from weir.wire.kserve_grpc import raw_at_end, response_pieces
 from weir.wire.tensors import DTYPES, Arrays
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 LONGEST = 8 << 10  # bytes of a message; of larger ones the bytes themselves take longer than all the rest
 _MOST_LENGTHS = 1024  # of messages that are told apart

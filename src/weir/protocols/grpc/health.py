@@ -13,7 +13,7 @@ from weir.protocols.grpc.call import Call
 from weir.wire.protobuf import message
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
+    from weir.catalog.registry import Registry
 
 SERVICE = "grpc.health.v1.Health"
 

@@ -22,7 +22,7 @@ from weir.telemetry.tracecontext import HEADER
 from weir.wire.kserve_grpc import bytes_to_read
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 
 class Inferred(RequestBase):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.json_format import ParseDict
 
 from weir.errors import ModelNotFound
-from weir.manager.hardware import find_hardware
+from weir.profiling.machine import find_hardware
 from weir.protocols.grpc.call import Call
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve_inference import find
@@ -14,7 +14,7 @@ from weir.protocols.metadata import config, device_count, metadata, server_metad
 from weir.wire.protobuf import POOL, message
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 _PREFIX = "inference."
 

@@ -13,8 +13,8 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.shared_memory import Memory, Regions
 
 if TYPE_CHECKING:
-    from weir.manager.manager import Manager
-    from weir.manager.registry import Registry
+    from weir.catalog.manager import Manager
+    from weir.catalog.registry import Registry
 
 
 class KServeContext:

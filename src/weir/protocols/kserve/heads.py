@@ -13,9 +13,9 @@ from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:
-    from weir.manager.registry import Registry
-    from weir.manager.service import Service
+    from weir.catalog.registry import Registry
     from weir.protocols.kserve.layouts import Layout
+    from weir.serving.service import Service
     from weir.wire.kserve_outline import BodyPeek
 
 HEADER_LENGTH = b"inference-header-content-length"

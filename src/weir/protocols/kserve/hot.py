@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from weir.errors import InvalidRequest, WeirError
-from weir.manager.delivery import discard, is_block
-from weir.manager.hooks import HookedExecutor
-from weir.manager.service import Service
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
 from weir.protocols.account import arrays_size
@@ -29,6 +26,9 @@ from weir.protocols.payload import Schedule, response_of, schedule_of, works_of
 from weir.protocols.payloads import QueueEntry, as_work
 from weir.protocols.response import HttpResponse, trace_headers
 from weir.protocols.shared_memory import Memory
+from weir.serving.delivery import discard, is_block
+from weir.serving.hooks import HookedExecutor
+from weir.serving.service import Service
 from weir.wire.inference import ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
 from weir.wire.kserve_json import Body

@@ -25,7 +25,7 @@ from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 _LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
 

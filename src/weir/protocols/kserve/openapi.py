@@ -19,7 +19,7 @@ from weir.protocols.status import kserve_code
 from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 _ERROR: Schema = {
     "type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"], "additionalProperties": False,

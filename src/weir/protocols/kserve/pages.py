@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from weir.errors import ModelNotReady
-from weir.manager.hardware import find_hardware
+from weir.profiling.machine import find_hardware
 from weir.protocols.endpoint import Call
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.documents import count_of, document, text_of
@@ -13,7 +13,7 @@ from weir.protocols.metadata import config, device_count, metadata, server_metad
 from weir.protocols.response import HttpResponse, encode_safely
 
 if TYPE_CHECKING:
-    from weir.manager.service import Service
+    from weir.serving.service import Service
 
 
 class Pages:

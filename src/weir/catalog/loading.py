@@ -1,0 +1,361 @@
+"""From a TARGET or an entry of a repository to a Service that has not been started: imports the code, and applies parameters of a load call."""
+
+import importlib
+import importlib.util
+import inspect
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import ModuleType, NoneType
+from typing import Any, get_args, get_type_hints
+from zlib import crc32
+
+from weir.catalog.sources import ModelToServe, Parameter, Parameters
+from weir.errors import Forbidden, InvalidRequest, SettingsError
+from weir.messages import Observer
+from weir.model import Model, check_model
+from weir.policy.loading import AUTO, RULES
+from weir.serving.service import Service
+from weir.serving.settings import KINDS
+from weir.telemetry.logs import redacted
+from weir.workers.remote.address import WorkerAddress, parse_address
+from weir.workers.source import Text, import_text
+
+_FORM = "must be module:Class or path/file.py:Class"
+
+
+def load_target(target: str, *, fresh: bool = False) -> type[Model] | type[Service]:
+    """Import and return the Model or Service class that `target` names; of a function, the model made of it. With `fresh` its module is read anew if it is loaded
+    already; not so those that it imports.
+
+    Modules are looked for as `python -m` does, the working directory first; of a file, the folder that it is in (or
+    that its package is in) joins sys.path, so that worker processes find the class under the same name.
+    Raises SettingsError, one line that says what was looked for and where.
+    """
+    place, _, name = target.rpartition(":")
+    if not (place and name):
+        raise SettingsError(f"TARGET {target!r}: {_FORM}")
+    before = set(sys.modules)
+    module = _load_file(target, Path(place)) if place.endswith(".py") else _load_module(target, place)
+    if fresh and module.__name__ in before and str(module.__file__).endswith(".py"):
+        module = read_anew(target, module.__name__, Path(str(module.__file__)))
+    return class_in(module, name, target)
+
+
+def _load_file(target: str, path: Path) -> ModuleType:
+    if not path.is_file():
+        raise SettingsError(f"TARGET {target!r}: no file {path.absolute()}")
+    folder, parts = path.absolute().parent, [path.stem]
+    while (folder / "__init__.py").is_file():  # a file of a package: it may import its neighbours relatively
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    _add_to_path(folder)
+    module = _import(target, ".".join(parts))
+    loaded_from = getattr(module, "__file__", None)
+    if loaded_from is not None and os.path.samefile(loaded_from, path):
+        return module
+    if len(parts) > 1:
+        raise SettingsError(
+            f"TARGET {target!r}: its name is taken by module {module.__name__!r} of "
+            f"{loaded_from or 'the interpreter'}; the names of packages must differ"
+        )
+    return _import_apart(target, path.resolve())
+
+
+def _import_apart(target: str, path: Path) -> ModuleType:
+    """Import a file whose name another module has: in a model repository every file is called the same."""
+    name = f"{path.stem}_{crc32(bytes(path)):08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SettingsError(f"TARGET {target!r}: {path} cannot be imported as a module")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise SettingsError(f"TARGET {target!r}: importing {path} raised {_describe(error)}") from error
+    return module
+
+
+def _load_module(target: str, name: str) -> ModuleType:
+    _add_to_path(Path.cwd())
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise SettingsError(f"TARGET {target!r}: {_FORM}; {name!r} is neither a module's name nor a .py file")
+    for depth, part in enumerate(parts := name.split(".")):
+        if _is_missing(".".join(parts[: depth + 1]), target):
+            where = f"package {'.'.join(parts[:depth])!r}" if depth else f"{Path.cwd()} or on sys.path"
+            raise SettingsError(f"TARGET {target!r}: no module {part!r} in {where}{_similar_file(part, depth)}")
+    return _import(target, name)
+
+
+def read_anew(target: str, name: str, path: Path, folder: str | None = None) -> ModuleType:
+    """Read the code at `path` and let it be the module `name`. Classes of the one before live on with whoever has them.
+
+    `folder`: where workers look for the modules that it imports first. Raises SettingsError; the module before stays then.
+    """
+    try:
+        text = Text(path.read_bytes(), folder)
+    except OSError as error:
+        raise SettingsError(f"TARGET {target!r}: {path} cannot be read: {error.strerror}") from error
+    linecache.checkcache(str(path))
+    try:
+        return import_text(name, str(path), text)
+    except SettingsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SettingsError(f"TARGET {target!r}: importing {path} raised {_describe(error)}") from error
+
+
+def _is_missing(name: str, target: str) -> bool:
+    if name in sys.modules:
+        return False
+    parent = name.rpartition(".")[0]
+    if parent:
+        _import(target, parent)
+    try:
+        return importlib.util.find_spec(name) is None
+    except (ImportError, ValueError):
+        return True
+
+
+def _similar_file(name: str, depth: int) -> str:
+    names = [path.stem for path in Path.cwd().glob("*.py")] if depth == 0 else []
+    nearest = get_close_matches(name, names, n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _import(target: str, name: str) -> ModuleType:
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except SettingsError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SettingsError(f"TARGET {target!r}: importing {name} raised {_describe(error)}") from error
+
+
+def _describe(error: BaseException) -> str:
+    """Return the error and the line of the user's code that raised it, in one line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, SyntaxError):
+        return text
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    inside = [frame for frame in frames if frame.filename != __file__]
+    return f"{text} ({inside[-1].filename}, line {inside[-1].lineno})" if inside else text
+
+
+def _add_to_path(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def class_in(module: ModuleType, name: str, target: str) -> type[Model] | type[Service]:
+    """Return the class `name` of `module`. Raises SettingsError naming those there are if it is no usable model."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            where = getattr(module, "__file__", None) or module.__name__
+            raise SettingsError(f"TARGET {target!r}: {where} has no {name!r}{_candidates_text(module, name)}")
+    if isinstance(found, type) and issubclass(found, Service):
+        check_model(found.model)
+        return found
+    if not (callable(found) if not isinstance(found, type) else issubclass(found, Model)):
+        what = f"a {type(found).__name__}" if not isinstance(found, type) else "a class"
+        raise SettingsError(
+            f"TARGET {target!r}: {name} is {what}, but must be a subclass of weir.Model or weir.Service, or a function"
+            f"{_candidates_text(module, name)}"
+        )
+    return check_model(found)
+
+
+def _candidates_text(module: ModuleType, name: str) -> str:
+    """Say which models the module has, the one most like `name` first."""
+    names = [
+        own for own, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, (Model, Service)) and value.__module__ == module.__name__
+    ]  # fmt: skip
+    if not names:
+        return "; it defines no model"
+    nearest = get_close_matches(name, names, n=1)
+    names.sort(key=lambda own: own not in nearest)
+    return f"; its models: {', '.join(names)}"
+
+
+# AMD's names for what Weir calls otherwise, with the factor to our unit.
+RENAMED: dict[str, tuple[str, float | None]] = {
+    "batch_size": ("max_batch_size", None),
+    "batch": ("max_batch_size", None),
+    "timeout": ("max_queue_delay", 0.001),  # milliseconds
+}
+# AMD's names for what is said elsewhere, or not at all, in Weir.
+REFUSED = {
+    "batchers": "one batcher serves all workers of an endpoint, so that any of them takes the next batch; say 1 or nothing",
+    "model": "the model is the one that the path names; its constructor takes no 'model'",
+    "next": "a worker is not chained to another one by loading it; serve a chain of models",
+    "share": "a model that is loaded takes the place of the one that runs; load a worker to have one more",
+    "pad_batch": "a model says itself whether its batches are padded (allowed_batch_sizes)",
+    "worker": "the worker is the model that the path names; its constructor takes no 'worker'",
+}
+# What some of these are unless they are said.
+SAYS_NOTHING: dict[str, Parameter] = {"batchers": 1, "share": True}
+# Settings by which a load call could run code, read files or take memory as it likes.
+NEED_FLAG = ("arena_bytes", "env", "executor", "worker_socket")
+
+
+def check_allowed(parameters: Mapping[str, Any], allow_files: bool, *more: str) -> None:
+    """Raise Forbidden for a parameter that can bring code or files into the server, or one of `more`, unless that is
+    allowed."""
+    if allow_files:
+        return
+    for name, value in parameters.items():
+        if name in (*NEED_FLAG, *more) or (name == "policy" and not _is_plain_policy(value)):
+            raise Forbidden(
+                f"{name}={value!r}: may bring files or code into the server, which load calls may do only if it was started "
+                "with --allow-model-files"
+            )
+
+
+def _is_plain_policy(value: Any) -> bool:
+    name = str(value).partition(":")[0]
+    return not str(value).endswith(".npz") and (name in RULES or (name == AUTO and "profile" not in str(value)))
+
+
+def apply(parameters: Parameters, model: ModelToServe, kind: type[Model]) -> ModelToServe:
+    """Return `model` as it is with these parameters: what its constructor takes goes there, the rest are settings.
+
+    Raises InvalidRequest naming the parameter that is neither, or its value.
+    """
+    taken = _constructor_takes(kind)
+    known = {declared.name: kind for kind in KINDS for declared in fields(kind)}
+    params, settings = dict(model.params), dict(model.settings)
+    for name, value in parameters.items():
+        if name in taken:
+            params[name] = value
+        elif SAYS_NOTHING.get(name) == value:
+            continue
+        elif name in REFUSED:
+            raise InvalidRequest(f"parameter {name!r}: {REFUSED[name]}")
+        elif name in RENAMED:
+            setting, factor = RENAMED[name]
+            settings[setting] = _checked_setting(known[setting], setting, _scaled(name, value, factor), name)
+        elif name in known:
+            settings[name] = _checked_setting(known[name], name, value, name)
+        else:
+            takes = ", ".join(sorted(taken)) or "nothing"
+            raise InvalidRequest(
+                f"parameter {name!r}: is no setting, and the constructor of {kind.__name__} takes {takes}"
+            )
+    return model._replace(params=params, settings=settings)
+
+
+def _constructor_takes(kind: type[Model]) -> set[str]:
+    return set(inspect.signature(kind).parameters)
+
+
+def _scaled(name: str, value: Parameter, factor: float | None) -> Parameter:
+    if factor is None:
+        return value
+    if isinstance(value, (str, bool)):
+        raise InvalidRequest(f"parameter {name}={value!r}: must be a number of milliseconds")
+    return value * factor
+
+
+def _checked_setting(kind: type[Any], setting: str, value: Parameter, name: str) -> Parameter:
+    """Return `value` if the setting can have it: a load call carries texts, numbers, true and false."""
+    hint = get_type_hints(kind)[setting]
+    kinds = tuple(each for each in get_args(hint) or (hint,) if each is not NoneType)
+    if Any in kinds or (isinstance(value, kinds) and isinstance(value, bool) == (bool in kinds)):
+        return value
+    if float in kinds and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    wanted = " or ".join(getattr(each, "__name__", str(each)) for each in kinds)
+    raise InvalidRequest(f"parameter {name}={value!r}: must be of type {wanted}")
+
+
+LOAD_NICENESS = 19
+
+
+def make_service(
+    model: ModelToServe, observers: Sequence[Observer], parameters: Parameters | None = None, *, fresh: bool = False
+) -> Service:
+    """Return the service of one model, not started. `parameters` of a load call are put over what was said; with `fresh` its
+    code is read anew, though it may be loaded already.
+
+    Imports the model's code, which may take long: beside a running event loop, call it in a thread. Raises SettingsError naming
+    the model, InvalidRequest for a parameter.
+    """
+    if model.folder is not None or not model.target:
+        from weir.catalog.repository.platforms import platform_of
+
+        found = platform_of(model.platform).load(model)
+    else:
+        found = load_target(model.target, fresh=fresh)
+        if model.attributes and not issubclass(found, Service):
+            from weir.catalog.repository.platforms import with_attributes
+
+            found = with_attributes(found, model)
+    if parameters:
+        kind: type[Model] = found.model if issubclass(found, Service) else found
+        model = apply(parameters, model, kind)
+    said: dict[str, Any] = {
+        "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
+        "observers": observers, **model.settings,
+    }  # fmt: skip
+    if fresh:  # others serve meanwhile
+        said.setdefault("load_niceness", LOAD_NICENESS)
+    try:
+        service = found(**said) if issubclass(found, Service) else Service(found, **said)
+    except SettingsError as error:
+        raise SettingsError(f"{model.label}: {error.message}") from error
+    _check_arguments(service)
+    return service
+
+
+class Maker:
+    """Makes the services of one server: `observers` hear what happens in all of them. External workers attach from this
+    machine only, unless `allow_remote_workers`, and over Unix sockets only, unless `allow_tcp_workers`."""
+
+    def __init__(
+        self, observers: Sequence[Observer], *, allow_remote_workers: bool = False, allow_tcp_workers: bool = True
+    ) -> None:
+        self._observers = observers
+        self._allow_tcp_workers = allow_tcp_workers
+        self._allow_remote_workers = allow_remote_workers
+
+    def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
+        """Return a service, not started; see make_service."""
+        service = make_service(model, self._observers, parameters, fresh=fresh)
+        if service.workers.worker_socket is not None:
+            self._check_socket(service.label, parse_address(service.workers.worker_socket, "worker_socket"))
+        return service
+
+    def _check_socket(self, label: str, address: WorkerAddress) -> None:
+        """Refuse a socket that those could attach to who may not control this server: workers send no token."""
+        if not (address.path or self._allow_tcp_workers):
+            raise SettingsError(
+                f"{label}: worker_socket={str(address)!r}: must be unix:PATH, as the server has a control token and workers send none"
+            )
+        if not (address.is_local or self._allow_remote_workers):
+            raise SettingsError(
+                f"{label}: worker_socket={str(address)!r}: must be unix:PATH or on a loopback address, as workers send no token; "
+                "a server started with --allow-control lets them attach from other machines"
+            )
+
+
+def _check_arguments(service: Service) -> None:
+    """Refuse before any worker is started what the model's constructor does not take."""
+    signature = inspect.signature(service.model)
+    try:
+        signature.bind(**service.params)
+    except TypeError as error:
+        raise SettingsError(
+            f"{service.label}: params={redacted(service.params)!r}: {error}; {service.model.__name__} takes {signature}"
+        ) from error

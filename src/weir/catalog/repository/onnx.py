@@ -1,0 +1,210 @@
+"""Models that are ONNX files. Their tensors are read from the file, in a process of its own: onnxruntime is not loaded into the
+server, and a file that makes it crash harms nobody.
+"""
+
+import contextlib
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weir.catalog.repository.onnx_model import JOINS, TRY, OnnxModel, row_shape
+from weir.catalog.repository.platforms import NAMES, batch_said, file_within, leaves_batch_out, with_attributes
+from weir.catalog.sources import ModelToServe
+from weir.errors import SettingsError
+from weir.model import NONE, OPTIONAL, REQUIRED, Model, Tensor, check_model
+from weir.serving.delivery import logger
+from weir.workers.launch import python_path
+from weir.workers.source import declared
+
+Described = Mapping[str, Any]  # what onnx_model.py has said of a file
+
+
+class Batching(NamedTuple):
+    """`batch` as in Tensor; `size`: that of the batches the file was made for, 0 if it takes any; `reason`: why there are none."""
+
+    batch: str
+    size: int = 0
+    reason: str = ""
+
+
+def find_batching(described: Described, said: Mapping[str, Any], source: str) -> Batching:
+    """Return what holds for a file with the tensors `described`, whose configuration has said these attributes.
+
+    Raises SettingsError for a configuration that wants batches of a model that cannot have them.
+    """
+    stated, ranks = batch_said(said), _said_by_ranks(described, said)
+    if stated == NONE or (ranks == NONE and said.get("batch_dimension") is None):
+        return Batching(NONE, reason="its configuration says so")
+    tensors = [table for key in NAMES for table in described[key]]
+    reason = _cannot(tensors)
+    if stated is None and ranks is None:
+        reason = reason or _left_open(tensors, described.get(JOINS))
+    if not reason:
+        size = max(table["shape"][0] for table in tensors)
+        return Batching(OPTIONAL if OPTIONAL in (stated, ranks) else REQUIRED, max(size, 0))
+    if stated is None and ranks is None:
+        return Batching(NONE, reason=reason)
+    raise SettingsError(f"{source}: max_batch_size must be 0: {reason}")
+
+
+def says_batching(said: Mapping[str, Any]) -> bool:
+    """Tell whether a configuration with these attributes says whether there are batches."""
+    return "batch_dimension" in said or any(said.get(key) for key in NAMES)
+
+
+def _said_by_ranks(described: Described, said: Mapping[str, Any]) -> str | None:
+    """Return what the dimensions that the configuration gives say: as many as the file has, or all but the first."""
+    found = set()
+    for key in NAMES:
+        own = {table["name"]: table["shape"] for table in described[key]}
+        for table in said.get(key, ()):
+            missing = len(own.get(table["name"], ())) - len(table["shape"])
+            without = bool(table.get("batched")) or leaves_batch_out(table)
+            if without and missing in (0, 1):
+                found.add(NONE if missing == 0 else OPTIONAL if leaves_batch_out(table) else REQUIRED)
+    return found.pop() if len(found) == 1 else None
+
+
+def _cannot(tensors: Sequence[Mapping[str, Any]]) -> str:
+    """Say why the first dimension cannot be a batch; "" if it may be one."""
+    for table in tensors:
+        if not table["shape"]:
+            return f"tensor {table['name']!r} is a scalar"
+    fixed = {table["shape"][0]: table["name"] for table in tensors if table["shape"][0] != -1}
+    if len(fixed) > 1:
+        lengths = ", ".join(f"{name!r} has {length}" for length, name in fixed.items())
+        return f"the first dimensions of its tensors differ: {lengths}"
+    return ""
+
+
+def _left_open(tensors: Sequence[Mapping[str, Any]], joins: bool | None) -> str:
+    """Say why the first dimension is no batch, or why nobody knows it; "" if it is one. `joins`: see onnx_model.joins_rows."""
+    for table in tensors:
+        if table["shape"][0] != -1:
+            return f"tensor {table['name']!r} has the fixed first dimension {table['shape'][0]}, which may be no batch"
+    if joins is not None:
+        return "" if joins else "rows together are not answered as they are alone (a trial has shown)"
+    names = {table["names"][0]: table["name"] for table in tensors}
+    elsewhere = {name for table in tensors for name in table["names"][1:]}
+    if len(names) > 1 or "" in names or names.keys() & elsewhere:
+        first = ", ".join(f"{table!r}: {name or 'none'}" for name, table in names.items())
+        return f"it cannot be tried, and the names of the first dimensions do not say that they are a batch ({first})"
+    return ""
+
+
+LONGEST = 300.0  # seconds until a file's description must be there
+
+
+class OnnxPlatform:
+    """See Platform."""
+
+    def load(self, model: ModelToServe) -> type[Model]:
+        """Return a class that runs the file."""
+        if find_spec("onnxruntime") is None:
+            raise SettingsError(
+                f"{model.label}: platform onnx: onnxruntime is not installed (pip install 'weir-serving[onnx]')"
+            )
+        assert model.folder is not None, "a model of a repository has a folder: this is a bug"
+        path = _file(model.folder, model.target, model.label)
+        said = _as_in_file(model.attributes or {}, model.label)
+        described = _described(path, model.label, *([] if says_batching(said) else [TRY]))
+        described["inputs"] += _left_out(said, described)
+        batching = find_batching(described, said, model.label)
+        if batching.reason:
+            logger.info("model %r: each request runs alone: %s", model.label, batching.reason)
+        tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in NAMES}
+        sizes: dict[str, Any] = {}
+        if batching.size:  # the file was made for batches of this size, and takes no others
+            sizes = {"max_batch_size": batching.size, "allowed_batch_sizes": (batching.size,)}
+        found = declared(OnnxModel, {**tensors, **sizes, "path": str(path), "unbatched": batching.reason})
+        found = with_attributes(found, model._replace(attributes=said))
+        return _as_requests_have_it(found, model.attributes or {})
+
+
+def _as_in_file(attributes: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return `attributes` with the shapes that the file's tensors have, where these are others than requests have."""
+    own = dict(attributes)
+    for key in NAMES:
+        tables = []
+        for table in own.get(key, ()):
+            if "reshape" in table:
+                _check_reshape(table, f"{source}: {key}: {table['name']!r}")
+                table = {**table, "shape": table["reshape"]}
+                del table["reshape"]
+            tables.append(table)
+        if tables:
+            own[key] = tuple(tables)
+    return own
+
+
+def _check_reshape(table: Mapping[str, Any], source: str) -> None:
+    before, after = table["shape"], table["reshape"]
+    if before.count(-1) != after.count(-1):
+        raise SettingsError(f"{source}: reshape={after}: must have as many lengths of -1 as {before}")
+    if math.prod(before) != math.prod(after):
+        raise SettingsError(f"{source}: reshape={after}: must have as many elements as {before}")
+
+
+def _as_requests_have_it(model: type[Model], attributes: Mapping[str, Any]) -> type[Model]:
+    """Return `model` with the shapes that its configuration gives to requests and answers."""
+    changed: dict[str, Any] = {}
+    for key in NAMES:
+        shapes = {table["name"]: table["shape"] for table in attributes.get(key, ()) if "reshape" in table}
+        if shapes:
+            tensors: Sequence[Tensor] = getattr(model, key)
+            changed[key] = tuple(
+                _reshaped(tensor, shapes[tensor.name]) if tensor.name in shapes else tensor for tensor in tensors
+            )
+    return check_model(declared(model, changed)) if changed else model
+
+
+def _reshaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
+    whole = shape if tensor.batch == NONE else (-1, *shape)
+    return tensor._replace(shape=tuple(whole), reshape=tuple(row_shape(tensor)))
+
+
+def _left_out(said: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the inputs that the configuration names and the file has values for: requests may leave them out."""
+    wanted = {table["name"] for table in said.get("inputs", ())}
+    return [{**table, "optional": True} for table in described["defaults"] if table["name"] in wanted]
+
+
+def _file(folder: Path, file: str, source: str) -> Path:
+    if file:
+        return file_within(folder, file, source)
+    files = sorted(folder.glob("*.onnx"))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
+        raise SettingsError(
+            f"{source}: there must be one .onnx file in {folder.name}/, or `file` names one; there are {names}"
+        )
+    return files[0]
+
+
+def _described(path: Path, source: str, *more: str) -> dict[str, Any]:
+    """Return what is in the file. With TRY, also whether its rows can be joined, unless it cannot be found out."""
+    environment = {"PYTHONPATH": python_path(""), "PATH": ""}
+    command = [sys.executable, "-P", "-m", "weir.catalog.repository.onnx_model", str(path), *more]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=LONGEST, env=environment, check=False)
+        lines, ended = done.stdout.splitlines(), done.stderr.decode(errors="replace").strip().splitlines()
+    except subprocess.TimeoutExpired as error:
+        lines, ended = (error.stdout or b"").splitlines(), [f"it took more than {LONGEST:g} s"]
+    for line in reversed(lines):  # the last one says the most, if it is whole
+        with contextlib.suppress(ValueError):
+            described: dict[str, Any] = json.loads(line)
+            return described
+    why = ended[-1] if ended else "it ended without a word"
+    raise SettingsError(f"{source}: {path.name}: its tensors cannot be read: {why}")
+
+
+def _tensor(table: Mapping[str, Any], batching: Batching) -> Tensor:
+    shape = tuple(table["shape"])
+    whole = shape if batching.batch == NONE else (-1, *shape[1:])
+    optional = bool(table.get("optional"))
+    return Tensor(table["name"], table["datatype"], whole, batch=batching.batch, optional=optional)

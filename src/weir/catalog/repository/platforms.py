@@ -1,0 +1,337 @@
+"""What makes a class of the files of a version: `python`, `ensemble` (a chain), `onnx` (onnx.py), or a platform that a package brings."""
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path, PurePosixPath
+from types import ModuleType
+from typing import Any, Protocol
+
+from weir.catalog.chains import Branch, Chain, Step, Steps, Switch
+from weir.catalog.loading import class_in, load_target, read_anew
+from weir.catalog.sources import ModelToServe
+from weir.errors import SettingsError, WeirError
+from weir.model import NONE, OPTIONAL, RAGGED, REQUIRED, Model, Tensor, check_model, overrides
+from weir.serving.service import Service
+from weir.workers.source import declared
+
+LONGEST_PATH = 1024  # characters of a file's path below its model's folder
+ENTRY_POINTS = "weir.platforms"
+BUILT_IN = ("python", "onnx", "ensemble")
+
+
+class Platform(Protocol):
+    """Reads the files of one kind of model. Called in a thread; what it imports stays in the server's process."""
+
+    def load(self, model: ModelToServe) -> type[Model] | type[Service]:
+        """Return the class that serves `model`: its `folder` holds the version's files, `attributes` are what was said of its class.
+
+        Read anew whenever it is called. Raises SettingsError naming what is wrong with the files.
+        """
+
+
+def platform_of(name: str) -> Platform:
+    """Return the platform of that name. Raises SettingsError naming those there are."""
+    if name == "python":
+        return PythonPlatform()
+    if name == "onnx":
+        from weir.catalog.repository.onnx import OnnxPlatform
+
+        return OnnxPlatform()
+    if name == "ensemble":
+        return EnsemblePlatform()
+    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        known = ", ".join([*BUILT_IN, *sorted(found)])
+        raise SettingsError(
+            f"platform={name!r}: there is none of this name; there are {known} (entry points {ENTRY_POINTS})"
+        )
+    try:
+        make: Any = found[name].load()
+        platform: Platform = make()
+    except WeirError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"platform={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
+    return platform
+
+
+def guess(folder: Path, source: str) -> str:
+    """Return the platform of the files in `folder`. Raises SettingsError if nothing says what they are."""
+    if (folder / "model.py").is_file():
+        return "python"
+    if any(folder.glob("*.onnx")):
+        return "onnx"
+    raise SettingsError(f"{source}: {folder.name}/ has neither model.py nor an .onnx file: say `platform` and `file`")
+
+
+NAMES = ("inputs", "outputs")
+
+
+def with_attributes(model: type[Model], said: ModelToServe) -> type[Model]:
+    """Return `model` with what its file says of it: tensors where it says none itself, whether they have a batch dimension,
+    examples, sizes to warm up at.
+
+    Raises SettingsError where the two contradict each other.
+    """
+    attributes: dict[str, Any] = dict(said.attributes or {})
+    batch = batch_said(attributes)
+    attributes.pop("batch_dimension", None)
+    if attributes.pop("decoupled", False) and not model.streaming:
+        raise SettingsError(
+            f"{said.label}: model_transaction_policy.decoupled: a streaming model says so in its class (streaming = True)"
+        )
+    for key in NAMES:
+        tables = attributes.pop(key, None)
+        own: Sequence[Tensor] = getattr(model, key)
+        if own:
+            attributes[key] = tuple(_with_batch(tensor, batch, f"{said.label}: {key}") for tensor in own)
+            if tables is not None:
+                check_agree(tables, attributes[key], f"{said.label}: {key}")
+                formats = {table["name"]: table.get("format", "") for table in tables}
+                attributes[key] = tuple(
+                    tensor._replace(format=formats[tensor.name] or tensor.format) for tensor in attributes[key]
+                )
+        elif tables is not None and not _are_items(tables):
+            attributes[key] = tuple(as_tensor(table, batch or REQUIRED, f"{said.label}: {key}") for table in tables)
+    attributes = {key: value for key, value in attributes.items() if value != getattr(model, key, None)}
+    return check_model(declared(model, attributes)) if attributes else model
+
+
+def _are_items(tables: Sequence[Mapping[str, Any]]) -> bool:
+    """Tell whether this is how a configuration of ours shows the items of a model without tensors."""
+    return [(table["name"] in ("input", "output"), table["datatype"], table["shape"]) for table in tables] == [
+        (True, "BYTES", [])
+    ]
+
+
+def batch_said(attributes: Mapping[str, Any]) -> str | None:
+    """Return what a file says of the batch dimension (Tensor.batch), by itself or by the shapes in its tables; None: nothing."""
+    said: str | None = attributes.get("batch_dimension")
+    tables = [table for key in NAMES for table in attributes.get(key, ())]
+    if said != NONE and tables and all(leaves_batch_out(table) for table in tables):
+        return OPTIONAL  # AMD's clients send what the file says: no batch
+    return said
+
+
+def leaves_batch_out(table: Mapping[str, Any]) -> bool:
+    """Tell whether a table gives the shape of one row, and means that requests may have it too."""
+    return not table.get("batched") and table["shape"][:1] != [-1]
+
+
+def _with_batch(tensor: Tensor, said: str | None, source: str) -> Tensor:
+    if said is None or said == tensor.batch:
+        return tensor
+    if said == REQUIRED and tensor.batch == NONE:
+        raise SettingsError(
+            f"{source}: {tensor.name!r} has no batch dimension, says the model itself: max_batch_size must be 0"
+        )
+    keeps = (
+        said == REQUIRED or tensor.batch == NONE
+    )  # an optional dimension is there; one that is not cannot be left out
+    return tensor if keeps else tensor._replace(batch=said)
+
+
+def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], source: str) -> None:
+    """Raise SettingsError unless the file declares exactly the tensors that the model has, in any order. Its shapes may leave
+    the batch out."""
+    tensors = {tensor.name: tensor for tensor in own}
+    if tensors.keys() != {table["name"] for table in tables}:
+        names = ", ".join(table["name"] for table in tables)
+        raise SettingsError(f"{source}: are {names}; the model itself has {', '.join(tensors)}")
+    for table in tables:
+        tensor = tensors[table["name"]]
+        if table["datatype"] != tensor.datatype:
+            raise SettingsError(
+                f"{source}: {tensor.name!r} has datatype {table['datatype']!r}; the model itself has {tensor.datatype!r}"
+            )
+        _check_means(table, tensor, f"{source}: {tensor.name!r}")
+        shapes = [table["shape"]] if tensor.batch == NONE else [table["shape"], [-1, *table["shape"]]]
+        if not any(_fits(shape, tensor.shape) for shape in shapes):
+            raise SettingsError(
+                f"{source}: {tensor.name!r} has shape {table['shape']}; the model itself has {list(tensor.shape)}"
+            )
+
+
+def _check_means(table: Mapping[str, Any], tensor: Tensor, source: str) -> None:
+    """Raise SettingsError for what the file wants of a tensor, and the model itself does not have."""
+    if table.get("optional") and not tensor.optional:
+        raise SettingsError(f"{source}: optional: the model itself needs it")
+    if table.get("ragged") and tensor.varying != RAGGED:
+        raise SettingsError(f"{source}: allow_ragged_batch: a model says so in its class (Tensor(varying='ragged'))")
+    if "reshape" in table and list(tensor.reshape or ()) != table["reshape"]:
+        raise SettingsError(f"{source}: reshape: is for ONNX files; a class gets what requests have")
+
+
+def _fits(said: Sequence[int], own: Sequence[int]) -> bool:
+    return len(said) == len(own) and all(
+        one == other or -1 in (one, other) for one, other in zip(said, own, strict=True)
+    )
+
+
+def as_tensor(table: Mapping[str, Any], batch: str, source: str) -> Tensor:
+    """Return the tensor that a table of a file declares, whose model has this `batch` dimension. Raises SettingsError for what
+    only a class or an ONNX file can have."""
+    shape = table["shape"]
+    # Where a file of Triton's says `dims`, and in AMD's examples, the batch is left out.
+    whole = batch == NONE or (shape[:1] == [-1] and not table.get("batched"))
+    tensor = Tensor(
+        table["name"], table["datatype"], tuple(shape if whole else [-1, *shape]), batch=batch,
+        optional=bool(table.get("optional")), format=table.get("format", ""),
+    )  # fmt: skip
+    _check_means(table, tensor, f"{source}: {tensor.name!r}")
+    return tensor
+
+
+PYTHON_FILE = "model.py"
+
+
+class PythonPlatform:
+    """See Platform."""
+
+    def load(self, model: ModelToServe) -> type[Model] | type[Service]:
+        """Return the class that the target names, or the only model of the file."""
+        assert model.folder is not None, "a model of a repository has a folder: this is a bug"
+        place, _, name = model.target.rpartition(":") if ":" in model.target else (model.target, "", "")
+        if name and not place.endswith(".py"):
+            found = load_target(model.target, fresh=True)
+        else:
+            path = file_within(model.folder, place or PYTHON_FILE, model.label)
+            module = _read_module(model, path)
+            found = class_in(module, name, model.target) if name else _only_model(module, model.label)
+        return found if issubclass(found, Service) else with_attributes(found, model)
+
+
+def _read_module(model: ModelToServe, path: Path) -> ModuleType:
+    name = "weir_model_" + re.sub(r"\W", "_", f"{model.name}_{model.version}")
+    with _neighbours(path.parent):
+        return read_anew(f"{model.label}/{path.name}", name, path, str(path.parent))
+
+
+@contextmanager
+def _neighbours(folder: Path) -> Iterator[None]:
+    """Let what is imported in the block find the modules of `folder`, and forget them afterwards: those of another version
+    may have the same names."""
+    before = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            file: Any = getattr(sys.modules[name], "__file__", None)
+            if file and Path(file).is_relative_to(folder) and not name.startswith("weir_model_"):
+                del sys.modules[name]
+
+
+def _only_model(module: ModuleType, source: str) -> type[Model]:
+    models = [
+        each for each in vars(module).values()
+        if isinstance(each, type) and issubclass(each, Model) and each.__module__ == module.__name__
+        and overrides(each, "predict")
+    ]  # fmt: skip
+    if len(models) != 1:
+        names = ", ".join(model.__name__ for model in models) or "none"
+        raise SettingsError(f"{source}: {module.__file__} defines the models {names}: name one of them (target)")
+    return models[0]
+
+
+ENSEMBLE = "ensemble"
+
+
+class EnsemblePlatform:
+    """See Platform. The steps stand in the model's file; a version's folder has nothing to add."""
+
+    def load(self, model: ModelToServe) -> type[Model] | type[Service]:
+        """Return a Chain of the steps that the file says."""
+        attributes = dict(model.attributes or {})
+        if "steps" not in attributes:
+            raise SettingsError(f"{model.label}: platform={ENSEMBLE!r}: must have [[steps]]")
+        batch = batch_said(attributes) or REQUIRED
+        attributes.pop("batch_dimension", None)
+        if attributes.pop("decoupled", False):
+            raise SettingsError(f"{model.label}: model_transaction_policy.decoupled: a chain gives one answer")
+        for key in ("inputs", "outputs"):
+            attributes[key] = tuple(
+                as_tensor(table, batch, f"{model.label}: {key}") for table in attributes.get(key, ())
+            )
+        return type("Ensemble", (Chain,), attributes)
+
+
+def read_steps(said: Any, source: str) -> Steps:
+    """Return the steps in a file's tables. Raises SettingsError naming the step and its key."""
+    if not isinstance(said, list) or not said:
+        raise SettingsError(f"{source}: steps={said!r:.80}: must be a list of at least one table")
+    return [_read_part(table, f"{source}: steps[{place}]") for place, table in enumerate(said)]
+
+
+def _read_part(table: Any, source: str) -> Any:
+    if isinstance(table, str):
+        return Step(table)
+    if not isinstance(table, Mapping):
+        raise SettingsError(f"{source}={table!r:.80}: must be a table or a model's name")
+    kinds = {"model": _read_step, "branch": _read_branch, "switch": _read_switch}
+    named = [kind for kind in kinds if kind in table]
+    if len(named) != 1:
+        raise SettingsError(f"{source}: must have one of the keys {', '.join(kinds)}")
+    return kinds[named[0]](table, source)
+
+
+def _read_step(table: Mapping[str, Any], source: str) -> Step:
+    _only_keys(table, ("model", "version", "inputs", "outputs"), source)
+    maps = [table.get(key, {}) for key in ("inputs", "outputs")]
+    for said in maps:
+        if not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said.values())):
+            raise SettingsError(f"{source}: {said!r:.80}: must be a table of names")
+    if not isinstance(table["model"], str):
+        raise SettingsError(f"{source}: model={table['model']!r:.80}: must be a name")
+    return Step(table["model"], str(table.get("version", "")), *maps)
+
+
+def _read_branch(table: Mapping[str, Any], source: str) -> Branch:
+    _only_keys(table, ("branch", "fail_fast"), source)
+    fail_fast = table.get("fail_fast", True)
+    if not isinstance(fail_fast, bool):
+        raise SettingsError(f"{source}: fail_fast={fail_fast!r:.80}: must be true or false")
+    return Branch(_read_paths(table["branch"], f"{source}.branch"), fail_fast)
+
+
+def _read_switch(table: Mapping[str, Any], source: str) -> Switch:
+    _only_keys(table, ("switch", "cases", "default"), source)
+    on = table["switch"]
+    if not isinstance(on, str):
+        raise SettingsError(f"{source}: switch={on!r:.80}: must be a key of the item, or the name of a tensor")
+    cases = _read_paths(table.get("cases"), f"{source}.cases")
+    default = read_steps(table["default"], f"{source}.default") if "default" in table else None
+    # Keys of a table are text, values need not be: case 3 is meant by "3".
+    numbers = {int(case): path for case, path in cases.items() if case.isascii() and case.isdigit()}
+    return Switch(on, {**cases, **numbers}, default)
+
+
+def _read_paths(said: Any, source: str) -> dict[str, Steps]:
+    if not isinstance(said, Mapping) or not said:
+        raise SettingsError(f"{source}={said!r:.80}: must be a table of lists of steps")
+    return {name: read_steps(steps, f"{source}.{name}") for name, steps in said.items()}
+
+
+def _only_keys(table: Mapping[str, Any], keys: tuple[str, ...], source: str) -> None:
+    for key in table:
+        if key not in keys:
+            raise SettingsError(f"{source}: {key}: there is no such key; there are {', '.join(keys)}")
+
+
+def file_within(folder: Path, file: str, source: str) -> Path:
+    """Return the path of `file`, which must lie in `folder`. Raises SettingsError."""
+    path = PurePosixPath(file)
+    if path.is_absolute() or ".." in path.parts or "\\" in file or "\0" in file or len(file.encode()) > LONGEST_PATH:
+        raise SettingsError(f"{source}: file={file!r}: must be a file in the version's folder")
+    found = folder / path
+    try:
+        there = found.is_file()
+    except OSError:  # a name that is too long
+        there = False
+    if not there:
+        raise SettingsError(f"{source}: file={file!r}: there is no such file in {folder.name}/")
+    return found

@@ -1,1 +1,0 @@
-"""Chains: models whose steps are other models of the same server."""

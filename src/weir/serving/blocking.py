@@ -1,0 +1,492 @@
+"""The blocking twin of Service, for programs without an event loop, and for notebooks; and the thread in which its loop runs."""
+
+import asyncio
+import os
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable
+from concurrent.futures import CancelledError, Future
+from contextlib import suppress
+from functools import partial
+from inspect import CORO_CREATED, getcoroutinestate
+from types import NoneType, TracebackType
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
+
+from weir.batching.request_state import settle
+from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
+from weir.model import Model
+from weir.serving.calls import Streamed, ThreadCall, fail_all, new_stream
+from weir.serving.service import Service
+from weir.serving.streaming import Window, preprocessing, stream_blocking
+
+T = TypeVar("T")
+Step = Callable[[], Coroutine[Any, Any, Any]]
+
+# A loop that has not ended by then is left to die with the process: it is a daemon's.
+LONGEST_CLOSE = 10.0
+
+# Values taken in one turn of the loop: threads that post without pause must not keep it from everything else.
+MOST_PER_TURN = 1000
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop of uvloop's where there is one."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return new_event_loop()
+
+
+class Background:
+    """Runs an event loop in a daemon thread from `start` to `close`.
+
+    Values posted by any thread are handed to `take` on the loop, all that came since the last turn with one wake-up;
+    `refuse` gets those that come too late, in the thread that posts them.
+    """
+
+    def __init__(self, name: str, take: Callable[[Any], None], refuse: Callable[[Any], None]) -> None:
+        self._take = take
+        self._refuse = refuse
+        self._posted: deque[Any] = deque()
+        self._waking = False
+        self._closed = False
+        self._awaited: set[Future[Any]] = set()  # what `run` waits for
+        self._over = False  # the loop has ended
+        self._running: Future[None] = Future()
+        self._loop: asyncio.AbstractEventLoop
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; return when the loop runs."""
+        self._thread.start()
+        self._running.result()
+
+    @property
+    def started(self) -> bool:
+        """Whether the loop runs, or did."""
+        return self._running.done()
+
+    def post(self, value: Any) -> None:
+        """Hand `value` to `take` on the loop, soon."""
+        self._posted.append(value)
+        if self._closed:
+            self._empty(self._refuse)
+        elif not self._waking:
+            self._waking = True
+            try:
+                self._loop.call_soon_threadsafe(self._take_posted)
+            except RuntimeError:  # the loop was closed in between
+                self._empty(self._refuse)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run `coroutine` on the loop and return its result; interrupting the wait (Ctrl-C) cancels it.
+
+        Raises ModelNotReady if the loop ends before the coroutine does.
+        """
+        try:
+            future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        except RuntimeError:  # the loop is closed
+            coroutine.close()
+            raise _stopped() from None
+        self._awaited.add(future)
+        try:
+            if self._over:  # nothing that comes this late is run any more
+                future.cancel()
+            return future.result()
+        except BaseException as error:
+            future.cancel()
+            if self._over and isinstance(error, CancelledError):
+                if getcoroutinestate(coroutine) == CORO_CREATED:  # the loop never came to it
+                    coroutine.close()
+                raise _stopped() from None
+            raise
+        finally:
+            self._awaited.discard(future)
+
+    def close(self, last: Step | None = None) -> None:
+        """Run `last` on the loop, then end the loop and the thread. Idempotent.
+
+        Waits until it has ended, but not longer than LONGEST_CLOSE, and not at all when called on the loop itself (by the
+        garbage collector).
+        """
+        if self._closed:
+            return
+        self._closed = True
+        with suppress(RuntimeError):  # the loop has ended already
+            self._loop.call_soon_threadsafe(self._end.set_result, last)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(LONGEST_CLOSE)
+        self._empty(self._refuse)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=new_loop) as runner:
+                runner.run(self._live())
+        finally:
+            self._over = True
+            for future in list(self._awaited):
+                future.cancel()
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.create_future()
+        self._running.set_result(None)
+        last = await self._end
+        if last is not None:
+            await last()
+
+    def _take_posted(self) -> None:
+        self._waking = False  # first: whoever posts from here on wakes the loop again
+        self._empty(self._take, MOST_PER_TURN)
+        if self._posted and not self._waking:
+            self._waking = True
+            self._loop.call_soon(self._take_posted)
+
+    def _empty(self, use: Callable[[Any], None], most: int = sys.maxsize) -> None:
+        for _ in range(most):
+            try:
+                value = self._posted.popleft()
+            except IndexError:
+                return
+            use(value)
+
+
+class Runs(Protocol):
+    """What a Lifecycle starts and stops: a Service, a Manager."""
+
+    async def start(self) -> None:
+        """Return when it runs; after an exception nothing is left running."""
+
+    async def stop(self, drain_timeout: float | None = None) -> None:
+        """Return when nothing of it runs any more."""
+
+
+class Lifecycle:
+    """Starts and stops what runs on the loop of a Background, for any number of threads.
+
+    One start or stop is under way at a time. A forked process has nothing of it: the thread that ran the loop is not there.
+    """
+
+    def __init__(self, name: str, take: Callable[[Any], None], refuse: Callable[[Any], None]) -> None:
+        self.running: Background | None = None
+        self.forked_from: int | None = None  # the process that started it, if this one was forked from that
+        self._make = partial(Background, name, take, refuse)
+        self._lock = threading.Lock()
+        self._last: _Change | None = None
+        self._finalizer: weakref.finalize[Any, Any] | None = None
+        _LIFECYCLES.add(self)
+
+    def start(self, find: Callable[[], Runs]) -> bool:
+        """Start what `find` returns, on a loop in a new thread; return True when that is done. It is stopped at the latest when
+        nothing refers to this object any more, or the interpreter exits.
+
+        Of several threads the first one starts it. The others wait for that, and return False, or raise what it raised; those
+        that come later return False at once. After an exception nothing is left running.
+        """
+        while True:
+            with self._lock:
+                if self.running is not None:
+                    return False
+                last = self._last
+                if last is None or last.done.done():
+                    self._last = mine = _Change(self._make(), find(), Future(), starts=True)
+                    self.forked_from = None
+                    break
+            if last.starts:
+                last.done.result()
+                return False
+            last.done.exception()
+        try:
+            mine.background.start()
+            try:
+                mine.background.run(mine.what.start())
+            except BaseException:
+                mine.background.close(partial(mine.what.stop, 0.0))
+                raise
+        except BaseException as error:
+            mine.done.set_exception(error)
+            raise
+        self._finalizer = weakref.finalize(self, mine.background.close, partial(mine.what.stop, 0.0))
+        self.running = mine.background
+        mine.done.set_result(None)
+        return True
+
+    def stop(self, drain_timeout: float | None = None) -> None:
+        """Stop it, then end the loop and its thread. A start that is under way in another thread is ended; of several
+        threads the first one stops it, and the others wait for that."""
+        while True:
+            with self._lock:
+                last = self._last
+                if last is None:
+                    return
+                if last.done.done():
+                    if self.running is None:
+                        return
+                    self._last = mine = _Change(self.running, last.what, Future(), starts=False)
+                    self.running = None
+                    break
+            if last.starts and last.background.started:
+                with suppress(Exception):
+                    last.background.run(last.what.stop(drain_timeout))
+            last.done.exception()
+        try:
+            mine.background.run(mine.what.stop(drain_timeout))
+        finally:
+            mine.background.close()
+            mine.done.set_result(None)
+
+    def forget(self) -> None:
+        """Begin anew in a process that was forked while it ran, or was being started or stopped."""
+        self._lock = threading.Lock()
+        last, self._last = self._last, None
+        if last is None or (last.done.done() and self.running is None):
+            return
+        self.running = None
+        self.forked_from = os.getppid()
+        # Kept for ever: to free a loop, or what it watches, would take it from the process whose it is.
+        _INHERITED.append(last)
+        if self._finalizer is not None:
+            self._finalizer.detach()
+
+
+class _Change(NamedTuple):
+    """A start or a stop. It is over when `done` is."""
+
+    background: Background
+    what: Runs
+    done: Future[None]
+    starts: bool
+
+
+_LIFECYCLES: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
+_INHERITED: list[_Change] = []
+
+
+def _forget_all() -> None:
+    for lifecycle in list(_LIFECYCLES):
+        lifecycle.forget()
+    if any(lifecycle.forked_from == os.getppid() for lifecycle in list(_LIFECYCLES)):
+        fail_all(ModelNotReady(f"the call is under way in process {os.getppid()}, from which this one was forked"))
+
+
+os.register_at_fork(after_in_child=_forget_all)
+
+
+def _stopped() -> ModelNotReady:
+    return ModelNotReady("the service was stopped")
+
+
+class BlockingService:
+    """Serves one model from any number of threads, which share batches; its event loop runs in a thread of its own.
+
+        with weir.BlockingService(Square, max_batch_size=64) as service:
+            assert service.infer(3) == 9
+
+    `model` and the other arguments are those of Service; or `model` is a Service that has not been started. All methods may
+    be called from any thread, also while another event loop runs in it. A service that is never stopped ends with the
+    program, or when nothing refers to it any more. A process that was forked while it ran has none of its workers: it is not
+    ready there, and says so, until it is started there too.
+    """
+
+    def __init__(self, model: type[Model] | Service | None = None, **options: Any) -> None:
+        self._again: Callable[[], Service] | None = None  # makes another one, where it can, for a forked process
+        if isinstance(model, Service):
+            self.service = model
+        else:
+            self.service = Service(model, **options)
+            if isinstance(options.get("executor"), (str, NoneType)):
+                self._again = partial(Service, model, **options)
+        self._lifecycle = Lifecycle(f"weir-{self.service.name}", _take, _refuse)
+
+    def start(self) -> None:
+        """Start the workers; return when all are ready. Nothing happens if they are, and threads that call it at the same
+        time wait for one start. See Service.start.
+
+        Raises Conflict in a process that was forked while it ran, if the Service, or its executor, was made before.
+        """
+        self._start()
+
+    def stop(self, drain_timeout: float | None = None) -> None:
+        """Take no more, finish what was accepted, end the workers. Idempotent. Ends a start that is under way in another
+        thread. See Service.stop."""
+        self._lifecycle.stop(drain_timeout)
+
+    def _start(self) -> bool:
+        parent = self._lifecycle.forked_from
+        if parent is not None and self._again is None:
+            raise Conflict(
+                f"service {self.service.name!r} was started in process {parent}, from which this one was forked; make a "
+                "Service of its own in this process"
+            )
+        return self._lifecycle.start(self._found)
+
+    def _found(self) -> Service:
+        if self._lifecycle.forked_from is not None and self._again is not None:
+            self.service = self._again()
+        return self.service
+
+    def __enter__(self) -> Self:
+        if not self._start():  # whoever leaves first would stop it for the others
+            raise Conflict(f"service {self.service.name!r} is already running")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Whoever leaves by an exception awaits no more answers.
+        self.stop(None if error is None else 0.0)
+
+    def submit(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> "Future[Any]":  # fmt: skip
+        """Return a concurrent.futures.Future of the answer to `item`; cancel it to withdraw. See Service.infer."""
+        return self._submit(item, timeout, priority, key, backpressure)
+
+    def infer(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> Any:  # fmt: skip
+        """Return the answer to `item`, or raise its error. An interrupted wait (Ctrl-C) withdraws it. See Service.infer."""
+        call = self._submit(item, timeout, priority, key, backpressure)
+        try:
+            return call.result()
+        except BaseException:
+            call.cancel()
+            raise
+
+    def infer_many(
+        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
+    ) -> list[Any]:  # fmt: skip
+        """Return the list of answers, in order. See Service.infer_many."""
+
+        async def infer_many() -> list[Any]:
+            return await self.service.infer_many(
+                items, timeout=timeout, priority=priority, key=key, return_errors=return_errors,
+                backpressure=backpressure, express=express,
+            )  # fmt: skip
+
+        items = list(items)
+        return self._running().run(infer_many())
+
+    def stream(
+        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        return_inputs: bool = False, return_errors: bool = False, preprocessor: Callable[[Any], Any] | None = None,
+    ) -> Generator[Any, None, None]:  # fmt: skip
+        """Yield the answers to `items` in their order, in bounded memory. `items` is pulled, and `preprocessor` called, in the
+        calling thread; both may block. See Service.stream."""
+
+        def infer(item: Any) -> ThreadCall:
+            return self._submit(item, timeout, priority, key, True)
+
+        def refused(item: Any) -> ThreadCall:
+            return ThreadCall(item, 0.0, 0.0, self.service.cancel)
+
+        prepared = preprocessing(preprocessor, infer, refused)
+        return stream_blocking(items, Window(prepared, self.service.stream_size, return_inputs, return_errors))
+
+    def infer_stream(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> Generator[Any, None, None]:  # fmt: skip
+        """Yield the answers to one `item` as a streaming model gives them. See Service.infer_stream."""
+        background = self._running()
+        request = new_stream(self.service, item, timeout, priority, key)
+        background.post(Posted(request, partial(self.service.enter, backpressure=backpressure)))
+        try:
+            while True:
+                try:
+                    answer, _ = background.run(request.read())
+                except StopAsyncIteration:
+                    return
+                except ModelError as error:
+                    raise for_caller(error) from error.__cause__
+                yield answer
+        finally:
+            background.post(Posted(request, Streamed.close))
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why no requests are taken; "" if they are."""
+        parent = self._lifecycle.forked_from
+        if parent is not None:
+            return f"it was started in process {parent}, from which this one was forked; start it in this process too"
+        if self._lifecycle.running is not None:
+            return self.service.not_ready_reason
+        return (
+            self.service.not_ready_reason or "loading"
+        )  # the workers are ready, and whoever starts it is about to hear of it
+
+    def state(self) -> dict[str, Any]:
+        """Return what there is to see, as a JSON-able dict. See Service.state."""
+
+        async def state() -> dict[str, Any]:
+            return self.service.state()
+
+        return self._running().run(state())
+
+    def explain_policy(self) -> dict[str, Any]:
+        """Return what the policy does and what came of it. See Service.explain_policy."""
+
+        async def explain_policy() -> dict[str, Any]:
+            return self.service.explain_policy()
+
+        return self._running().run(explain_policy())
+
+    def set_prices(self, /, **said: Any) -> dict[str, Any]:
+        """Solve the policy for other prices; return its explanation once it goes by them. See Service.set_prices."""
+        return self._running().run(self.service.set_prices(**said))
+
+    def deep_health(self) -> dict[str, Any]:
+        """Run the model's examples and return what came of them. See Service.deep_health."""
+        return self._running().run(self.service.deep_health())
+
+    def _submit(
+        self, item: Any, timeout: float | None, priority: int, key: Hashable, backpressure: bool | None
+    ) -> ThreadCall:
+        background, service = self._running(), self.service
+        if timeout is None:
+            timeout = service.settings.timeout
+
+        def withdraw(call: ThreadCall) -> None:
+            background.post(Posted(call, service.cancel))
+
+        call = ThreadCall(item, service.now(), timeout, withdraw)
+        call.priority = priority
+        call.key = key
+        background.post(Posted(call, partial(service.enter, backpressure=backpressure)))
+        return call
+
+    def _running(self) -> Background:
+        background = self._lifecycle.running
+        if background is None:
+            raise ModelNotReady(f"model {self.service.name!r} is not ready: {self.not_ready_reason}")
+        return background
+
+
+class Posted(NamedTuple):
+    """What is to be done with a call on the loop."""
+
+    call: Any  # a ThreadCall or a Streamed
+    action: Callable[[Any], None]
+
+
+def _take(posted: Posted) -> None:
+    try:
+        posted.action(posted.call)
+    except Exception as error:  # a timeout or a key that cannot be compared: whoever waits is in another thread
+        settle(posted.call)
+        posted.call.fail(error)
+
+
+def _refuse(posted: Posted) -> None:
+    posted.call.fail(ModelNotReady("the service was stopped"))

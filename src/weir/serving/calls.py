@@ -1,0 +1,436 @@
+"""The requests of callers in this process: futures that are their own requests, and streams of answers.
+
+Also what a call says of itself before it is queued: kind, rows, cost and batch key.
+"""
+
+import asyncio
+import concurrent.futures
+import gc
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Generator, Hashable
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from weir.batching.request_state import RequestBase, begin, refuse
+from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
+from weir.messages import NO_ANSWER, OBJECT, Dispatch, Kind, Request, with_key
+from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
+from weir.serving.delivery import discard, is_block
+
+if TYPE_CHECKING:
+    from weir.serving.service import Service
+
+
+class InProcess:
+    """The attributes of messages.Request that rarely differ from call to call.
+
+    They are attributes of the class, because setting them for each call costs more than all the rest of making one.
+    """
+
+    __slots__ = ()
+
+    payload: Any
+    arrival: float
+    timeout: float
+    deadline: float
+
+    kind: Kind = Kind.ITEM
+    content_type: str = OBJECT
+    accept: str = OBJECT
+    rows: int = 1
+    cost: float = 1.0
+    key: Hashable = None
+    priority: int = 0
+    large: bool = False
+    tag: float = 0.0
+    brief: bool = False
+    door: str = "python"
+    settled: bool = False
+    taken: int = 0
+    overtaken: int = 0
+    partial: Any = None
+    trace: Any = None
+    outside: bool = False  # waits for room in the line
+
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """Refuse it: a call has one answer."""
+        raise Unsupported("a call has one answer, a streaming model gives several")
+
+
+class Call(InProcess, asyncio.Future[Any]):
+    """What `Service.infer` returns: awaits to the answer or raises the error.
+
+    It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait,
+    which refuses all that create_task accepts, wants it wrapped: `asyncio.wait([asyncio.create_task(call)])`. Cancelling
+    it (or a task that awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour
+    notices.
+    """
+
+    # What each call sets has a slot, so that an ordinary one needs no dictionary.
+    __slots__ = (
+        "_withdraw",
+        "arrival",
+        "deadline",
+        "outside",
+        "overtaken",
+        "partial",
+        "payload",
+        "settled",
+        "taken",
+        "timeout",
+    )
+
+    _generator: Generator[Any, None, Any] | None = None
+
+    def __init__(
+        self, payload: Any, arrival: float, timeout: float, loop: asyncio.AbstractEventLoop,
+        withdraw: Callable[["Call"], None],
+    ) -> None:  # fmt: skip
+        asyncio.Future.__init__(self, loop=loop)  # super() would cost a third of all this
+        self.payload = payload
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        begin(self)
+        self.outside = False
+        self._withdraw = withdraw
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Resolve with the answer."""
+        self.set_result(output)
+
+    def fail(self, error: WeirError) -> None:
+        """Raise `error` in whoever awaits."""
+        if self.done():
+            return
+        self.set_exception(for_caller(error))
+        if not isinstance(error, ModelError):
+            # Whoever left a call alone need not hear that it was too late or refused; of a model's bug they should.
+            self._log_traceback = False
+
+    def cancel(self, msg: Any = None) -> bool:
+        """Withdraw the request wherever it is; False if it already has its end."""
+        if not super().cancel(msg):
+            return False
+        self._withdraw(self)
+        return True
+
+    # With these three, asyncio takes a call for a coroutine, so that create_task and TaskGroup accept it.
+
+    def send(self, value: Any) -> Any:
+        """Run until the answer is there: the coroutine protocol."""
+        return self._steps().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise in whoever awaits: the coroutine protocol."""
+        return self._steps().throw(*error)
+
+    def close(self) -> None:
+        """Withdraw the request if it is still under way: the coroutine protocol."""
+        self.cancel()
+
+    def _steps(self) -> Generator[Any, None, Any]:
+        if self._generator is None:
+            self._generator = self.__await__()
+        return self._generator
+
+
+class ListCall(Call):
+    """What `Service.infer_many` returns: resolves to the list of answers, or raises the first error in it, unless
+    `return_errors`."""
+
+    kind = Kind.ITEMS
+    return_errors: bool = False
+
+    def finish(self, output: list[Any], dispatch: Dispatch) -> None:
+        """Resolve with the answers, or the first error."""
+        error = next((entry for entry in output if isinstance(entry, WeirError)), None)
+        if error is not None and not self.return_errors:
+            self.fail(error)
+        else:
+            super().finish(for_callers(output) if error is not None else output, dispatch)
+
+
+class ThreadCall(InProcess, concurrent.futures.Future[Any]):
+    """What `BlockingService.submit` returns: a concurrent.futures.Future that may be cancelled until its end."""
+
+    def __init__(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["ThreadCall"], None]) -> None:
+        super().__init__()
+        self.payload = payload
+        self.arrival = arrival
+        self.timeout = timeout
+        self.deadline = arrival + timeout
+        self._withdraw = withdraw
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Resolve with the answer."""
+        with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
+            self.set_result(output)
+
+    def fail(self, error: WeirError) -> None:
+        """Raise `error` in whoever waits."""
+        with suppress(concurrent.futures.InvalidStateError):  # the caller has cancelled meanwhile
+            self.set_exception(for_caller(error))
+
+    def cancel(self) -> bool:
+        """Withdraw the request wherever it is; False if it already has its end."""
+        before = self.cancelled()
+        if not super().cancel():
+            return False
+        if not before:
+            self.set_running_or_notify_cancel()  # or concurrent.futures.wait would not hear of it
+            self._withdraw(self)
+        return True
+
+
+def fail_all(error: WeirError) -> None:
+    """Fail every ThreadCall that has no end yet, in a process that was forked from the one in which they are under way.
+
+    They are looked for among all objects: nobody keeps a list of them, for that would cost each call, and a fork is rare.
+    Objects that a program has frozen before it forks, as one should, are not among those that the collector tells of.
+    """
+    frozen = gc.get_freeze_count()
+    if frozen:
+        gc.unfreeze()
+    found = gc.get_objects()
+    if frozen:
+        gc.freeze()
+    for each in found:
+        if isinstance(each, ThreadCall) and not each.done():
+            each._condition = threading.Condition()  # a thread that is not here may have held the old one
+            refuse(each, error)
+
+
+def for_callers(answers: list[Any]) -> list[Any]:
+    """Return answers, some of which are errors, as code in this process is to have them."""
+    return [for_caller(answer) if isinstance(answer, WeirError) else answer for answer in answers]
+
+
+BURST = 16
+BURST_BYTES = 4 << 20
+PATIENCE = 0.25
+
+
+class Streamed(RequestBase):
+    """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives
+    one.
+
+    `limit` answers are kept for a reader that is busy; BURST times as many for PATIENCE seconds, as a model may give them
+    faster than the event loop goes round, if they are no larger than BURST_BYTES together. A reader that falls behind further is at its end: it still gets what was kept, and
+    then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the line or off its
+    worker. All is done on the service's event loop, but for the constructor.
+    """
+
+    __slots__ = (
+        "_behind_since",
+        "_burst_bytes",
+        "_error",
+        "_kept",
+        "_last",
+        "_limit",
+        "_over",
+        "_waiter",
+        "_withdraw",
+        "dispatch",
+        "outside",
+    )
+
+    def __init__(
+        self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["Streamed"], None],
+        **attributes: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(payload, arrival, timeout, **attributes)
+        self.outside = False  # waits for room in the line
+        self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer
+        self._limit = limit
+        self._withdraw = withdraw
+        self._kept: deque[Any] = deque()
+        self._over = False
+        self._last = False  # the model gave the newest of those kept as its last
+        self._error: WeirError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._behind_since: float | None = None
+        self._burst_bytes = 0
+
+    # What the service says.
+
+    def part(self, output: Any, dispatch: Dispatch) -> None:
+        """Keep an answer for the reader. Raises Overloaded when it is too far behind."""
+        if len(self._kept) >= self._limit and self._too_far_behind(output):
+            raise Overloaded(
+                f"the reader of this stream is {len(self._kept)} answers behind; {self._limit} are kept (stream_buffer)",
+                retry_after=0.0,
+            )
+        self._kept.append(output)
+        self.dispatch = dispatch
+        self._wake()
+
+    def finish(self, output: Any, dispatch: Dispatch) -> None:
+        """Keep the last answer, if there is one: after it nothing comes."""
+        self.dispatch = dispatch
+        if output is not NO_ANSWER:
+            self._kept.append(output)
+            self._last = True
+        self._over = True
+        self._wake()
+
+    def fail(self, error: WeirError) -> None:
+        """Keep the error, which the reader gets after the answers before it."""
+        self._error = error
+        self._over = True
+        self._wake()
+
+    # What its reader does.
+
+    async def read(self) -> tuple[Any, bool]:
+        """Return the next answer, and whether the model said that it is the last. Raises the error that ended the request,
+        or StopAsyncIteration when there is no answer any more."""
+        while not self._kept:
+            if self._error is not None:
+                raise self._error
+            if self._over:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        answer = self._kept.popleft()
+        if len(self._kept) < self._limit:
+            self._behind_since = None
+        return answer, self._last and not self._kept
+
+    def __aiter__(self) -> "Streamed":
+        return self
+
+    async def __anext__(self) -> Any:
+        return (await self.read())[0]
+
+    def close(self) -> None:
+        """Leave: nothing more is computed for this request, and what was kept is let go. Idempotent."""
+        if not self.settled:
+            self._withdraw(self)
+        self._over = True
+        while self._kept:
+            discard(self._kept.popleft())
+        self._wake()
+
+    def _too_far_behind(self, output: Any) -> bool:
+        now = monotonic()
+        if self._behind_since is None:
+            self._behind_since, self._burst_bytes = now, 0
+        self._burst_bytes += _size_of(output)
+        return (
+            now - self._behind_since > PATIENCE
+            or len(self._kept) >= BURST * self._limit
+            or self._burst_bytes > BURST_BYTES
+        )
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+def _size_of(output: Any) -> int:
+    if isinstance(output, (bytes, str)):
+        return len(output)
+    if is_block(output):
+        return len(output.view)
+    return sum(map(_size_of, output.values())) if isinstance(output, dict) else int(getattr(output, "nbytes", 0))
+
+
+def new_stream(service: "Service", item: Any, timeout: float | None, priority: int, key: Hashable) -> Streamed:
+    """Return a request for `item` that has not been entered; from any thread."""
+    settings = service.settings
+    seconds = settings.timeout if timeout is None else timeout
+    return Streamed(
+        item, service.now(), seconds, settings.stream_buffer, service.cancel, priority=priority, key=key
+    )  # fmt: skip
+
+
+async def read(service: "Service", request: Streamed, backpressure: bool | None) -> AsyncGenerator[Any, None]:
+    """Enter `request` and yield its answers; whoever leaves, leaves the line or the worker too."""
+    try:
+        service.enter(request, backpressure)
+        async for answer in request:
+            yield answer
+    except ModelError as error:
+        raise for_caller(error) from error.__cause__
+    finally:
+        request.close()
+
+
+def takes_one(request: Request) -> bool:
+    """Tell whether `request` is of a kind that takes one answer only."""
+    return getattr(type(request), "part", None) in (None, RequestBase.part)
+
+
+def several(name: str) -> Unsupported:
+    """Return the error for those who ask a streaming model for one answer."""
+    return Unsupported(f"model {name!r} is streaming, it gives several answers: ask it for a stream")
+
+
+def measure(model: type[Model], item: Any) -> Measure:
+    """Return what `model.measure` says of `item`.
+
+    Raises the RequestError that it raises, InvalidRequest for any other exception or a size that cannot be, and ModelError
+    if it returns something else than it may.
+    """
+    try:
+        said = model.measure(item)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise InvalidRequest(f"{model.__name__}.measure cannot measure this item: {error!r}") from error
+    if said is None:
+        return Measure()
+    measured = Measure(said) if isinstance(said, int) else said
+    if not _is_measure(measured):
+        raise ModelError(
+            f"{model.__name__}.measure returned {said!r:.200}: must be rows, None, or a Measure whose key is hashable"
+        )
+    if measured.rows < 1 or not measured.cost >= 0:
+        raise InvalidRequest(f"{model.__name__}.measure returned {said!r}: rows must be 1 or more and cost 0 or more")
+    return measured
+
+
+def _is_measure(said: Any) -> bool:
+    if not (isinstance(said, Measure) and isinstance(said.rows, int) and isinstance(said.cost, (int, float))):
+        return False
+    return is_hashable(said.key)
+
+
+def is_hashable(key: Any) -> bool:
+    """Tell whether `key` can be a batch key: `hash` works, also of what is inside."""
+    try:
+        hash(key)
+    except Exception:  # whatever a stranger's __hash__ raises
+        return False
+    return True
+
+
+def describe(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
+    """Set on `call` what its item says of itself. Raises as `measure` does."""
+    if is_tensor_model(model):
+        _describe_tensors(model, call)
+        if not overrides(model, "measure"):
+            return
+    measured = measure(model, call.payload)
+    if not is_tensor_model(model):
+        call.rows = measured.rows
+    call.cost = measured.cost
+    call.key = with_key(call.key, measured.key)
+
+
+def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
+    from weir.wire.tensors import rows_of, shape_key, to_arrays  # only tensor models need numpy
+
+    call.payload = to_arrays(call.payload, model.inputs)
+    alone = not is_batched(model)
+    call.kind = Kind.ITEM if model.streaming or alone else Kind.TENSORS  # a stream is not divided
+    call.rows = 1 if alone else rows_of(call.payload)
+    call.cost = float(call.rows)
+    shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # streams are not joined
+    call.key = with_key(call.key, shapes)

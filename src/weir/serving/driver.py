@@ -1,0 +1,565 @@
+"""The asyncio driver of one model's Batcher.
+
+The batcher decides, the executor runs, requests deliver themselves; this file only moves things between them. Per request
+it does one `submit`; all the rest is done per turn of the loop or per batch: one poll scheduled with `call_soon` however
+many requests arrive in a turn, one timer, one frame per batch, one call of each observer per batch.
+
+Calls in process wait in a BackpressureQueue while the queue of the batcher is full.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, cast
+
+from weir.batching.batcher import Batcher
+from weir.batching.collate import entries_of, fail_entries, to_batch
+from weir.batching.group import Deadlines
+from weir.batching.request_state import refuse, settle
+from weir.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Draining,
+    ModelError,
+    ModelNotReady,
+    Overloaded,
+    WeirError,
+)
+from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
+from weir.serving.clock import Timer
+from weir.serving.delivery import Delivery, discard, logger
+from weir.workers.executor import Block, Executor
+
+if TYPE_CHECKING:
+    from weir.serving.loop_spin import Alertness
+
+# How many that have gone may stay behind before they are swept out.
+SWEEP_ABOVE = 64
+
+
+class WaitingCall(Request, Protocol):
+    """A request that can wait outside the line; doors with a peer to answer refuse instead."""
+
+    outside: bool  # whether it does so now
+
+
+class BackpressureQueue:
+    """The requests that wait for room in the line, first come first in. `waiting` is false when nobody does."""
+
+    def __init__(self) -> None:
+        # Truth and length are asked for with each call in process: the deque answers faster than a method could.
+        self.waiting: deque[WaitingCall] = deque()
+        self._deadlines = Deadlines()
+        self._settled = 0  # of those in `waiting`; never the head
+        self._entered = 0  # into the line, since the deadlines were swept
+
+    def __len__(self) -> int:
+        return len(self.waiting) - self._settled
+
+    def append(self, request: WaitingCall) -> None:
+        """Let `request` wait."""
+        request.outside = True
+        self.waiting.append(request)
+        self._deadlines.add(request)
+
+    def pop(self, room: Callable[[int], bool]) -> WaitingCall | None:
+        """Take out the request that is next to enter the line, if that has `room` for so many rows."""
+        waiting = self.waiting
+        if not waiting or not room(waiting[0].rows):
+            return None
+        request = waiting.popleft()
+        request.outside = False
+        if self._settled:
+            self._drop_settled_heads()
+        self._entered += 1
+        if self._entered > len(waiting) + SWEEP_ABOVE:
+            self._sweep()
+        return request
+
+    def drop(self, request: WaitingCall) -> None:
+        """Settle a request that waits: its caller left."""
+        settle(request)
+        self._note_settled(1)
+
+    def next_deadline(self) -> float | None:
+        """Return the earliest deadline, if anyone waits. It may be that of one that has entered the line since."""
+        return self._deadlines.earliest() if self.waiting else None
+
+    def expire(self, now: float) -> list[WaitingCall]:
+        """Settle and return those whose deadline has passed."""
+        passed = cast(list[WaitingCall], self._deadlines.passed(now))  # only `append` adds to it
+        late = [request for request in passed if request.outside]
+        for request in late:
+            settle(request)
+        self._note_settled(len(late))
+        return late
+
+    def clear(self) -> list[WaitingCall]:
+        """Settle and return all that wait."""
+        left = [request for request in self.waiting if not request.settled]
+        for request in left:
+            settle(request)
+        self._note_settled(len(left))
+        return left
+
+    def _note_settled(self, count: int) -> None:
+        self._settled += count
+        self._drop_settled_heads()
+        if self._settled > SWEEP_ABOVE and self._settled * 2 > len(self.waiting):
+            self.waiting = deque(request for request in self.waiting if not request.settled)
+            self._settled = 0
+            self._sweep()
+
+    def _drop_settled_heads(self) -> None:
+        waiting = self.waiting
+        while waiting and waiting[0].settled:
+            waiting.popleft()
+            self._settled -= 1
+
+    def _sweep(self) -> None:
+        self._entered = 0
+        self._deadlines.trim(len(self.waiting))
+
+
+class Leaving:
+    """The workers of one driver that are to go: they get no more batches."""
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._empty: dict[int, asyncio.Event] = {}
+
+    def __contains__(self, worker: int) -> bool:
+        return worker in self._empty
+
+    def __len__(self) -> int:
+        return len(self._empty)
+
+    def finished(self, worker: int) -> None:
+        """A batch of `worker` is back."""
+        if worker in self._empty and self._batcher.worker_leaves(worker):
+            self._empty[worker].set()
+
+    def lost(self, worker: int) -> bool:
+        """`worker` is gone; tell whether it was to go."""
+        if worker not in self._empty:
+            return False
+        self._empty[worker].set()
+        return True
+
+    async def let_go(self, worker: int, driver: "Driver", clock: Callable[[], float], seconds: float) -> None:
+        """Let `worker` finish what it has, for up to so many seconds, and end it. What it had then runs again elsewhere."""
+        empty = self._empty[worker] = asyncio.Event()
+        limit = Timer(clock, asyncio.get_running_loop(), empty.set)
+        try:
+            if not self._batcher.worker_leaves(worker):
+                limit.arm(clock() + seconds)
+                await empty.wait()
+        finally:
+            limit.cancel()
+            driver.worker_lost(worker, "")
+            await driver.executor.remove_worker()
+            del self._empty[worker]
+
+
+class Phase(Enum):
+    """The life of a driver."""
+
+    NEW = "new"
+    RUNNING = "running"
+    STOPPED = "stopped"
+
+
+class Driver:
+    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop.
+
+    Once it has a `successor` all that comes goes there; what it had accepted before, it finishes.
+    """
+
+    def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
+        self.batcher = batcher
+        self.outside = BackpressureQueue()
+        self.streaming = False  # requests have several answers
+        self.leaving = Leaving(batcher)
+        self.executor = executor
+        self.phase = Phase.NEW
+        self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
+        self.draining = False
+        self.not_ready_reason = "not started"
+        self.failed = ""  # why no worker can be started any more
+        self.successor: Driver | None = None  # see driver.py
+        self.kept: dict[int, Request] = {}  # by id(): what was accepted before there was a successor
+        self._alertness: Alertness | None = None
+        self._delivery = delivery
+        self._clock = clock
+        self._polling = False
+        self._turn_began = 0.0  # when the first request of this turn of the loop came
+        self._batcher_draining = False
+        self._logged: set[str] = set()
+
+    async def start(self) -> None:
+        """Start the workers; return when all are ready. Raises what the executor raises, and stays not ready then."""
+        self._loop = asyncio.get_running_loop()
+        self._timer = Timer(self._clock, self._loop, self._timer_due)
+        self._emptied = asyncio.Event()
+        self.not_ready_reason = "loading"
+        self.phase = Phase.RUNNING
+        try:
+            await self.executor.start(self)
+        except BaseException as error:
+            self.phase = Phase.STOPPED
+            self.not_ready_reason = str(error) or type(error).__name__
+            await self.executor.stop()  # when the start was cancelled, workers may be half-way
+            raise
+        if (
+            self.phase is Phase.RUNNING and self.not_ready_reason == "loading"
+        ):  # not stopped, nor all workers lost, meanwhile
+            self.not_ready_reason = ""
+
+    async def stop(self, drain_timeout: float) -> None:
+        """Take no more, give what was accepted `drain_timeout` seconds to finish, fail the rest, end the workers."""
+        if self.phase is not Phase.RUNNING:
+            return
+        try:
+            await self.drain(drain_timeout)
+        finally:
+            self.phase = Phase.STOPPED
+            self.not_ready_reason, self.failed = "stopped", ""
+            if self._alertness is not None:
+                self._alertness.close()
+            self._fail_all(lambda request: Draining("the service stopped before the answer was there"))
+            if self.streaming:
+                for each in self.batcher.running.values():
+                    self.executor.cancel(each.worker, each.batch_id, range(len(entries_of(each))))
+            self._timer.cancel()
+            await self.executor.stop()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more; return when all that was accepted has its end, or after that many seconds."""
+        self.draining = True
+        if self.phase is not Phase.RUNNING:
+            return
+        self._emptied.clear()
+        give_up = self._clock() + seconds
+        limit = Timer(self._clock, self._loop, lambda: self._drain_limit(limit, give_up))
+        limit.arm(give_up)
+        self._poll(Wakeup.ARRIVAL, self._clock())
+        await self._emptied.wait()
+        limit.cancel()
+
+    def stay_alert(self, alertness: "Alertness") -> None:
+        """Have `alertness` keep the loop awake for what is about to happen, until the driver is stopped."""
+        self._alertness = alertness
+        self._timer.spin = alertness.seconds
+
+    def _drain_limit(self, limit: Timer, give_up: float) -> None:
+        if self._clock() >= give_up:
+            self._emptied.set()
+        else:
+            limit.arm(give_up)
+
+    # What callers ask.
+
+    def submit(self, request: Request, now: float) -> None:
+        """Put `request` into the line. Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken
+        then, and the payload is still the caller's."""
+        if self.not_ready_reason or self.draining or self.outside.waiting:
+            self._pass_on(request, now)
+            return
+        try:
+            self.batcher.submit(request, now)
+        except Exception as error:
+            settle(request)
+            if isinstance(error, WeirError):
+                self._delivery.refused(request, error)
+            raise
+        if not self._polling:
+            self._polling, self._turn_began = True, now
+            self._loop.call_soon(self._poll_arrivals)
+
+    def _pass_on(self, request: Request, now: float) -> None:
+        successor = heir(self)
+        if successor is not None:
+            successor.submit(request, now)
+            return
+        error = self._refusal()
+        self._delivery.refused(request, error)
+        raise error
+
+    def enter(self, call: WaitingCall, patient: bool) -> None:
+        """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
+        fails with the reason."""
+        if self.not_ready_reason or self.draining or self.outside.waiting:
+            self._wait_or_refuse(call, patient)
+            return
+        try:
+            self.batcher.submit(call, call.arrival)
+        except Overloaded as error:
+            self._wait_or_refuse(call, patient, error)
+        except WeirError as error:
+            self.refuse(call, error)
+        else:
+            if not self._polling:
+                self._polling, self._turn_began = True, call.arrival
+                self._loop.call_soon(self._poll_arrivals)
+
+    def _wait_or_refuse(self, call: WaitingCall, patient: bool, refusal: WeirError | None = None) -> None:
+        successor = heir(self)
+        if successor is not None:
+            successor.enter(call, patient)
+        elif patient and not self.not_ready_reason and not self.draining:
+            self.outside.append(call)
+            self._timer.arm(call.deadline)
+        else:
+            self.refuse(call, refusal or self._refusal())
+
+    def refuse(self, call: WaitingCall, error: WeirError) -> None:
+        """Fail `call`, which was never taken."""
+        self._delivery.refused(call, error)
+        refuse(call, error)
+
+    def _refusal(self) -> WeirError:
+        name = self._delivery.model
+        if self.not_ready_reason:
+            return ModelNotReady(f"model {name!r} is not ready: {self.not_ready_reason}")
+        if self.draining:
+            return Draining(f"model {name!r} is being stopped and takes no more requests")
+        # Who came first goes first: calls that wait outside are before any that come now.
+        return Overloaded(f"the line of model {name!r} is full", retry_after=self.batcher.drain_time())
+
+    def cancel(self, request: Request) -> None:
+        """Forget `request`, wherever it is; nothing happens if it already has its end."""
+        if request.settled:
+            return
+        if self.successor is not None and id(request) not in self.kept:
+            cast(Driver, heir(self)).cancel(request)
+            return
+        now = self._clock()
+        if getattr(request, "outside", False):
+            self.outside.drop(cast(WaitingCall, request))
+        else:
+            for worker, batch_id, indices in self.batcher.cancel(request, now):
+                self.executor.cancel(worker, batch_id, indices)
+        self._delivery.cancelled(request, Cancelled("the caller left"), now)
+        self._note_if_emptied()
+
+    def _end(self, request: Request, error: WeirError, now: float) -> None:
+        """Fail a request that is running, and tell its worker that nobody waits for it."""
+        if not request.settled:
+            for place in self.batcher.cancel(request, now):
+                self.executor.cancel(*place)
+            self._delivery.give_error(request, error, now)
+
+    def policy_changed(self) -> None:
+        """The policy decides otherwise than before: ask it anew about all that waits."""
+        self.batcher.reconsider()
+        self._poll(Wakeup.TIMER, self._clock())
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place in shared memory, or None."""
+        if self.successor is not None:
+            return cast(Driver, heir(self)).reserve(size_bytes)
+        if self.phase is not Phase.RUNNING:
+            return None
+        block = self.executor.reserve(size_bytes)
+        if block is not None:
+            self._delivery.blocks_in_use = True
+        return block
+
+    def tell_failed(self, error: ModelError) -> None:
+        """Tell the observers of a failure of the model."""
+        self._delivery.tell_failed([error], self._clock())
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has stopped, so that no request is left here."""
+        return self.phase is Phase.STOPPED
+
+    def may_have_blocks(self, other: "Driver") -> None:
+        """Requests may come with the memory of `other`."""
+        self._delivery.blocks_in_use |= other._delivery.blocks_in_use
+
+    # What the executor says (Listener).
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        if worker in self.leaving:
+            return
+        if self.failed:
+            self.failed = self.not_ready_reason = ""
+        self._worker_changed(worker, "ready", "")
+        now = self._clock()
+        self.batcher.worker_ready(worker, places, now)
+        self._poll(Wakeup.WORKER, now)
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        self._worker_changed(worker, "stopped" if self.leaving.lost(worker) else "lost", reason)
+        now = self._clock()
+        for lost in self.batcher.worker_lost(worker, now):
+            self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
+        self._poll(Wakeup.WORKER, now)
+
+    def received(self, worker: int, events: Events) -> None:
+        now = self._clock()
+        dispatch = self.batcher.dispatch_of(events.batch_id)
+        if dispatch is None:
+            for output in events.outputs:
+                discard(output)
+            return
+        if self.batcher.is_late(events.batch_id, now):
+            self._expire(now)  # what comes after its deadline is no answer
+        if events.final:
+            # The freed worker gets its next batch before the answers of this one are delivered.
+            self.batcher.finished(events.batch_id, now)
+            if self.leaving:
+                self.leaving.finished(worker)
+            self._poll(Wakeup.WORKER, now)
+        refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
+        self._delivery.give(dispatch, events, now)
+        if self._alertness is not None:
+            self._alertness.expect(now, now)
+        for request, error in refused:
+            self._end(request, error, now)
+        self._note_if_emptied()
+
+    def unavailable(self, reason: str) -> None:
+        self.failed = self.not_ready_reason = reason
+        for worker in self.executor.states():
+            if worker.state == "failed":
+                self._worker_changed(worker.index, "failed", worker.reason)
+        name = self._delivery.model
+        self._fail_all(lambda request: ModelNotReady(f"model {name!r} is not ready: {reason}"))
+        self._note_if_emptied()
+
+    # The turning wheels.
+
+    def _poll_arrivals(self) -> None:
+        self._polling = False
+        now = self._clock()
+        self.batcher.took_turn(now - self._turn_began)
+        self._poll(Wakeup.ARRIVAL, now)
+        if self._alertness is not None:
+            self._alertness.expect(now, now)
+
+    def _timer_due(self) -> None:
+        now = self._clock()
+        self._expire(now)
+        self._poll(Wakeup.TIMER, now)
+        self._arm()
+
+    def _arm(self) -> None:
+        self._timer.arm(self.batcher.next_wakeup)
+        if self.outside.waiting:
+            self._timer.arm(self.outside.next_deadline())
+
+    def _poll(self, wakeup: Wakeup, now: float) -> None:
+        if not (self.batcher.has_waiting or self.outside.waiting or self.draining):
+            return  # nothing to decide; what runs has the timer armed already
+        self._run_all(self.batcher.poll(now, wakeup), now)
+        while self.outside.waiting and self._admit(now):
+            self._run_all(self.batcher.poll(now, Wakeup.ARRIVAL), now)
+        if self.draining and not self.outside.waiting and not self._batcher_draining:
+            self._batcher_draining = True
+            self.batcher.drain()
+            self._run_all(self.batcher.poll(now, wakeup), now)
+        if self.batcher.policy_error is not None:
+            self._policy_raised(self.batcher.policy_error)
+        self._arm()
+        self._note_if_emptied()
+
+    def _policy_raised(self, error: Exception) -> None:
+        self.batcher.policy_error = None
+        if repr(error) not in self._logged:  # once, not with every decision
+            self._logged.add(repr(error))
+            logger.error("the policy of model %r raised; it does not wait then", self._delivery.model, exc_info=error)
+
+    def _run_all(self, dispatches: list[Dispatch], now: float) -> None:
+        for dispatch in dispatches:
+            batch = to_batch(dispatch)
+            try:
+                self.executor.run(dispatch.worker, batch)
+            except Exception as error:
+                self._could_not_run(dispatch, batch, error)
+            if not self.handed_later:
+                self._delivery.dispatched(dispatch)
+            if self._alertness is not None:
+                self._alertness.expect(now + self.batcher.service.expected(dispatch.rows), now)
+
+    def handed(self, batch_id: int) -> None:
+        """A batch that went through a hook is with its worker only now: the time before counts as waiting."""
+        dispatch = self.batcher.dispatch_of(batch_id)
+        if dispatch is not None:
+            dispatch.at = self._clock()
+            self._delivery.dispatched(dispatch)
+
+    def _could_not_run(self, dispatch: Dispatch, batch: Batch, error: Exception) -> None:
+        logger.exception("batch %d could not be handed to worker %d", dispatch.batch_id, dispatch.worker)
+        failure = error if isinstance(error, WeirError) else ModelError(f"the batch could not be run: {error!r}")
+        count = len(batch.payloads)
+        events = Events(batch.batch_id, [failure] * count, kinds=[EventKind.ERROR] * count)
+        # Not at once: the batcher is in the middle of handing out dispatches.
+        self._loop.call_soon(self.received, dispatch.worker, events)
+
+    def _admit(self, now: float) -> bool:
+        """Let those in who fit into the line; tell whether any did."""
+        batcher, admitted = self.batcher, False
+        while (request := self.outside.pop(batcher.room)) is not None:
+            try:
+                batcher.submit(request, now)
+                admitted = True
+            except WeirError as error:
+                settle(request)
+                self._delivery.give_error(request, error, now)
+        return admitted
+
+    def _expire(self, now: float) -> None:
+        late = self.batcher.expire(now)
+        if self.streaming:  # what was computed already has been answered already: the rest need not be
+            for place in [place for request in late for place in self.batcher.where(request)]:
+                self.executor.cancel(*place)
+        if self.outside.waiting:
+            late += self.outside.expire(now)
+        if late:
+            self._delivery.fail(late, too_late, now)
+
+    def _fail_all(self, error: Callable[[Request], WeirError]) -> None:
+        left = self.outside.clear() + self.batcher.abandon()
+        self._delivery.fail(left, error, self._clock())
+
+    def _worker_changed(self, worker: int, state: str, reason: str) -> None:
+        self._delivery.tell("worker_changed", worker, state, reason)
+
+    def _note_if_emptied(self) -> None:
+        if self.draining and not self.outside.waiting and self.batcher.is_empty:
+            self._emptied.set()
+
+
+def too_late(request: Request) -> WeirError:
+    """Return the error of a request whose deadline has passed."""
+    return DeadlineExceeded(f"no answer within the timeout of {request.timeout:g} s")
+
+
+def replace_driver(old: "Driver", new: "Driver") -> None:
+    """Have `new`, which runs, take all that comes to `old` from now on. What `old` had accepted it finishes; its `stop` waits
+    for that."""
+    new.may_have_blocks(old)  # a door may be receiving into one, and will submit it there
+    kept: list[Request] = [*old.batcher.unsettled(), *old.outside.waiting]
+    old.kept = {id(request): request for request in kept}
+    old.successor = new
+    old.draining = True
+
+
+def latest(driver: "Driver") -> "Driver":
+    """Return the one that takes what comes to `driver` now."""
+    while driver.successor is not None:
+        driver = driver.successor
+    return driver
+
+
+def heir(driver: "Driver") -> "Driver | None":
+    """Return who takes what comes to `driver`, if it was replaced: its successor, or, once that has finished, its own.
+
+    Those between are forgotten, so whoever holds an old one does not keep all that came after it.
+    """
+    while (next_one := driver.successor) is not None and next_one.successor is not None and next_one.finished:
+        driver.successor = next_one.successor
+    return driver.successor

@@ -1,0 +1,357 @@
+"""`before_batch` and `after_batch`: a service's own steps in the server process, around the worker's.
+
+An executor around the real one offers EXTRA places more at each worker than it has. A batch in such a place is being
+prepared by `before_batch`, or stands prepared until a real place is free, or its worker is already free again and
+`after_batch` is at it. So no worker waits for a hook while another batch is prepared, and collecting goes on meanwhile.
+
+Hooks see decoded items (bodies of a model's own content types stay bytes: only the worker can decode them), and answers
+before they are encoded. An entry's error, standing in its place, is that entry's alone.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from weir.errors import ModelError, WeirError
+from weir.messages import LENT, OBJECT, Batch, EventKind, Events, Timing
+from weir.serving.delivery import discard, is_block
+from weir.wire.values import DECODE, UNWRITABLE, decode, encode
+from weir.workers.executor import Block, Executor, Listener, WorkerState
+from weir.workers.faults import copies, model_error
+
+MISSING = object()
+
+
+class Prepared:
+    """A batch on its way. `encodes`: answers come back as values and are encoded here, after a hook has seen them."""
+
+    def __init__(self, worker: int, batch: Batch, *, encodes: bool) -> None:
+        count = len(batch.payloads)
+        self.worker = worker
+        self.batch_id = batch.batch_id
+        self.handed = False  # to the worker, or past it
+        self._attempt = batch.attempt
+        self._content_types = _each(batch.content_types, count)
+        self._accepts = _each(batch.accepts, count)
+        self._encodes = encodes
+        self._payloads = list(batch.payloads)
+        self._outputs: list[Any] = [MISSING] * count
+        self._kinds: dict[int, int] = {}  # as the worker said of outputs
+        self._cancelled: set[int] = set()
+        self._inner: list[int] = []  # entries that the worker has, by its indices
+        self._timing: Timing | None = None
+        self._blocks = [payload for payload in batch.payloads if is_block(payload)]
+        for block in self._blocks:
+            block.retain()
+
+    def release(self) -> None:
+        """Give back the shares in the payloads' Blocks."""
+        for block in self._blocks:
+            discard(block)
+        self._blocks = []
+
+    def cancel(self, indices: Sequence[int]) -> list[int]:
+        """Nobody waits for these entries any more; return the worker's indices of those that it has."""
+        self._cancelled.update(indices)
+        return [place for place, index in enumerate(self._inner) if index in indices]
+
+    # Before the worker.
+
+    def decode(self) -> None:
+        """Decode what is JSON or msgpack; an entry that cannot be decoded has its answer."""
+        for index, content_type in enumerate(self._content_types):
+            payload = self._payloads[index]
+            if content_type not in DECODE:
+                continue
+            try:
+                self._payloads[index] = decode(payload.view if is_block(payload) else payload, content_type)
+                self._content_types[index] = OBJECT
+            except WeirError as error:
+                self._outputs[index] = error
+
+    @property
+    def items(self) -> list[Any]:
+        """What `before_batch` gets: the decoded items of all entries that have no answer yet."""
+        return [self._payloads[index] for index in self._open()]
+
+    def place_items(self, items: list[Any]) -> None:
+        """Take what `before_batch` returned; an error among them is its entry's answer."""
+        for index, item in zip(self._open(), items, strict=True):
+            if isinstance(item, WeirError):
+                self._outputs[index] = item
+            else:
+                self._payloads[index] = item
+
+    def inner(self) -> Batch | None:
+        """Return the batch for the worker, or None when no entry needs it."""
+        self._inner = [index for index in self._open() if index not in self._cancelled]
+        if not self._inner:
+            return None
+        accepts = [self._accepts[index] for index in self._inner]
+        if self._encodes:
+            accepts = [OBJECT if accept in DECODE or accept == LENT else accept for accept in accepts]
+        payloads = [self._payloads[index] for index in self._inner]
+        content_types = [self._content_types[index] for index in self._inner]
+        return Batch(self.batch_id, payloads, _joined(content_types), _joined(accepts), self._attempt)
+
+    # After the worker.
+
+    def gather(self, events: Events) -> Events | None:
+        """Take what the worker says; return what a streaming model gives before its batch ends, to be passed on at once."""
+        places = range(len(events.outputs)) if events.indices is None else events.indices
+        entries = [self._inner[place] for place in places]
+        kinds = events.kinds or [EventKind.DONE] * len(events.outputs)
+        if not events.final:
+            return Events(self.batch_id, events.outputs, indices=entries, kinds=kinds, final=False)
+        for entry, kind, output in zip(entries, kinds, events.outputs, strict=True):
+            self._outputs[entry] = output
+            self._kinds[entry] = kind
+        self._timing = events.timing or self._timing
+        return None
+
+    @property
+    def answers(self) -> list[Any]:
+        """What `after_batch` gets: the answers, in order, without the errors."""
+        return [self._outputs[index] for index in self._answered()]
+
+    def place_answers(self, answers: list[Any]) -> None:
+        """Take what `after_batch` returned."""
+        for index, answer in zip(self._answered(), answers, strict=True):
+            self._outputs[index] = answer
+
+    def encode(self) -> None:
+        """Encode the answers as their callers want them."""
+        for index in self._answered():
+            accept, output = self._accepts[index], self._outputs[index]
+            if accept not in DECODE or is_block(output):
+                continue
+            try:
+                self._outputs[index] = encode(output, accept)
+            except UNWRITABLE as error:
+                self._outputs[index] = ModelError(f"the answer has no form in {accept}: {error}")
+
+    def events(self) -> Events:
+        """Return the final events of the batch."""
+        indices = [index for index, output in enumerate(self._outputs) if output is not MISSING]
+        outputs = [self._outputs[index] for index in indices]
+        kinds = [self._kind(index) for index in indices]
+        whole = None if len(indices) == len(self._outputs) else indices
+        return Events(
+            self.batch_id,
+            outputs,
+            indices=whole,
+            kinds=kinds if any(kind != EventKind.DONE for kind in kinds) else None,
+            timing=self._timing,
+        )
+
+    def _kind(self, index: int) -> int:
+        if isinstance(self._outputs[index], WeirError):
+            return EventKind.ERROR
+        return EventKind.END if self._kinds.get(index) == EventKind.END else EventKind.DONE
+
+    def _open(self) -> list[int]:
+        return [index for index, output in enumerate(self._outputs) if output is MISSING]
+
+    def _answered(self) -> list[int]:
+        return [
+            index for index, output in enumerate(self._outputs)
+            if output is not MISSING and not isinstance(output, WeirError)
+        ]  # fmt: skip
+
+
+def _each(types: str | list[str], count: int) -> list[str]:
+    return [types] * count if isinstance(types, str) else list(types)
+
+
+def _joined(types: list[str]) -> str | list[str]:
+    return types[0] if types.count(types[0]) == len(types) else types
+
+
+Hook = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
+
+# One batch being prepared and one being finished, beside those with the worker.
+EXTRA = 2
+
+
+class WorkerSlots:
+    """One worker: its free places, and the prepared batches that wait for one."""
+
+    def __init__(self, places: int) -> None:
+        self.free = places
+        self.waiting: deque[Prepared] = deque()
+
+
+class HookedExecutor:
+    """An executor that runs hooks around another one. `handed` is called with the batch id when a batch really goes to
+    its worker, or to nobody because the hook had an answer for every entry."""
+
+    def __init__(self, inner: Executor, before: Hook | None, after: Hook | None, handed: Callable[[int], None]) -> None:
+        self._inner = inner
+        self._before = before
+        self._after = after
+        self._handed = handed
+        self._lanes: dict[int, WorkerSlots] = {}
+        self._batches: dict[int, Prepared] = {}
+        self._tasks: dict[asyncio.Task[None], int] = {}  # with their workers
+
+    # The contract of an Executor.
+
+    async def start(self, listener: Listener) -> None:
+        """Start the inner executor."""
+        self._listener = listener
+        await self._inner.start(self)
+
+    def run(self, worker: int, batch: Batch) -> None:
+        """Prepare `batch`, then hand it to `worker` when it has a place."""
+        prepared = Prepared(worker, batch, encodes=self._after is not None)
+        self._batches[batch.batch_id] = prepared
+        self._do(worker, self._prepare(prepared))
+
+    def cancel(self, worker: int, batch_id: int, indices: Sequence[int]) -> None:
+        """Leave out these entries, or tell the worker."""
+        batch = self._batches.get(batch_id)
+        if batch is None:
+            return
+        inner = batch.cancel(indices)
+        if inner:
+            self._inner.cancel(worker, batch_id, inner)
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place of the inner executor."""
+        return self._inner.reserve(size_bytes)
+
+    async def stop(self) -> None:
+        """End the hooks that are running and the inner executor."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._inner.stop()
+        for batch in self._batches.values():
+            batch.release()
+        self._batches.clear()
+        self._lanes.clear()
+
+    async def add_worker(self) -> None:
+        """Add a worker to the inner executor."""
+        await self._inner.add_worker()
+
+    async def remove_worker(self) -> None:
+        """Remove a worker of the inner executor. Its listener has given up what it had, hooks included."""
+        self._forget(len(self._inner.states()) - 1)
+        await self._inner.remove_worker()
+
+    def states(self) -> Sequence[WorkerState]:
+        """Return the states of the real workers."""
+        return self._inner.states()
+
+    def gauges(self) -> dict[str, Any]:
+        """Return the numbers of the inner executor."""
+        return self._inner.gauges()
+
+    # The contract of a Listener of the inner executor.
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        """Announce the worker with extra places."""
+        self._lanes[worker] = WorkerSlots(places)
+        self._listener.worker_ready(worker, places + EXTRA)
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """Forget all batches of this worker, also those in hooks: the listener runs them again."""
+        self._forget(worker)
+        self._listener.worker_lost(worker, reason)
+
+    def _forget(self, worker: int) -> None:
+        self._lanes.pop(worker, None)
+        for task, owner in self._tasks.items():
+            if owner == worker:
+                task.cancel()
+        for batch in [batch for batch in self._batches.values() if batch.worker == worker]:
+            if not batch.handed:
+                self._hand_note(batch)
+            batch.release()
+            del self._batches[batch.batch_id]
+
+    def received(self, worker: int, events: Events) -> None:
+        """Gather a batch's answers; when it is whole, free the worker and finish the batch."""
+        if events.final and worker in self._lanes:
+            self._lanes[worker].free += 1
+            self._feed(worker)
+        batch = self._batches.get(events.batch_id)
+        if batch is None:
+            for output in events.outputs:
+                discard(output)
+            return
+        part = batch.gather(events)
+        if part is not None:
+            self._listener.received(worker, part)
+        if events.final:
+            self._do(worker, self._finish(batch))
+
+    def unavailable(self, reason: str) -> None:
+        """Pass it on."""
+        self._listener.unavailable(reason)
+
+    # The way of a batch.
+
+    async def _prepare(self, batch: Prepared) -> None:
+        batch.decode()
+        if self._before is not None:
+            batch.place_items(await hooked(self._before, batch.items))
+        lane = self._lanes.get(batch.worker)
+        if lane is not None:
+            lane.waiting.append(batch)
+            self._feed(batch.worker)
+
+    async def _finish(self, batch: Prepared) -> None:
+        if self._after is not None:
+            answers = batch.answers
+            if answers:
+                batch.place_answers(await hooked(self._after, answers))
+            batch.encode()
+        del self._batches[batch.batch_id]
+        self._listener.received(batch.worker, batch.events())
+
+    def _feed(self, worker: int) -> None:
+        """Hand prepared batches to `worker` while it has places."""
+        lane = self._lanes[worker]
+        while lane.free and lane.waiting:
+            batch = lane.waiting.popleft()
+            self._hand_note(batch)
+            inner = batch.inner()
+            if inner is None:
+                self._do(worker, self._finish(batch))
+                continue
+            lane.free -= 1
+            self._inner.run(worker, inner)
+            batch.release()
+
+    def _hand_note(self, batch: Prepared) -> None:
+        batch.handed = True
+        self._handed(batch.batch_id)
+
+    def _do(self, worker: int, step: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(step)
+        self._tasks[task] = worker
+        task.add_done_callback(self._tasks.pop)
+
+
+async def hooked(hook: Hook, values: list[Any]) -> list[Any]:
+    """Return what `hook` makes of `values`: as many. If it fails, each gets an error of its own."""
+    try:
+        returned = await hook(values)
+    except WeirError as error:
+        return list(copies(error, len(values)))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled the batch: something that the hook awaited was, and these callers still wait.
+        return list(copies(model_error(hook.__name__, error), len(values)))
+    except Exception as error:
+        return list(copies(model_error(hook.__name__, error), len(values)))
+    if not isinstance(returned, list) or len(returned) != len(values):
+        what = f"{len(returned)} values" if isinstance(returned, list) else f"{returned!r:.100}"
+        return [ModelError(f"{hook.__name__} must return a list of {len(values)}, not {what}") for _ in values]
+    return returned

@@ -1,0 +1,657 @@
+"""The running form of one model."""
+
+import asyncio
+import dataclasses
+import math
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from numbers import Integral
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
+
+from weir.batching.batcher import Batcher
+from weir.errors import Conflict, InvalidRequest, ModelError, ModelNotReady, SettingsError, WeirError
+from weir.messages import Express, Kind, Observer, Request
+from weir.model import Example, Measure, Model, check_model, is_tensor_model, overrides
+from weir.policy.loading import load_policy
+from weir.serving.calls import (
+    Call,
+    ListCall,
+    Streamed,
+    ThreadCall,
+    describe,
+    is_hashable,
+    measure,
+    new_stream,
+    read,
+    several,
+    takes_one,
+)
+from weir.serving.clock import TimekeepingClock
+from weir.serving.delivery import Delivery, submit_traced, tracer_among
+from weir.serving.driver import Driver, Phase, latest, replace_driver
+from weir.serving.hooks import Hook, HookedExecutor
+from weir.serving.settings import check_name, check_version, compose
+from weir.serving.streaming import Window, preprocessing, stream_async, stream_sync
+from weir.telemetry.statistics import Statistics
+from weir.tuning.report import RollingWindow, explain_policy
+from weir.workers.executor import Block, Executor, suspension
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.tuning.resolver import Resolver
+
+
+def make_executor(
+    model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
+) -> Executor:
+    """Return an executor that has not been started. Each kind is imported only when it is asked for."""
+    if settings.executor == "inline":
+        from weir.workers.local.inline import InlineExecutor
+
+        return InlineExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
+    if settings.executor == "thread":
+        from weir.workers.local.thread import ThreadExecutor
+
+        return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
+    if settings.executor == "external":
+        from weir.workers.remote.external import ExternalExecutor
+
+        return ExternalExecutor(model, settings, name=name)
+    from weir.workers.pool import ProcessPool
+
+    return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)
+
+
+def new_resolver(service: "Service") -> "Resolver | None":
+    """Return what looks after the tables of a solved policy; None for any other."""
+    if not hasattr(service.policy, "adopt"):
+        return None
+    from weir.tuning.resolver import make_resolver  # numpy is for those who need it
+
+    return make_resolver(service.label, service.policy, service.batching.max_batch_size)
+
+
+def make_driver(
+    service: "Service", executor: Executor | None, resolver: "Resolver | None", clock: Callable[[], float],
+    before: Hook | None, after: Hook | None,
+) -> tuple[Driver, RollingWindow]:  # fmt: skip
+    """Return a driver for `service` that has not been started, and what measures it. Without `executor` it is the one that the
+    settings ask for. `before` and `after` are the hooks that the service really has."""
+    if after and service.streaming:
+        raise SettingsError(
+            f"{type(service).__name__}.after_batch: sees no answers of a streaming model; use its postprocess"
+        )
+    largest = service.batching.max_batch_size
+    if executor is None:
+        executor = make_executor(
+            service.model, service.params, service.workers, name=service.label, max_batch_size=largest
+        )
+    if resolver is not None:
+        from weir.tuning.resolver import with_profile
+
+        executor = with_profile(executor, resolver, service.model, service.workers, largest)
+    batcher = Batcher(service.batching, service.policy)
+    measured = RollingWindow(clock, lambda: batcher.arrivals, largest)
+    observers = (*service.observers, service.statistics, measured, *([] if resolver is None else [resolver]))
+    driver = Driver(batcher, executor, Delivery(service.label, observers), clock)
+    driver.streaming = service.streaming
+    if resolver is not None:
+        resolver.attach(partial(_swapped, driver, measured), watch=not (before or after))
+    if before or after:
+        driver.executor = HookedExecutor(executor, before, after, driver.handed)
+        driver.handed_later = True
+    return driver, measured
+
+
+def _swapped(driver: Driver, measured: RollingWindow) -> None:
+    measured.forget()  # what was measured belongs to the tables before
+    driver.policy_changed()
+
+
+async def run_examples(service: "Service") -> dict[str, Any]:
+    """Run every example of the model and compare where the answer is known.
+
+    Returns {"healthy", "model", "examples": [{"ok", "seconds", "error"}, ...]}; without examples it is healthy if it is
+    ready. A model that is not ready is not healthy, and `reason` says why.
+    """
+    examples = [each if isinstance(each, Example) else Example(each) for each in service.model.examples]
+    results = await asyncio.gather(*[_run_example(service, example) for example in examples])
+    healthy = service.ready and all(result["ok"] for result in results)
+    return {"healthy": healthy, "model": service.name, "reason": service.not_ready_reason, "examples": results}
+
+
+async def _run_example(service: "Service", example: Example) -> dict[str, Any]:
+    started = service.now()
+    error = ""
+    try:
+        answer: Any = (
+            [part async for part in service.infer_stream(example.item)]
+            if service.streaming
+            else await service.infer(example.item)
+        )
+    except WeirError as failure:
+        error = f"{type(failure).__name__}: {failure.message}"
+    else:
+        if example.expected is not ... and not same(answer, example.expected):
+            error = f"expected {example.expected!r:.200}, got {answer!r:.200}"
+    return {"ok": not error, "seconds": service.now() - started, "error": error}
+
+
+def same(answer: Any, expected: Any) -> bool:
+    """Tell whether an answer is the expected one; numbers within rounding, arrays and lists element by element, values of
+    a declared type field by field."""
+    answer, expected = _comparable(answer), _comparable(expected)
+    if isinstance(expected, dict):
+        return (
+            isinstance(answer, dict)
+            and answer.keys() == expected.keys()
+            and all(same(answer[key], expected[key]) for key in expected)
+        )
+    if isinstance(expected, (str, bytes)) or expected is None:
+        return bool(answer == expected)
+    if isinstance(expected, (list, tuple)):
+        return isinstance(answer, (list, tuple)) and len(answer) == len(expected) and all(map(same, answer, expected))
+    if isinstance(expected, float) and isinstance(answer, (int, float)):
+        return math.isclose(answer, expected, rel_tol=1e-4, abs_tol=1e-6) or (
+            math.isnan(expected) and math.isnan(answer)
+        )
+    return bool(answer == expected)
+
+
+def _comparable(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value
+
+
+async def infer_each(service: "Service", items: list[Any], return_errors: bool, options: dict[str, Any]) -> list[Any]:
+    """Return the answers to `items`, in order, each from a request of its own or of as many items as the line holds.
+
+    The first error ends it and cancels the rest, or stands in its item's place with `return_errors`.
+    """
+    if not items:
+        return []
+    calls = [service.infer(item, **options) for item in items]
+    try:
+        answers = await asyncio.gather(*calls, return_exceptions=return_errors)
+    except BaseException:
+        for call in calls:
+            call.cancel()
+        raise
+    for answer in answers:
+        if isinstance(answer, BaseException) and not isinstance(answer, WeirError):
+            raise answer
+    return answers
+
+
+def snapshot(service: "Service", driver: "Driver") -> dict[str, Any]:
+    """Return the state of `service`. Sizes are in rows unless the name says otherwise, ages in seconds."""
+    batcher = driver.batcher
+    return present(service, driver) | {
+        "settings": settings_of(service),
+        "batches": {reason.name.lower(): count for reason, count in batcher.counts.items()},
+        "recent": list(batcher.recent),
+        "policy": brief_policy(service.explain_policy()),
+    }
+
+
+def present(service: "Service", driver: "Driver") -> dict[str, Any]:
+    """Return of the state what can be looked at every second: neither settings nor history, and nothing of the policy."""
+    batcher, now = driver.batcher, service.now()
+    return {
+        "model": service.name,
+        "ready": service.ready,
+        "reason": service.not_ready_reason,
+        "draining": service.draining,
+        "waiting": batcher.waiting_rows,
+        "waiting_requests": batcher.waiting_requests,
+        "waiting_outside": len(driver.outside),
+        "oldest_age": batcher.oldest_age(now),
+        "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
+        "in_flight_batches": len(batcher.running),
+        "workers": [worker_line(state) for state in driver.executor.states()],
+        "gauges": driver.executor.gauges(),
+    }
+
+
+def brief_policy(explained: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a policy's explanation, without tables and settings."""
+    predicted, measured, solved = explained["predicted"], explained["measured"], explained["solved"]
+    return {
+        "rate": explained["rate"],
+        "limit": explained["table"]["limit"],
+        "predicted_response_time_ms": predicted["response_time_ms"],
+        "measured_response_time_ms": measured["response_time_ms"],
+        "predicted_power_w": predicted["power_w"],
+        "measured_power_w": measured["power_w"],
+        "learning": explained["learning"],
+        "resolves": {} if solved is None else solved["reasons"],
+        "failed_resolves": 0 if solved is None else solved["failures"],
+        "drift": None if explained["drift"] is None else explained["drift"]["factor"],
+    }
+
+
+def settings_of(service: "Service") -> dict[str, Any]:
+    """Return the settings of all three kinds; values that JSON cannot carry are shown by their repr."""
+    merged = asdict(service.batching) | asdict(service.workers) | asdict(service.settings)
+    # Variables are often secrets: only their names are shown.
+    merged["env"] = [sorted(variables) for variables in service.workers.env]
+    return {key: value if isinstance(value, PLAIN) else repr(value) for key, value in merged.items()}
+
+
+PLAIN = (bool, int, float, str, list, dict, type(None))
+
+
+def worker_line(state: Any) -> dict[str, Any]:
+    """Return one worker's state."""
+    return {name: getattr(state, name) for name in ("index", "state", "pid", "in_flight", "restarts", "reason")}
+
+
+C = TypeVar("C", bound=Call)
+
+LONGEST_TIMEOUT = 1e8  # three years; an event loop cannot count to much more
+
+
+class Service:
+    """Serves one model in this process's event loop, batching what its callers ask.
+
+        async with weir.Service(Square, max_batch_size=64) as service:
+            assert await service.infer(3) == 9
+
+    `model` is a subclass of Model (or a class attribute of a subclass of Service), `params` the keyword arguments of its
+    constructor, `name` what it is called (the class name in lower case), `version` which of several of that name it is
+    ("": it has none). Observers and logs know it by its `label`: the name, and after a slash the version. Settings are those
+    of BatchingSettings, WorkerSettings and ServiceSettings; the model's class attributes are their defaults. `executor`, if it
+    is not the name that the setting takes, replaces the workers that the settings ask for. `observers` hear what happens.
+    `clock` returns seconds; one with a method `call_at` keeps the timers too (testing.FakeClock). `platform` is what the
+    metadata calls the kind of model.
+
+    Raises SettingsError for an unusable model or setting.
+    """
+
+    model: type[Model] = Model
+    deputy: Any = None  # who answers at the doors in place of the line, if somebody does: protocols/deputy.py
+
+    def __init__(
+        self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
+        params: dict[str, Any] | None = None, executor: Executor | str | None = None, observers: Sequence[Observer] = (),
+        clock: Callable[[], float] = time.monotonic, platform: str = "python", **settings: Any,
+    ) -> None:  # fmt: skip
+        self.model = check_model(model or type(self).model)
+        self.name = check_name(name or self.model.__name__.lower())
+        self.version = check_version(version)
+        self.label = f"{self.name}/{version}" if version else self.name
+        self.platform = platform
+        self.params = params or {}
+        if isinstance(executor, str):
+            settings["executor"], executor = executor, None
+        self.batching, self.workers, self.settings = compose(self.model, settings)
+        self.policy = load_policy(
+            self.batching.policy,
+            max_batch_size=self.batching.max_batch_size,
+            max_queue_delay=self.batching.max_queue_delay,
+        )
+        self._resolver = new_resolver(self)
+        self.observers = tuple(observers)
+        self.tracing = tracer_among(observers)
+        self.statistics = Statistics()
+        self.needs_measure = overrides(self.model, "measure")
+        self._executor = executor
+        self._clock = clock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = 0  # that runs the loop
+        self._resizing = asyncio.Lock()
+        self._timeout = self.settings.timeout
+        self._patient = self.settings.backpressure
+        self.streaming = self.model.streaming
+        self._plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
+        self._simple = self._plain and self.tracing is None
+        self._driver = self._new_driver()
+        self._withdraw = self._driver.cancel
+
+    # The life of a service.
+
+    async def start(self) -> None:
+        """Start the workers; return when all have loaded and warmed up.
+
+        Raises ModelError with the worker's traceback when one cannot; nothing is left running then. A stopped service
+        can be started again.
+        """
+        if self._driver.phase is Phase.RUNNING:
+            raise Conflict(f"service {self.name!r} is already running")
+        if self._driver.phase is not Phase.NEW:
+            self._driver = self._new_driver()
+            self._withdraw = self._driver.cancel
+        self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
+        await self._driver.start()
+        if self.settings.loop_spin and not isinstance(self._clock, TimekeepingClock):
+            await self._stay_alert(self.settings.loop_spin)
+        self._measured.forget()
+        if self._resolver is not None:
+            self._resolver.open()
+
+    async def _stay_alert(self, seconds: float) -> None:
+        from weir.serving.loop_spin import Alertness, Rehearsal
+
+        rehearsal = Rehearsal(self._clock)
+        await rehearsal.start()
+        self._driver.stay_alert(Alertness(seconds, self._clock, asyncio.get_running_loop(), rehearsal.once))
+
+    async def stop(self, drain_timeout: float | None = None) -> None:
+        """Take no more, finish what was accepted, end the workers.
+
+        What is unfinished after `drain_timeout` seconds (None: the setting) fails with Draining. Idempotent.
+        """
+        if self._resolver is not None:
+            await self._resolver.close()
+        await self._driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+
+    async def drain(self, drain_timeout: float | None = None) -> None:
+        """Take no more; return when all that was accepted has its end, or after the timeout. The workers stay."""
+        await self._driver.drain(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+
+    async def add_worker(self) -> None:
+        """Start one more worker; return when it is ready. The policy and the metrics hear of it.
+
+        Raises what `start` raises, and Conflict where there can be no more; the others go on as before. ModelNotReady
+        unless the service runs.
+        """
+        async with self._resizing:
+            await self._running_driver().executor.add_worker()
+            self.workers = replace(self.workers, workers=self.workers.workers + 1)
+
+    async def remove_worker(self) -> None:
+        """Give the last worker no more batches, let it finish what it has, and end it. What it has not finished after the
+        `drain_timeout` runs again elsewhere. Raises Conflict for the only worker, ModelNotReady unless the service runs."""
+        async with self._resizing:
+            driver, count = self._running_driver(), self.workers.workers
+            if count == 1:
+                raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
+            self.workers = replace(self.workers, workers=count - 1)
+            await driver.leaving.let_go(count - 1, driver, self._clock, self.settings.drain_timeout)
+
+    def _running_driver(self) -> Driver:
+        if self._driver.not_ready_reason == "loading" or self._driver.phase is not Phase.RUNNING:
+            raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
+        return self._driver
+
+    def replaced_by(self, successor: "Service") -> None:
+        """Have `successor`, which runs in the same event loop, take all that comes here from now on, calls and doors alike.
+        What was accepted is finished here: `stop` waits for it."""
+        replace_driver(self._driver, successor._driver)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Whoever leaves by an exception awaits no more answers.
+        await self.stop(None if error is None else 0.0)
+
+    # Callers in this process.
+
+    def infer(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> Call:  # fmt: skip
+        """Return a future of the answer to `item`; every error comes from awaiting it.
+
+        `timeout` is in seconds from now (None: the setting), across waiting and computing. Higher `priority` goes first;
+        only items of equal `key` share a batch. While the line is full the call waits outside of it, or with
+        `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
+        """
+        call = self._new_call(Call, item, timeout, priority, key)
+        if self._simple and timeout is None and backpressure is None and key is None and not priority:
+            self._driver.enter(call, self._patient)
+        else:
+            self.enter(call, backpressure)
+        return call
+
+    def infer_many(
+        self, items: Iterable[Any], *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        return_errors: bool = False, backpressure: bool | None = None, express: bool = False,
+    ) -> asyncio.Future[list[Any]]:  # fmt: skip
+        """Return a future of the list of answers, in order. It is divided into batches as needed.
+
+        The first item that fails ends it with that item's error; with `return_errors` the errors are in the list, in
+        their items' places. With `express` it has batches of its own, which no policy lets wait; while other requests wait
+        too, every second batch is one of express calls. For the rest see `infer`.
+        """
+        items = list(items)
+        if express:
+            key = Express(object(), key)
+        options: dict[str, Any] = {"timeout": timeout, "priority": priority, "key": key, "backpressure": backpressure}
+        largest = min(self.batching.max_queue_size, self.batching.capacity or self.batching.max_queue_size)
+        if self._plain and 0 < len(items) <= largest:
+            call = self._new_call(ListCall, items, timeout, priority, key)
+            call.rows, call.cost, call.return_errors = len(items), float(len(items)), return_errors
+            self.enter(call, backpressure)
+            return call
+        return asyncio.ensure_future(infer_each(self, items, return_errors, options))
+
+    def stream(
+        self, items: Iterable[Any] | AsyncIterable[Any], *, timeout: float | None = None, priority: int = 0,
+        key: Hashable = None, return_inputs: bool = False, return_errors: bool = False,
+        preprocessor: Callable[[Any], Any] | None = None,
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+        """Yield the answers to `items` in their order, in bounded memory, keeping every worker busy.
+
+        `timeout` is per item, from the moment it is taken from `items`. `preprocessor` is called in this process with each item
+        as it is taken, and must not block; what it returns goes to the model. What it raises is that item's InvalidRequest. With `return_inputs` it yields pairs of item and
+        answer; with `return_errors` a WeirError in a failed item's place instead of raising it, which ends the stream.
+        An exception of `items` itself is raised after the answers to what came before it. Leaving half-way (`aclose`, or
+        dropping it) withdraws what is under way. A sync iterable is pulled on the event loop: it must not block.
+        """
+
+        def infer(item: Any) -> Call:
+            return self.infer(item, timeout=timeout, priority=priority, key=key, backpressure=True)
+
+        def refused(item: Any) -> Call:
+            return self._new_call(Call, item, timeout, priority, key)
+
+        prepared = preprocessing(preprocessor, infer, refused)
+        window = Window(prepared, self.stream_size, return_inputs, return_errors)
+        return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
+
+    def infer_stream(
+        self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
+        backpressure: bool | None = None,
+    ) -> AsyncGenerator[Any, None]:  # fmt: skip
+        """Yield the answers to one `item` as a streaming model gives them; of any other model, its one answer.
+
+        Nothing happens before the first `anext`; `timeout` is for all answers together. A reader more than `stream_buffer`
+        answers behind gets those, then Overloaded. Leaving half-way (`aclose`) ends the item at the model too. See `infer`.
+        """
+        return read(self, new_stream(self, item, timeout, priority, key), backpressure)
+
+    @property
+    def stream_size(self) -> int:
+        """How many items a stream keeps under way: one batch in every place, and as much again waiting."""
+        return 2 * self.batching.max_batch_size * self.workers.workers * self.workers.pipeline_depth
+
+    # Hooks, for subclasses.
+
+    async def before_batch(self, batch: list[Any]) -> list[Any]:
+        """Override to change a batch of decoded items in this process, before a worker gets it; see hooks.py."""
+        return batch
+
+    async def after_batch(self, results: list[Any]) -> list[Any]:
+        """Override to change the answers in this process, after the worker was freed; see hooks.py."""
+        return results
+
+    # Doors.
+
+    def tell_failed(self, error: ModelError) -> ModelError:
+        """Tell the observers of a failure of the model that shows only when its answer is written; return the error."""
+        self._driver.tell_failed(error)
+        return error
+
+    def submit(self, request: Request, now: float | None = None) -> None:
+        """Put `request` into the line. `now` is what `now()` has just said, if the door has asked it anyway.
+
+        Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not taken
+        then, and a Block that is its payload is still the door's. A request that was taken gives its share of the Block
+        back when it has its end.
+        """
+        if self.streaming and takes_one(request):
+            raise several(self.name)
+        now = self._clock() if now is None else now
+        if self.tracing is None:
+            self._driver.submit(request, now)
+        else:
+            submit_traced(self.tracing, self.label, self._driver.submit, request, now)
+
+    def has_room(self, rows: int) -> bool:
+        """Tell whether a request of so many rows would be taken now, as far as the length of the queue goes."""
+        return latest(self._driver).batcher.room(rows)
+
+    def best_rate(self, now: float) -> float:
+        """Return the rows like those of late that all workers serve together in a second; infinity while too little is known."""
+        return latest(self._driver).batcher.best_rate(now)
+
+    @property
+    def ready_workers(self) -> int:
+        """How many workers take batches."""
+        return latest(self._driver).batcher.workers
+
+    def cancel(self, request: Request) -> None:
+        """Forget a request whose peer has left; nothing happens if it already has its end."""
+        self._driver.cancel(request)
+
+    def reserve(self, size_bytes: int) -> Block | None:
+        """Return a place in shared memory for a payload to be received into; None if there is none (free)."""
+        return self._driver.reserve(size_bytes)
+
+    @property
+    def executor(self) -> Executor:
+        """What runs its batches, hooks included."""
+        return self._driver.executor
+
+    @property
+    def arena_bytes(self) -> int:
+        """How much shared memory there is for payloads; 0: none, so that `reserve` always returns None."""
+        return int(self._driver.executor.gauges()["arena_bytes"])
+
+    def now(self) -> float:
+        """Return the instant now on this service's clock, in seconds: the `arrival` of a request."""
+        return self._clock()
+
+    def measure(self, item: Any) -> Measure:
+        """Return what the model's `measure` says of `item`. Raises InvalidRequest if it cannot say anything of it."""
+        return measure(self.model, item)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken, and a worker is there to run them."""
+        return not self.not_ready_reason
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why no requests are taken, or run; "" if they are. Those that come while all workers are suspended wait."""
+        driver = latest(self._driver)
+        refused = driver.not_ready_reason or ("draining" if driver.draining else "")
+        return refused or suspension(driver.executor.states())
+
+    @property
+    def failed(self) -> str:
+        """Why no worker can be started any more, though it is tried again and again; "" while one can."""
+        return latest(self._driver).failed
+
+    @property
+    def draining(self) -> bool:
+        """Whether the service is finishing what it accepted, before it stops."""
+        return latest(self._driver).draining
+
+    def state(self, *, brief: bool = False) -> dict[str, Any]:
+        """Return what there is to see, as a JSON-able dict; `brief`: what changes from moment to moment, which costs little."""
+        return (present if brief else snapshot)(self, self._driver)
+
+    def explain_policy(self) -> dict[str, Any]:
+        """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
+        return explain_policy(self.name, self.batching.policy, self._driver.batcher, self._measured, self._resolver)
+
+    async def set_prices(self, /, **said: Any) -> dict[str, Any]:
+        """Solve the policy for other prices and return its explanation once it goes by them: what `PUT
+        /models/{model}/policy` does. Those who ask at the same time are served one after the other.
+
+        `said` is some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"); None for
+        one of the last two takes it away, and what is not said stays. Raises Conflict for a policy that is not solved,
+        InvalidRequest for what is none of these, SettingsError with the reason when no policy can do that,
+        DeadlineExceeded, and ModelNotReady or Draining unless the service runs. Nothing has changed then.
+        """
+        if self._resolver is None:
+            raise Conflict(
+                f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved one has prices"
+            )
+        await self._resolver.change(said)
+        return self.explain_policy()
+
+    async def deep_health(self) -> dict[str, Any]:
+        """Run the model's examples through the service and return what came of each; see service.py."""
+        return await run_examples(self)
+
+    def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
+        if timeout is None:
+            timeout = self._timeout
+        loop = self._loop
+        if loop is None or get_ident() != self._thread:  # get_running_loop makes a system call each time
+            loop = self._running_loop()
+        call = kind(payload, self._clock(), timeout, loop, self._withdraw)
+        if priority:
+            call.priority = priority
+        if key is not None:
+            call.key = key
+        return call
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop and self._loop is not None:
+            raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
+        return loop
+
+    def enter(self, call: Call | ThreadCall | Streamed, backpressure: bool | None) -> None:
+        """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
+        if self.tracing is not None:
+            self.tracing.begin(call)
+        try:
+            self._look_at(call)
+        except WeirError as error:
+            self._driver.refuse(call, error)
+            return
+        self._driver.enter(call, self._patient if backpressure is None else backpressure)
+
+    def _look_at(self, call: Call | ThreadCall | Streamed) -> None:
+        if self.streaming and not isinstance(call, Streamed):
+            raise several(self.name)
+        if not call.timeout <= LONGEST_TIMEOUT:
+            raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
+        # The line is sorted by the one and looks the other up: what cannot be must not get as far as that.
+        priority: Any = call.priority
+        if not isinstance(priority, Integral):
+            raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")
+        if not is_hashable(call.key):
+            raise InvalidRequest(f"key={call.key!r:.100}: must be hashable")
+        if not self._plain and call.kind is Kind.ITEM:
+            describe(self.model, call)
+
+    def _new_driver(self) -> Driver:
+        kind = type(self)
+        before = self.before_batch if kind.before_batch is not Service.before_batch else None
+        after = self.after_batch if kind.after_batch is not Service.after_batch else None
+        driver, self._measured = make_driver(self, self._executor, self._resolver, self._clock, before, after)
+        return driver

@@ -1,0 +1,117 @@
+"""The settings of a service, its name and version, and how the three dataclasses of settings are composed."""
+
+import re
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+from weir.batching.settings import BatchingSettings
+from weir.errors import SettingsError
+from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
+from weir.model import Model, check_attributes, is_batched
+from weir.workers.settings import WorkerSettings
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """How callers are treated. Durations are in seconds."""
+
+    timeout: float = setting(30.0, "time until a request without a timeout of its own expires", rule=POSITIVE)
+    drain_timeout: float = setting(30.0, "time that accepted requests get to finish when stopping", rule=AT_LEAST_ZERO)
+    stream_buffer: int = setting(
+        256,
+        "answers of a stream that are kept for a reader who is behind; one who stays further behind is ended",
+        rule=AT_LEAST_ONE,
+    )
+    backpressure: bool = setting(True, "calls in process wait while the line is full; otherwise they get Overloaded")
+
+    loop_spin: float = setting(
+        0.0,
+        "seconds that the event loop polls rather than sleeps before and after a batch or a request is expected or has come; "
+        "takes CPU, saves some tenths of a millisecond a batch",
+        rule=AT_LEAST_ZERO,
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class Composed(NamedTuple):
+    """One value of each kind of settings."""
+
+    batching: BatchingSettings
+    workers: WorkerSettings
+    service: ServiceSettings
+
+
+KINDS = (BatchingSettings, WorkerSettings, ServiceSettings)
+
+
+def known_settings() -> list[str]:
+    """Return the names of all settings that a service takes."""
+    return [declared.name for kind in KINDS for declared in fields(kind)]
+
+
+def compose(model: type[Model], given: dict[str, Any]) -> Composed:
+    """Return the settings of a service of `model`: Weir's defaults < the model's class attributes < `given`. A model that
+    cannot batch has batches of one request, whatever they say.
+
+    Raises SettingsError for a key that no settings have (naming the nearest), or a value against its rule.
+    """
+    known = known_settings()
+    for key in given:
+        if key not in known:
+            raise SettingsError(unknown_setting(key, known))
+    check_attributes(model, [name for name in known if "_" in name])
+    batching = BatchingSettings(**_chosen(BatchingSettings, model, given))
+    if not is_batched(model):  # what holds for all models of a server may say otherwise
+        batching = replace(batching, max_batch_size=1)
+    sizes = model.allowed_batch_sizes
+    if sizes is not None and batching.max_batch_size > max(sizes):
+        raise SettingsError(
+            f"max_batch_size={batching.max_batch_size}: must be at most {max(sizes)}, the largest of the model's "
+            "allowed_batch_sizes"
+        )
+    return Composed(
+        batching,
+        WorkerSettings(**_chosen(WorkerSettings, model, given)),
+        ServiceSettings(**_chosen(ServiceSettings, model, given)),
+    )
+
+
+def unknown_setting(key: str, known: list[str]) -> str:
+    """Return the message about a setting that does not exist."""
+    near = get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}?" if near else "the settings are " + ", ".join(sorted(known))
+    return f"{key}: there is no such setting; {hint}"
+
+
+def _chosen(kind: Any, model: type[Model], given: dict[str, Any]) -> dict[str, Any]:
+    chosen = {}
+    for declared in fields(kind):
+        if declared.name in given:
+            chosen[declared.name] = given[declared.name]
+        elif getattr(model, declared.name, None) is not None:
+            chosen[declared.name] = getattr(model, declared.name)
+    return chosen
+
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._~-]{0,254}")  # a file may be called so too
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it can stand in a path; SettingsError otherwise."""
+    if not NAME.fullmatch(name):
+        raise SettingsError(
+            f"name={name!r}: must be of up to 255 letters, digits and . _ ~ -, and begin with none of . ~ -"
+        )
+    return name
+
+
+def check_version(version: str) -> str:
+    """Return `version` if it can stand in a path, or is "" (none); SettingsError otherwise."""
+    if version and not NAME.fullmatch(version):
+        raise SettingsError(
+            f"version={version!r}: must be of letters, digits and . _ ~ -, and begin with none of . ~ -"
+        )
+    return version

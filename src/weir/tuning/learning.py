@@ -1,0 +1,183 @@
+"""Profiles from a service's own workers: measured at its start (the policy `auto`), or learned from the batches that it runs anyway.
+
+Solving is not waited for at a start: it takes as long as it takes, and until then the policy is greedy. Whatever goes wrong is a
+warning; a start fails only where it would have failed anyway.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from math import sqrt
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from weir.errors import ModelNotReady, WeirError
+from weir.model import Model
+from weir.policy.cost.profile import Floats, Profile
+from weir.policy.online.auto import AutoPolicy
+from weir.workers.executor import Executor, Listener
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.profiling.measuring import Measuring
+    from weir.tuning.resolver import Resolver
+
+logger = logging.getLogger("weir")
+
+EACH = 10  # batches of a size before it counts
+LAST = 64  # of each size that are remembered
+LEFT_OUT = 0.05  # of them, the longest: on a shared machine they are the machine's doing, and one outweighs hundreds
+ENOUGH = 200  # batches in all, and again that many before it is looked at anew
+GROWN = 2  # times the largest size known before: then it is worth another look
+LARGEST_CV = 1.0
+
+
+class OnlineProfile:
+    """Service times by size, the last ones. `power` is in watts; without it energy counts as time does."""
+
+    def __init__(self, max_batch_size: int, power: float | None) -> None:
+        self._power = power
+        self._seconds: list[deque[float]] = [deque(maxlen=LAST) for _ in range(max_batch_size + 1)]
+        self._batches = 0
+        self._known = 0  # the largest size in the last profile
+
+    def observe(self, rows: int, seconds: float) -> Profile | None:
+        """A batch of `rows` took `seconds`. Return a profile when that has become possible, or much better than the last."""
+        self._seconds[min(rows, len(self._seconds) - 1)].append(seconds)
+        self._batches += 1
+        return self._profile() if self._batches % ENOUGH == 0 else None
+
+    def _profile(self) -> Profile | None:
+        sizes = [size for size, seconds in enumerate(self._seconds) if len(seconds) >= EACH]
+        if not sizes or sizes[-1] < GROWN * max(self._known, sizes[0]):
+            return None  # one size says nothing of how time grows with it
+        self._known = sizes[-1]
+        means, deviations, counts = np.array([_usual(self._seconds[size]) for size in sizes]).T
+        every = np.arange(1.0, len(self._seconds))
+        times = _extended(np.array(sizes, dtype=np.float64), 1000.0 * rising(means, counts), every)
+        energies, source = (times, "time") if self._power is None else (self._power * times, "stated")
+        cv = np.minimum(np.interp(every, sizes, deviations / means), LARGEST_CV)
+        about = {"how": f"learned from {self._batches} batches, of up to {sizes[-1]} rows"}
+        return Profile(times, energies, cv, energy_source=source, about=about)
+
+
+def _usual(seconds: Iterable[float]) -> tuple[float, float, int]:
+    """Return mean, standard deviation and number of all but the longest."""
+    kept = sorted(seconds)
+    del kept[len(kept) - max(1, int(LEFT_OUT * len(kept))) :]
+    mean = sum(kept) / len(kept)
+    return mean, sqrt(sum((each - mean) ** 2 for each in kept) / len(kept)), len(kept)
+
+
+def rising(means: Floats, weights: Floats) -> Floats:
+    """Return the non-decreasing values nearest to `means` by weighted least squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, how many
+    for mean, weight in zip(means.tolist(), weights.tolist(), strict=True):
+        pool = (mean, weight, 1)
+        while pools and pools[-1][0] >= pool[0]:
+            before = pools.pop()
+            total = before[1] + pool[1]
+            pool = ((before[0] * before[1] + pool[0] * pool[1]) / total, total, before[2] + pool[2])
+        pools.append(pool)
+    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
+
+
+def _extended(sizes: Floats, times: Floats, every: Floats) -> Floats:
+    """Return the times of every size: on straight lines between those known, and beyond them on the line through the first
+    and the last, which never falls and never reaches 0."""
+    slope = (times[-1] - times[0]) / (sizes[-1] - sizes[0])
+    table: Floats = np.interp(every, sizes, times)
+    below, beyond = every < sizes[0], every > sizes[-1]
+    table[beyond] += slope * (every[beyond] - sizes[-1])
+    table[below] = np.maximum(times[0] - slope * (sizes[0] - every[below]), times[0] * every[below] / sizes[0])
+    return table
+
+
+# Two to each doubling: between them the profile interpolates, and a start has no time to look for every edge.
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+# Times the seconds that were asked for: each size is measured a few times even then, but a model so slow that this takes
+# longer is served, and learned from.
+LONGEST_MEASURING = 3.0
+NO_METERS = "a start has no time for them; `weir profile` reads them, and auto:profile=FILE uses what it wrote"
+
+
+class ProfiledExecutor:
+    """An executor that is measured while it starts, before its listener hears of the workers. Afterwards it is `inner`."""
+
+    def __init__(
+        self, inner: Executor, resolver: "Resolver", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
+        max_batch_size: int,
+    ) -> None:  # fmt: skip
+        self._inner = inner
+        self._resolver = resolver
+        self._policy = policy
+        self._model = model
+        self._settings = settings
+        self._max_batch_size = max_batch_size
+        self._preparing: asyncio.Task[None] | None = None
+        # Nothing stands between a service and its workers.
+        self.run = inner.run
+        self.cancel = inner.cancel
+        self.reserve = inner.reserve
+        self.states = inner.states
+        self.gauges = inner.gauges
+        self.add_worker = inner.add_worker
+        self.remove_worker = inner.remove_worker
+
+    async def start(self, listener: Listener) -> None:
+        """Start the workers and measure the first of them; return when that is done."""
+        if self._resolver.profile is not None:  # from an earlier start
+            await self._inner.start(listener)
+            return
+        from weir.profiling.measuring import Measuring
+
+        measuring = Measuring(self._inner)
+        await self._inner.start(measuring)
+        await self._prepared(self._measure(measuring))
+        measuring.step_aside(listener)
+
+    async def stop(self) -> None:
+        """End the measurement, if it is not over, and the workers."""
+        if self._preparing is not None and not self._preparing.done():
+            self._preparing.cancel()
+        await self._inner.stop()
+
+    async def _prepared(self, preparing: Coroutine[Any, Any, None]) -> None:
+        self._preparing = asyncio.ensure_future(preparing)
+        try:
+            await self._preparing
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise ModelNotReady("stopped before it was ready") from None
+
+    async def _measure(self, measuring: "Measuring") -> None:
+        policy, name = self._policy, self._model.__name__
+        logger.info("measuring %s for %g s, to solve its policy", name, policy.seconds)
+        try:
+            async with asyncio.timeout(LONGEST_MEASURING * policy.seconds):
+                profile = await self._profile(measuring)
+        except Exception as error:
+            late = f"its batch sizes take longer than {LONGEST_MEASURING:g} times {policy.seconds:g} s"
+            trace = None if isinstance(error, WeirError | TimeoutError) else error
+            logger.warning(
+                "%s could not be measured, its policy is greedy at first: %s", name, str(error) or late, exc_info=trace
+            )
+            return
+        self._resolver.measured(profile)
+
+    async def _profile(self, measuring: "Measuring") -> "Profile":
+        from weir.profiling.items import items_of
+        from weir.profiling.measure import measure
+        from weir.profiling.settings import ProfilingSettings
+
+        largest = self._max_batch_size
+        sizes = [size for size in SIZES if size < largest] + [largest]
+        settings = ProfilingSettings(sizes=sizes, seconds=self._policy.seconds, power=self._policy.power)
+        depth = self._settings.pipeline_depth
+        return await measure(
+            measuring, items_of(self._model), largest, settings, pipeline_depth=depth, no_meters=NO_METERS
+        )

@@ -1,0 +1,348 @@
+"""Keeps the tables of a solved policy fit for what is: the workers there are, the prices, the service times.
+
+Whatever changes only changes the wish. One task at a time has the newest wish fulfilled, in another process, and swaps
+the tables when they are there; until then, and whenever that fails, the old ones go on.
+"""
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
+from weir.messages import Dispatch, Timing
+from weir.model import Model
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.decision import Policy
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.rate import DriftDetector
+from weir.policy.solve.bank import Bank
+from weir.telemetry.silent import SilentObserver
+from weir.tuning.learning import OnlineProfile, ProfiledExecutor
+from weir.tuning.solver_process import SolvingProcess
+from weir.tuning.solving import SolveRequest
+from weir.workers.executor import Executor
+from weir.workers.settings import WorkerSettings
+
+logger = logging.getLogger("weir")
+
+WEIGHTS = ("latency_weight", "energy_weight")
+FIELDS = (*WEIGHTS, "reference_rate", "latency_objective")
+
+
+def changed_prices(prices: "Prices", objective: "LatencySLO | None", said: Any) -> "tuple[Prices, LatencySLO | None]":
+    """Return `prices` and `objective` with what is `said` put over them; what is not said stays.
+
+    `said` is a mapping of FIELDS: numbers, or None for a `reference_rate` or `latency_objective` ("p99=20ms") that is to
+    be no more. Raises InvalidRequest for anything else, SettingsError for a value that cannot be.
+    """
+    if not isinstance(said, Mapping):
+        raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {brief(said, 100)}")
+    for name, value in said.items():
+        _check_price(name, value)
+    numbers = {name: said.get(name, getattr(prices, name)) for name in (*WEIGHTS, "reference_rate")}
+    if "latency_objective" in said:
+        text = said["latency_objective"]
+        objective = None if text is None else LatencySLO.parse(text)
+    return Prices(**numbers), objective
+
+
+def _check_price(name: Any, value: Any) -> None:
+    if name not in FIELDS:
+        raise InvalidRequest(f"{name}: there is no such field; there are {', '.join(FIELDS)}")
+    if name == "latency_objective":
+        if not isinstance(value, str | None):
+            raise InvalidRequest(f"{name}={brief(value, 100)}: must be a text such as p99=20ms, or null")
+        return
+    if value is None and name not in WEIGHTS:
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{name}={brief(value, 100)}: must be a number{'' if name in WEIGHTS else ', or null'}")
+    if isinstance(value, int) and value.bit_length() > 1000:
+        raise SettingsError(f"{name}: must be less than 1e300")
+
+
+# Seconds. A bank for one worker takes half of one; a promise about latency is found by simulation, which takes many.
+LONGEST_CHANGE = 120.0  # that somebody waits who changes the prices
+LONGEST_SOLVE = 600.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between a failure and the next try
+REST = 10.0  # times as long as solving took: where service times never settle, no more than so much is spent on them
+REMEMBERED = 8  # banks: a worker that comes back finds the tables that were there before it died
+
+Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
+
+
+class Resolver(SilentObserver):
+    """Belongs to one service, as an Observer of its workers and batches; works between `open` and `close`.
+
+    Facts to read: `policy`; the `profile`, `prices` and `objective` that the tables are to be for; `drift`, the factor by
+    which service times have changed since they were measured; `counts` of swaps by reason, `reason` and `seconds` (of
+    solving) of the last one; `failures`, and the `error` of the last try, "" if it succeeded. `learned` learns a profile
+    from batches where there is none. `solve` makes a bank or raises within so many seconds (in another process, if left
+    out); `pause` sleeps.
+    """
+
+    def __init__(
+        self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
+        learned: OnlineProfile | None = None, solve: Solve | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:  # fmt: skip
+        self.policy = policy
+        self.profile: Profile | None = None
+        self.drift = 1.0
+        self.prices = prices
+        self.objective = objective
+        self.counts: dict[str, int] = {}
+        self.reason: str | None = None
+        self.seconds: float | None = None
+        self.failures = 0
+        self.error = ""
+        self._model = model
+        self._learned = learned
+        self._detector: DriftDetector | None = None
+        self._watch = True
+        self._process = SolvingProcess()
+        self._solve = solve or self._process.solve
+        self._pause = pause
+        self._swapped: Callable[[], None] = lambda: None
+        self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
+        self._ready: set[int] = set()
+        self._fulfilled: SolveRequest | None = None
+        self._refused: SolveRequest | None = None  # by the solver: it would refuse it again
+        self._why = "workers"
+        self._keeping: asyncio.Task[None] | None = None
+        self._solving: asyncio.Task[Bank] | None = None
+        self._opened = False
+        self._rested = 0.0  # the instant until which drift alone is no reason
+        if policy.bank is not None:
+            bank = policy.bank
+            self._believe(bank.profile)
+            self._fulfilled = SolveRequest(bank.profile, prices, bank.workers, objective)
+            self._remember(self._fulfilled, bank)
+
+    # The life of a service.
+
+    def attach(self, swapped: Callable[[], None], *, watch: bool) -> None:
+        """`swapped` is called after each swap of the tables. `watch`: the time that a batch occupies its worker is the
+        worker's alone, so that it can be held against the profile."""
+        self._swapped = swapped
+        self._watch = watch
+
+    def measured(self, profile: Profile) -> None:
+        """Service times are those of `profile`: the tables are to be for it, and none needs to be learned."""
+        self._learned = None
+        self._believe(profile)
+
+    def _believe(self, profile: Profile) -> None:
+        self.profile, self.drift = profile, 1.0
+        self._detector = DriftDetector(profile)
+
+    def open(self) -> None:
+        """The service is ready: look after its tables from now on."""
+        self._changing = asyncio.Lock()
+        self._opened = True
+        self._look("start")
+
+    async def close(self) -> None:
+        """Look after them no more; no process is left when it returns. Idempotent."""
+        self._opened = False
+        await _ended(self._keeping, self._solving)
+        await self._process.close()
+        self._ready.clear()
+
+    # What happens.
+
+    def worker_changed(self, model: str, worker: int, state: str, reason: str) -> None:
+        """Count the workers that are ready: the tables are to be for as many."""
+        if state == "ready":
+            self._ready.add(worker)
+        else:
+            self._ready.discard(worker)
+        self._look("workers")
+
+    def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
+        """Hold the time of a batch against the profile."""
+        if not self._watch:
+            return
+        if self._detector is not None:
+            drift = self._detector.observe(dispatch.rows, dispatch.seconds)
+            if drift is not None:
+                self._drifted(drift.factor)
+        if self._learned is not None:
+            profile = self._learned.observe(dispatch.rows, dispatch.seconds)
+            if profile is not None:
+                self._believe(profile)
+                self._look("learned")
+
+    def _drifted(self, factor: float) -> None:
+        assert self.profile is not None  # it is what the detector compares with
+        derived = self.profile.energy_source in ("time", "stated")  # from times: then it has changed with them
+        self.profile = self.profile.scaled(time=factor, energy=factor if derived else 1.0)
+        self.drift *= factor
+        self._detector = DriftDetector(self.profile)
+        # Not louder: on a machine with other work this comes every second. That tables were solved anew is said below.
+        logger.debug("model %r: batches take %.2f times as long as before", self._model, factor)
+        self._look("drift")
+
+    async def change(self, said: Any) -> None:
+        """Solve for other prices and swap the tables; return once they are in force. One after the other, if several ask.
+
+        `said` is put over what is in force: see resolver.py. Nothing has changed when it raises: InvalidRequest or
+        SettingsError with the reason, DeadlineExceeded, ModelNotReady or Draining if the service does not run (any more).
+        """
+        if not self._opened:
+            raise ModelNotReady(f"model {self._model!r} is not ready: its policy cannot be changed")
+        try:
+            async with self._changing:
+                if not self._opened:
+                    raise Draining(f"model {self._model!r} was stopped before it was this change's turn")
+                prices, objective = changed_prices(self.prices, self.objective, said)
+                if (prices, objective) != (self.prices, self.objective):
+                    await _ended(self._keeping)
+                    await self._change(prices, objective)
+        finally:
+            self._look(self._why)
+
+    async def _change(self, prices: Prices, objective: LatencySLO | None) -> None:
+        if self.profile is not None:
+            workers = len(self._ready) or (self._fulfilled.workers if self._fulfilled else 1)
+            wish = SolveRequest(self.profile, prices, workers, objective)
+            try:
+                bank, seconds = await self._bank_for(wish, LONGEST_CHANGE)
+            except asyncio.CancelledError:
+                if self._opened:
+                    raise
+                raise Draining(f"model {self._model!r} was stopped before the new tables were there") from None
+            except TimeoutError:
+                raise DeadlineExceeded(f"no new tables within {LONGEST_CHANGE:g} s; the old ones go on") from None
+            self._swap(wish, bank, "prices", seconds)
+        self.prices, self.objective = prices, objective
+
+    # How it is done.
+
+    @property
+    def solving(self) -> bool:
+        """Whether tables are being solved at this moment."""
+        return self._solving is not None and not self._solving.done()
+
+    def _wish(self) -> SolveRequest | None:
+        """Return what the tables are to be for; None if nothing can be said."""
+        if self.profile is None or not self._ready:
+            return None
+        return SolveRequest(self.profile, self.prices, len(self._ready), self.objective)
+
+    def _look(self, why: str) -> None:
+        """See whether there is anything to do, because of `why`."""
+        self._why = why
+        if not self._opened or self._changing.locked() or (self._keeping is not None and not self._keeping.done()):
+            return
+        if self._wish() not in (None, self._fulfilled, self._refused):
+            self._keeping = asyncio.create_task(self._keep())
+
+    async def _keep(self) -> None:
+        """Fulfil the newest wish until there is no other."""
+        pause = FIRST_PAUSE
+        while self._wish() not in (None, self._fulfilled, self._refused):
+            rest = self._rested - time.monotonic()
+            if self._why == "drift" and rest > 0.0:
+                await self._pause(rest)
+            wish, why = self._wish(), self._why
+            if wish is None:
+                return
+            try:
+                bank, seconds = await self._bank_for(wish, LONGEST_SOLVE)
+            except (WeirError, TimeoutError) as error:
+                self._failed(wish, error)
+                if wish != self._refused:
+                    await self._pause(pause)
+                    pause = min(2.0 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            self._rested = time.monotonic() + min(REST * seconds, LONGEST_PAUSE)
+            if self._wish() != self._fulfilled:  # it has not changed back meanwhile
+                self._swap(wish, bank, why, seconds)
+
+    async def _bank_for(self, wish: SolveRequest, limit: float) -> tuple[Bank, float]:
+        if wish in self._banks:
+            self._banks.move_to_end(wish)
+            return self._banks[wish], 0.0
+        started = time.monotonic()
+        self._solving = asyncio.create_task(self._solve(wish, limit))
+        bank = await self._solving
+        self._remember(wish, bank)
+        return bank, time.monotonic() - started
+
+    def _remember(self, wish: SolveRequest, bank: Bank) -> None:
+        self._banks[wish] = bank
+        if len(self._banks) > REMEMBERED:
+            self._banks.popitem(last=False)
+
+    def _swap(self, wish: SolveRequest, bank: Bank, reason: str, seconds: float) -> None:
+        self.policy.adopt(bank)
+        self._fulfilled, self._refused = wish, None
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.reason, self.seconds, self.error = reason, seconds, ""
+        self._swapped()
+        logger.info(
+            "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, wish.workers, seconds
+        )
+
+    def _failed(self, wish: SolveRequest, error: Exception) -> None:
+        self.failures += 1
+        self.error = str(error) or "not solved in time"
+        if isinstance(error, SettingsError):
+            self._refused = wish
+        logger.warning("model %r: no new tables, the policy goes on as it is: %s", self._model, self.error)
+
+
+async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
+    """Cancel those that are not done and wait until they are."""
+    running = [task for task in tasks if task is not None and not task.done()]
+    for task in running:
+        task.cancel()
+    if running:
+        await asyncio.wait(running)
+
+
+def make_resolver(model: str, policy: Policy, max_batch_size: int) -> Resolver | None:
+    """Return what looks after the tables of `policy`, None if it is no solved policy of Weir's.
+
+    Raises SettingsError for a profile's file that cannot be used, and for a policy that would never have tables.
+    """
+    if not isinstance(policy, SolvedPolicy):
+        return None
+    if isinstance(policy, AutoPolicy):
+        learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
+        resolver = Resolver(model, policy, policy.prices, policy.objective, learned=learned)
+        if policy.profile is not None:
+            resolver.measured(_read_profile(policy.profile, max_batch_size))
+        return resolver
+    bank = policy.bank
+    if bank is None:
+        raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, let it be auto")
+    resolver = Resolver(model, policy, bank.prices, bank.objective)
+    if max_batch_size < bank.profile.max_batch_size:
+        resolver.measured(bank.profile.up_to(max_batch_size))
+    return resolver
+
+
+def with_profile(
+    executor: Executor, resolver: Resolver, model: type[Model], settings: WorkerSettings, max_batch_size: int
+) -> Executor:
+    """Return an executor that is measured while it starts, if its policy is to measure the model itself."""
+    if not isinstance(resolver.policy, AutoPolicy) or resolver.policy.profile is not None:
+        return executor
+    return ProfiledExecutor(executor, resolver, resolver.policy, model, settings, max_batch_size)
+
+
+def _read_profile(path: str, max_batch_size: int) -> Profile:
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"policy=auto:profile={path}: cannot be read: {error}") from None
+    return Profile.from_toml(text, f"policy=auto:profile={path}").up_to(max_batch_size)

@@ -1,0 +1,188 @@
+"""What is read of a folder of models."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.catalog.repository.shelf import plain, services, write
+
+from weir import InvalidRequest, ModelNotFound, SettingsError
+from weir.catalog.repository.folder import Folder
+from weir.catalog.sources import Known, ModelToServe, Sources
+from weir.settings import read_model_table
+
+FILES = {"one/1/model.py": plain("a"), "one/2/model.py": plain("b"), "one/10/model.py": plain("c")}
+
+
+def refused(folder: Folder, name: str = "one") -> str:
+    with pytest.raises(SettingsError) as error:
+        services(folder, name)
+    return error.value.message
+
+
+def test_a_model_is_a_folder_with_versions(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**FILES, "two/1/model.py": plain(), ".hidden/1/model.py": plain(), "notes.txt": "x"})
+    assert folder.names() == ["one", "two"]
+    reading = folder.read("one")
+    assert [(model.name, model.version, model.platform) for model in reading.versions] == [
+        ("one", "1", "python"), ("one", "2", "python"), ("one", "10", "python"),
+    ]  # fmt: skip
+    assert reading.default is None
+    assert [service.label for service in services(folder, "one")] == ["one/1", "one/2", "one/10"]
+
+
+@pytest.mark.parametrize(
+    ("said", "served"),
+    [
+        ('versions = "all"', ["1", "2", "10"]), ("versions = 2", ["2", "10"]), ('versions = ["10", "1"]', ["1", "10"]),
+        ("versions = [2]", ["2"]), ("version_policy = {latest = {num_versions = 1}}", ["10"]),
+        ("version_policy = {specific = {versions = [1, 2]}}", ["1", "2"]), ("version_policy = {all = {}}", ["1", "2", "10"]),
+    ],
+)  # fmt: skip
+def test_the_file_says_which_versions_are_served(tmp_path: Path, said: str, served: list[str]) -> None:
+    folder = write(tmp_path, {**FILES, "one/config.toml": said})
+    assert [model.version for model in folder.read("one").versions] == served
+
+
+def test_the_file_says_what_is_to_be_said_of_a_model(tmp_path: Path) -> None:
+    text = """
+        default = "2"
+        target = "model.py:Plain"
+        route = "/first"
+        max_batch_size = 4
+        workers = 2
+        policy = "control-limit:2"
+        examples = [3, 4]
+        warmup_sizes = [1, 4]
+        [params]
+    """
+    folder = write(tmp_path, {**FILES, "one/config.toml": text})
+    reading = folder.read("one")
+    assert (reading.default, reading.versions[0].routes) == ("2", ["/first"])
+    service = services(folder, "one")[0]
+    assert (service.batching.max_batch_size, service.workers.workers, service.batching.policy) == (
+        4,
+        2,
+        "control-limit:2",
+    )
+    assert (service.model.examples, service.model.warmup_sizes) == ((3, 4), (1, 4))
+
+
+def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> None:
+    write(tmp_path, {"one/1/model.py": plain(), "one/config.toml": "max_batch_size = 4\nworkers = 2"})
+    folder = Folder(tmp_path, read_model_table, lambda own: {"max_batch_size": 9, "timeout": 3.0, **own, "workers": 1})
+    assert folder.read("one").versions[0].settings == {"max_batch_size": 4, "timeout": 3.0, "workers": 1}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"one/config.toml": "workers = 0"}, "one/config.toml: workers=0: must be 1 or more"),
+        ({"one/config.toml": "worker = 1"}, "one/config.toml: worker: there is no such setting; did you mean workers?"),
+        ({"one/config.toml": "port = 1"}, "is a setting of the whole server"),
+        ({"one/config.toml": "workers ="}, "one/config.toml: must be TOML"),
+        ({"one/config.toml": 'name = "two"'}, "name='two': must be the name of the folder, 'one'"),
+        ({"one/config.toml": 'platform = "vitis_xmodel"'}, "platform='vitis_xmodel': there is no such platform here"),
+        ({"one/config.toml": 'platform = "jax"'}, "platform='jax': there is none of this name; there are python, onnx"),
+        ({"one/config.toml": "[[models]]"}, "one/config.toml: models: ensembles of AMD's form are not read"),
+        ({"one/config.toml": "versions = 0"}, "versions=0: must be"),
+        ({"one/config.toml": 'versions = ["7"]'}, "versions: there is no '7'; there are 1, 2, 10"),
+        ({"one/config.toml": 'default = "7"'}, "default='7': must be one of 1, 2, 10"),
+        ({"one/config.toml": "target = 3"}, "target=3: must be text"),
+        ({"one/config.toml": "params = 3"}, "params=3: must be a table"),
+        ({"one/config.toml": "examples = 3"}, "examples=3: must be a list"),
+        ({"one/config.toml": "route = 3"}, "route=3: must be a path"),
+        ({"one/config.toml": "inputs = 3"}, "inputs: must be tables"),
+        ({"one/config.toml": '[[inputs]]\nname = "a"\nshape = ["x"]'}, "inputs['a'].shape='x': must be a whole number"),
+        ({"one/config.toml": "[[inputs]]\nshape = [1]"}, "inputs: name='': must be text"),
+        ({"one/config.toml": "dynamic_batching = {priority_levels = 2}"}, "dynamic_batching.priority_levels: has no meaning"),
+        ({"one/config.toml": "version_policy = {oldest = {}}"}, "must be latest, all or specific, not 'oldest'"),
+        ({"one/config.pbtxt": "name: one {"}, "one/config.pbtxt: line 1"),
+        ({"one/config.toml": b"\xff"}, "one/config.toml: cannot be read"),
+        ({"one/config.toml": 'file = "../../two/1/model.py"'}, "must be a file in the version's folder"),
+        ({"one/config.toml": 'file = "/etc/passwd"'}, "must be a file in the version's folder"),
+        ({"one/config.toml": 'target = "..\\\\x.py:A"'}, "must be a file in the version's folder"),
+        ({"one/config.toml": 'file = "other.py"'}, "file='other.py': there is no such file in 1/"),
+        ({"one/config.toml": 'target = "model.py:None_"'}, "has no 'None_'; its models: Plain"),
+        ({"one/1/model.py": plain() + "class More(Plain):\n    pass\n"}, "defines the models Plain, More: name one"),
+        ({"one/1/model.py": "x = 1"}, "defines the models none"),
+        ({"one/1/model.py": "raise ValueError('half')"}, "one/1/model.py"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    assert message in refused(write(tmp_path, {**FILES, **files}))
+
+
+def test_a_model_without_versions_or_known_files_is_refused(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"one/config.toml": "", "two/1/weights.bin": "x"})
+    assert "there is no version" in refused(folder)
+    assert "1/ has neither model.py nor an .onnx file" in refused(folder, "two")
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "one/1", "../one", "/etc", "none", "one\0"])
+def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "inner", FILES)
+    write(tmp_path, {"one/1/model.py": plain()})
+    with pytest.raises(ModelNotFound):
+        Folder(tmp_path / "inner", read_model_table).read(name)
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="there is no such folder"):
+        Folder(tmp_path / "none", read_model_table)
+    (tmp_path / "gone").mkdir()
+    folder = Folder(tmp_path / "gone", read_model_table)
+    (tmp_path / "gone").rmdir()
+    assert folder.names() == []
+
+
+def test_a_pbtxt_of_triton_is_read(tmp_path: Path) -> None:
+    text = """
+        name: "one" backend: "python" max_batch_size: 16
+        instance_group [ { count: 2 kind: KIND_CPU }, { kind: KIND_CPU } ]
+        dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 500 }
+        parameters { key: "x" value: { string_value: "y" } }
+    """
+    (service, *_) = services(write(tmp_path, {**FILES, "one/config.pbtxt": text}), "one")
+    assert (service.batching.max_batch_size, service.workers.workers) == (16, 3)
+    assert service.batching.policy == "size-or-delay:size=8,delay=0.0005"
+    text = "max_batch_size: 0 dynamic_batching { max_queue_delay_microseconds: 2000 }"
+    (service, *_) = services(write(tmp_path, {"one/config.pbtxt": text}), "one")
+    assert (service.batching.max_batch_size, service.batching.max_queue_delay) == (1, 0.002)
+
+
+def test_a_load_call_may_say_more_than_the_file(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**FILES, "one/config.toml": "max_batch_size = 4\nworkers = 2"})
+    (model, *_) = folder.read("one", {"max_batch_size": 8, "version_policy": {"latest": {"num_versions": 1}}}).versions
+    assert (model.version, model.settings) == ("10", {"max_batch_size": 8, "workers": 2})
+
+
+def test_files_that_come_with_a_load_call_take_the_place_of_those_that_lie_there(tmp_path: Path) -> None:
+    folder = write(tmp_path, {**FILES, "one/config.toml": "workers = 2"})
+    for text in ("x", "y", "z"):
+        (model,) = folder.read("one", {"max_batch_size": 3}, {"7/model.py": plain(text).encode()}).versions
+        assert (model.version, model.settings) == ("7", {"max_batch_size": 3})
+        assert model.folder is not None and text in (model.folder / "model.py").read_text()
+    for name in ("model.py", "../1/model.py", "/1/model.py", "1/../../x", "1//x", "1/./x", "1/.x", "1/a\\b"):
+        with pytest.raises(InvalidRequest, match="must be VERSION/NAME"):
+            folder.read("one", {}, {name: b""})
+    with pytest.raises(ModelNotFound):
+        folder.read("../one", {}, {"1/model.py": b""})
+
+
+def test_several_sources_are_one(tmp_path: Path) -> None:
+    target = ModelToServe("m:Square", "square", {"a": 1}, [], {"workers": 2})
+    sources = Sources([Known([target]), write(tmp_path, FILES)])
+    assert sources.names() == ["square", "one"]
+    assert len(sources.read("one").versions) == 3
+    assert sources.read("square").versions == [target]
+    (said,) = sources.read("square", {"workers": 3, "params": {"b": 2}}).versions
+    assert (said.params, said.settings) == ({"a": 1, "b": 2}, {"workers": 3})
+    with pytest.raises(ModelNotFound, match="there are square, one"):
+        sources.read("two")
+    with pytest.raises(ModelNotFound, match="there are square"):
+        Known([target]).read("two")
+    with pytest.raises(InvalidRequest, match="files can be sent for models of a repository only"):
+        sources.read("square", {}, {"1/x": b""})
+    with pytest.raises(SettingsError, match="params=3: must be a table"):
+        sources.read("square", {"params": 3})

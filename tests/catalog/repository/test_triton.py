@@ -1,0 +1,326 @@
+"""Configurations in the words of Triton: what they mean here, what is refused by name, and what comes back as it was said."""
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+from tests.catalog.repository.shelf import plain, services, write
+
+from weir import Service, SettingsError
+from weir.catalog.loading import make_service
+from weir.catalog.repository.triton import says_nothing, translated
+from weir.protocols.metadata import config
+
+FLOAT = TensorProto.FLOAT
+TENSORS = """
+import weir
+
+class Double(weir.Model):
+    inputs = [weir.Tensor("x", "FP32", (-1, 3))]
+    outputs = [weir.Tensor("y", "FP32", (-1, 3))]
+
+    def predict(self, batch):
+        return {"y": batch["x"] * 2}
+"""
+
+
+def onnx_file(
+    nodes: list[Any], inputs: dict[str, Any], outputs: dict[str, Any], constants: dict[str, Any] | None = None
+) -> bytes:
+    """Return a file of FP32 tensors; `inputs` and `outputs` are shapes, `constants` arrays, which inputs may be named after."""
+    made = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in outputs.items()],
+        [helper.make_tensor(name, FLOAT, array.shape, array.ravel()) for name, array in (constants or {}).items()],
+    )  # fmt: skip
+    opset = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(made, opset_imports=opset, ir_version=8).SerializeToString())
+
+
+def double(*shape: Any) -> bytes:
+    return onnx_file([helper.make_node("Add", ["x", "x"], ["y"])], {"x": shape}, {"y": shape})
+
+
+def one(folder: Path, said: str, data: bytes | str) -> Service:
+    """Return the service of a model with the configuration `said`."""
+    name = "model.onnx" if isinstance(data, bytes) else "model.py"
+    (service,) = services(write(folder, {f"one/1/{name}": data, "one/config.pbtxt": said}), "one")
+    return service
+
+
+def ask(service: Service, **given: Any) -> dict[str, Any]:
+    async def main() -> Any:
+        async with service:
+            return await service.infer(given)
+
+    answer: dict[str, Any] = asyncio.run(main())
+    return answer
+
+
+def tensor(more: str, dims: str = "[3]", name: str = "x", key: str = "input") -> str:
+    return f'{key} [{{ name: "{name}" data_type: TYPE_FP32 dims: {dims} {more} }}]\n'
+
+
+def refused(said: dict[str, Any]) -> str:
+    with pytest.raises(SettingsError) as error:
+        translated(said, "one")
+    return error.value.message
+
+
+def test_numbers_may_be_texts_and_keys_in_camel_case() -> None:
+    said = {
+        "maxBatchSize": "16",
+        "dynamicBatching": {"maxQueueDelayMicroseconds": "100", "preferredBatchSize": ["4", 8]},
+        "instanceGroup": [{"count": "2", "kind": "KIND_CPU"}],
+        "input": [{"name": "xInput", "dataType": "TYPE_FP32", "dims": ["16", "-1"], "reshape": {"shape": ["4", "4", "-1"]}}],
+        "versionPolicy": {"specific": {"versions": ["1", 3]}},
+        "defaultModelFilename": "some.onnx",
+        "parameters": {"intra_op_thread_count": {"stringValue": "2"}},
+    }  # fmt: skip
+    own = translated(said, "one")
+    (table,) = own.pop("inputs")
+    assert (table["name"], table["shape"], table["reshape"]) == ("xInput", [16, -1], [4, 4, -1])
+    assert own == {
+        "max_batch_size": 16, "batch_dimension": "required", "policy": "size-or-delay:size=8,delay=0.0001",
+        "max_queue_delay": 0.0001, "workers": 2, "versions": ["1", "3"], "file": "some.onnx", "params": {"intra_op": 2},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"max_batch_size": "many"}, "one: max_batch_size='many': must be a whole number"),
+        ({"max_batch_size": True}, "one: max_batch_size=True: must be a whole number"),
+        ({"max_batch_size": "9" * 30}, "must be a whole number"),
+        ({"instance_group": [{"count": "x"}]}, "one: instance_group.count='x': must be a whole number"),
+        ({"instance_group": 3}, "one: instance_group: must be a table, not 3"),
+        ({"instance_group": [{"kind": "KIND_TPU"}]}, "one: instance_group.kind='KIND_TPU': must be"),
+        ({"instance_group": [{"threads": 3}]}, "one: instance_group.threads: there is no such field"),
+        ({"dynamic_batching": {"max_queue_delay_microseconds": []}}, "max_queue_delay_microseconds=[]: must be a whole"),
+        ({"dynamic_batching": {"default_queue_policy": {"max_queue_size": 3}}}, "default_queue_policy: has no meaning here"),
+        ({"version_policy": {"latest": {"num_versions": "x"}}}, "num_versions='x': must be a whole number"),
+        ({"version_policy": {"specific": {"versions": ["x"]}}}, "specific.versions='x': must be a whole number"),
+        ({"input": [{"name": "x", "dims": ["a"]}]}, "one: input['x'].dims='a': must be a whole number"),
+        ({"input": [{"name": "x", "reshape": 3}]}, "one: input['x'].reshape: must be a table"),
+        ({"input": [{"name": "x", "optional": 1}]}, "one: input['x'].optional=1: must be true or false"),
+        ({"input": [{"name": "x", "size": 1}]}, "one: input['x'].size: there is no such field"),
+        ({"input": [{"name": "x", "is_shape_tensor": True}]}, "one: input['x'].is_shape_tensor: shapes are not given"),
+        ({"instance_group": [{"gpus": [0, 1]}]}, "one: instance_group.gpus: say which device each worker has"),
+        ({"instance_group": [{"rate_limiter": {"priority": 2}}]}, "one: instance_group.rate_limiter: workers take"),
+        ({"instance_group": [{"passive": True}]}, "one: instance_group.passive"),
+        ({"input": [{"name": "x", "format": "NCHW"}]}, "one: input['x'].format='NCHW': must be FORMAT_NHWC, FORMAT_NCHW"),
+        ({"output": [{"name": "y", "optional": True}]}, "one: output['y'].optional: is for inputs"),
+        ({"outputs": [{"name": "y", "format": "FORMAT_NCHW"}]}, "one: outputs['y'].format: is for inputs"),
+        ({"platform": ["onnx"]}, "one: platform=['onnx']: must be text"),
+        ({"platform": "tensorrt_plan"}, "one: platform='tensorrt_plan': there is no such platform here"),
+        ({"sequence_batching": {"max_sequence_idle_microseconds": 5}}, "one: sequence_batching: sequences"),
+        ({"batch_input": [{"kind": "BATCH_ELEMENT_COUNT"}]}, "one: batch_input: tensors that"),
+        ({"model_transaction_policy": {"decoupled": 1}}, "one: model_transaction_policy.decoupled=1: must be true or"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_by_name(said: dict[str, Any], message: str) -> None:
+    assert message in refused(said)
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    message = refused({"max_batch_size": "x", "sequence_batching": {"x": 1}, "instance_group": 3})
+    assert message.count("one: ") == 3
+
+
+def test_what_says_nothing_is_passed_over() -> None:
+    # What Triton answers for a model of which nobody has said anything.
+    default: dict[str, Any] = {
+        "platform": "onnxruntime_onnx", "backend": "onnxruntime", "runtime": "", "max_batch_size": 4,
+        "version_policy": {"latest": {"num_versions": 1}},
+        "input": [{
+            "name": "x", "data_type": "TYPE_FP32", "format": "FORMAT_NONE", "dims": [3], "is_shape_tensor": False,
+            "allow_ragged_batch": False, "optional": False, "is_non_linear_format_io": False,
+        }],
+        "output": [{
+            "name": "y", "data_type": "TYPE_FP32", "dims": [3], "label_filename": "", "is_shape_tensor": False,
+            "is_non_linear_format_io": False,
+        }],
+        "batch_input": [], "batch_output": [],
+        "optimization": {"priority": "PRIORITY_DEFAULT", "gather_kernel_buffer_threshold": 0, "eager_batching": False},
+        "instance_group": [{
+            "name": "x", "kind": "KIND_CPU", "count": 2, "gpus": [], "secondary_devices": [], "profile": [],
+            "passive": False, "host_policy": "",
+        }],
+        "default_model_filename": "model.onnx", "cc_model_filenames": {}, "metric_tags": {}, "parameters": {},
+        "model_warmup": [], "dynamic_batching": {"preferred_batch_size": [], "priority_levels": 0},
+    }  # fmt: skip
+    own = translated(default, "one")
+    assert own.keys() == {
+        "platform",
+        "max_batch_size",
+        "batch_dimension",
+        "versions",
+        "inputs",
+        "outputs",
+        "workers",
+        "file",
+    }
+    assert says_nothing({"a": [], "b": {"c": "X_NONE"}}) and not says_nothing({"a": [0]})
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"optimization": {"graph": {"level": 1}}}, "one: optimization: optimisation is the platform's own"),
+        ({"metric_tags": {"team": "a"}}, "one: metric_tags"),
+        ({"parameters": {"FORCE_CPU_ONLY_INPUT_TENSORS": {"string_value": "no"}}}, "'FORCE_CPU_ONLY_INPUT_TENSORS'"),
+        ({"parameters": [{"key": "a", "value": {"string_value": "b"}}]}, "one: parameters: 'a': has no meaning here"),
+        ({"parameters": {"key": "a", "value": {"string_value": "b"}}}, "one: parameters: 'a': has no meaning here"),
+        ({"instance_group": {"kind": "KIND_GPU"}}, "one: instance_group.kind"),
+        ({"output": {"name": "y", "dims": [3], "label_filename": "l.txt"}}, "one: output['y'].label_filename"),
+    ],
+)  # fmt: skip
+def test_what_changes_no_answer_is_warned_of(said: dict[str, Any], what: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        translated(said, "one")
+    assert what in caplog.text
+
+
+def test_a_delay_alone_waits_for_the_largest_batch(tmp_path: Path) -> None:
+    service = one(tmp_path, "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 200000 }", plain())
+    assert service.batching.policy == "size-or-delay:delay=0.2"
+    assert (service.policy.delay, service.policy.size, service.batching.max_queue_delay) == (0.2, None, 0.2)  # type: ignore[attr-defined]  # of SizeOrDelay
+
+
+def _as_texts(value: Any) -> Any:
+    """Write numbers as protocol buffers' JSON may, as texts, and keys in camel case."""
+    if isinstance(value, dict):
+        return {_camel(key): each if key == "parameters" else _as_texts(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_as_texts(each) for each in value]
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _camel(key: str) -> str:
+    first, *rest = key.split("_")
+    return first + "".join(map(str.title, rest))
+
+
+@pytest.mark.parametrize("form", ["http", "canonical"])
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (plain(), "max_batch_size: 16 instance_group { count: 2 }"),
+        (plain(), 'policy: "control-limit:3" max_queue_size: 77'),
+        (TENSORS, "dynamic_batching { preferred_batch_size: 4 max_queue_delay_microseconds: 500 }"),
+        (TENSORS, "max_batch_size: 0"),
+        (double("n", 3), ""),
+        (double("n", 3), "max_batch_size: 16 " + tensor("format: FORMAT_NONE") + tensor("", name="y", key="output")),
+        (double(4, 3), "max_batch_size: 4"),
+        (double(2, 3), ""),
+        (double(1, 3), "max_batch_size: 0 " + tensor("reshape { shape: [1, 3] }") + tensor("reshape { shape: [1, 3] }", name="y", key="output")),
+    ],
+)  # fmt: skip
+def test_a_model_takes_its_own_configuration_back(tmp_path: Path, data: bytes | str, said: str, form: str) -> None:
+    folder = write(
+        tmp_path, {f"one/1/{'model.onnx' if isinstance(data, bytes) else 'model.py'}": data, "one/config.pbtxt": said}
+    )
+    (service,) = services(folder, "one")
+    before = config(service)
+    returned = json.loads(json.dumps(before if form == "http" else _as_texts(before)))
+    (again,) = [make_service(model, ()) for model in folder.read("one", returned).versions]
+    returned = config(again)
+    for said_of in (before, returned):
+        said_of["parameters"].pop("unbatched", None)  # once it is found out, once its configuration says so
+    assert (returned, again.model.inputs) == (before, service.model.inputs)
+    assert again.batching.policy == service.batching.policy
+
+
+def test_a_reshape_is_between_requests_and_the_file(tmp_path: Path) -> None:
+    # The first dimension is no batch, and requests know nothing of it.
+    said = (
+        "max_batch_size: 0 "
+        + tensor("reshape { shape: [1, 3] }")
+        + tensor("reshape { shape: [1, 3] }", name="y", key="output")
+    )
+    service = one(tmp_path / "a", said, double(1, 3))
+    assert (service.model.inputs[0].shape, service.batching.max_batch_size) == ((3,), 1)
+    np.testing.assert_array_equal(ask(service, x=np.arange(3, dtype=np.float32))["y"], [0, 2, 4])
+    assert config(service)["input"][0]["reshape"] == {"shape": [1, 3]}
+    # With a batch, before both.
+    said = (
+        "max_batch_size: 8 "
+        + tensor("reshape { shape: [2, -1, 2] }", "[4, -1]")
+        + tensor("", "[2, -1, 2]", "y", "output")
+    )
+    service = one(tmp_path / "b", said, double("n", 2, "m", 2))
+    x = np.arange(24, dtype=np.float32).reshape(2, 4, 3)
+    assert ask(service, x=x)["y"].tolist() == (2 * x.reshape(2, 2, 3, 2)).tolist()
+    # A scalar of each row.
+    said = (
+        "max_batch_size: 8 "
+        + tensor("reshape { shape: [] }", "[1]")
+        + tensor("reshape { shape: [] }", "[1]", "y", "output")
+    )
+    service = one(tmp_path / "c", said, double("n"))
+    assert ask(service, x=np.array([[1], [2]], np.float32))["y"].tolist() == [[2], [4]]
+
+
+@pytest.mark.parametrize(
+    ("said", "data", "message"),
+    [
+        (tensor("reshape { shape: [2, 2] }"), double("n", 3), "reshape=[2, 2]: must have as many elements as [3]"),
+        (tensor("reshape { shape: [-1] }"), double("n", 3), "reshape=[-1]: must have as many lengths of -1 as [3]"),
+        (tensor("reshape { shape: [1, 3] }") + tensor("", name="y", key="output"), TENSORS, "reshape: is for ONNX files"),
+        (tensor("optional: true"), double("n", 3), "optional: the model itself needs it"),
+        (tensor("optional: true"), TENSORS, "optional: the model itself needs it"),
+        (tensor("allow_ragged_batch: true"), double("n", 3), "allow_ragged_batch: a model says so in its class"),
+        ("model_transaction_policy { decoupled: true }", double("n", 3), "a streaming model says so in its class"),
+    ],
+)  # fmt: skip
+def test_what_the_model_itself_does_not_have(tmp_path: Path, said: str, data: bytes | str, message: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        one(tmp_path, said, data)
+    assert message in error.value.message
+
+
+def test_an_input_that_the_file_has_a_value_for_is_optional(tmp_path: Path) -> None:
+    data = onnx_file(
+        [helper.make_node("Add", ["x", "z"], ["y"])], {"x": ("n", 3), "z": (1, 3)}, {"y": ("n", 3)},
+        {"z": np.full((1, 3), 10, np.float32)},
+    )  # fmt: skip
+    said = (
+        "max_batch_size: 0 "
+        + tensor("", "[-1, 3]")
+        + tensor("optional: true", "[1, 3]", "z")
+        + tensor("", "[-1, 3]", "y", "output")
+    )
+    service = one(tmp_path, said, data)
+    assert [tensor.optional for tensor in service.model.inputs] == [False, True]
+    assert config(service)["input"][1]["optional"] is True
+    x = np.ones((2, 3), np.float32)
+
+    async def main() -> list[Any]:
+        async with service:
+            return [await service.infer(given) for given in ({"x": x}, {"x": x, "z": x[:1]})]
+
+    assert [answer["y"].tolist() for answer in asyncio.run(main())] == [[[11.0] * 3] * 2, [[2.0] * 3] * 2]
+
+
+def test_formats_are_shown(tmp_path: Path) -> None:
+    said = tensor("format: FORMAT_NCHW", "[3, 8, 8]") + tensor("", "[3, 8, 8]", "y", "output")
+    service = one(tmp_path, said, double("n", 3, 8, 8))
+    assert [table.get("format") for table in (*config(service)["input"], *config(service)["output"])] == [
+        "FORMAT_NCHW",
+        None,
+    ]
+
+
+def test_examples_of_an_onnx_file_warm_it_up(tmp_path: Path) -> None:
+    files: dict[str, str | bytes] = {
+        "one/1/model.onnx": double("n", 3),
+        "one/config.toml": "examples = [{x = [[1, 2, 3]]}]",
+    }
+    (service,) = services(write(tmp_path, files), "one")
+    assert ask(service, x=np.ones((1, 3), np.float32))["y"].tolist() == [[2.0] * 3]

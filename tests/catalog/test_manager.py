@@ -1,0 +1,251 @@
+"""Models are loaded, replaced and unloaded: one change at a time, each caller with what is true."""
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from random import Random
+from typing import Any
+
+import pytest
+from tests.catalog.workshop import Workshop
+from tests.serving.kit import turns
+
+from weir import Draining, Forbidden, InvalidRequest, ModelError, ModelNotFound, ModelNotReady, WeirError
+from weir.catalog.manager import Manager, ModelState
+from weir.catalog.registry import Registry
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(main)
+
+
+def test_a_model_is_loaded_replaced_and_unloaded() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "old"})
+        assert shop.states() == {"one": "UNAVAILABLE"}
+        await shop.manager.load_model("one")
+        assert await shop.ask("one") == "old"
+        shop.shelf.models["one"][""] = "new"
+        before = shop.registry.get("one")
+        await shop.manager.load_model("one")
+        assert await shop.ask("one") == await before.infer(0) == "new"
+        assert shop.states() == {"one": "READY"}
+        assert [executor.stopped for executor in shop.executors] == [True, False]
+        await shop.manager.unload_model("one")
+        assert shop.executors[1].stopped
+        assert shop.manager.index() == [ModelState("one", "", "UNAVAILABLE", "not loaded")]
+        with pytest.raises(ModelNotFound):
+            await shop.ask("one")
+        await shop.manager.unload_model("one")  # it is not there: nothing to do
+        assert shop.threads.isdisjoint({threading.get_ident()})
+
+    run(main())
+
+
+def test_what_is_unknown_is_said() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"})
+        for change in (
+            shop.manager.load_model("two"),
+            shop.manager.unload_model("two"),
+            shop.manager.load_worker("two", {}),
+        ):
+            with pytest.raises(ModelNotFound, match="'two'"):
+                await change
+        await shop.manager.load_model("one")
+        for change in (shop.manager.load_model("one", version="3"), shop.manager.unload_model("one", version="3")):
+            with pytest.raises(ModelNotFound, match="no version '3'"):
+                await change
+        with pytest.raises(ModelNotFound):
+            await shop.manager.unload_worker("two")
+        assert await shop.ask("one") == "a"
+
+    run(main())
+
+
+@pytest.mark.parametrize("where", ["read", "start"])
+def test_a_load_that_fails_leaves_the_old_one_serving(where: str) -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "old"}, two={"": "broken" if where == "read" else "b"})
+        await shop.manager.load_model("one")
+        if where == "read":
+            shop.shelf.models["one"][""] = "broken"
+        else:
+            shop.fails = ModelError("no weights", original_type="OSError")
+        for name in ("one", "two"):
+            expected = InvalidRequest if where == "read" else ModelError
+            with pytest.raises(expected, match=f"failed to load '{name}': .*(cannot be read|no weights)"):
+                await shop.manager.load_model(name)
+        assert await shop.ask("one") == "old"
+        one, two = shop.manager.index()
+        assert (one.state, two.state) == ("READY", "UNAVAILABLE")
+        assert "the last load failed, the one before goes on" in one.reason
+        assert "cannot be read" in two.reason or "no weights" in two.reason
+        shop.fails, shop.shelf.models["one"][""] = None, "new"
+        await shop.manager.load_model("one")
+        assert shop.manager.index()[0] == ModelState("one", "", "READY", "")
+
+    run(main())
+
+
+def test_versions_are_served_side_by_side() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"1": "a", "2": "b", "10": "c"})
+        await shop.manager.load_model("one")
+        assert [await shop.ask("one", version) for version in ("", "1", "2", "10")] == ["c", "a", "b", "c"]
+        shop.shelf.models["one"] = {"1": "a2", "2": "b2"}
+        await shop.manager.load_model("one", version="1")
+        assert [await shop.ask("one", version) for version in ("", "1", "2")] == ["c", "a2", "b"]
+        gone = shop.registry.get("one", "10")
+        shop.shelf.default["one"] = "1"
+        await shop.manager.load_model("one")
+        assert shop.states() == {"one/1": "READY", "one/2": "READY"}
+        assert await shop.ask("one") == await gone.infer(0) == "a2"
+        await shop.manager.unload_model("one", version="1")
+        assert (await shop.ask("one"), shop.states()) == ("b2", {"one/2": "READY"})
+        assert sum(not executor.stopped for executor in shop.executors) == 1
+
+    run(main())
+
+
+def test_while_a_model_loads_its_requests_are_told_so() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"})
+        shop.gate = asyncio.Event()
+        loading = asyncio.ensure_future(shop.manager.load_model("one"))
+        await shop.starting.wait()
+        with pytest.raises(ModelNotReady, match="'one' is not ready: loading"):
+            await shop.ask("one")
+        assert shop.states() == {"one": "LOADING"}
+        assert shop.registry.ready
+        shop.gate.set()
+        await loading
+        assert await shop.ask("one") == "a"
+
+    run(main())
+
+
+def test_while_a_model_is_unloaded_what_was_accepted_is_finished() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"})
+        await shop.manager.load_model("one")
+        shop.executors[0]._answer = None
+        call = shop.registry.get("one").infer(0)
+        await turns()
+        unloading = asyncio.ensure_future(shop.manager.unload_model("one"))
+        await turns(10)
+        with pytest.raises(Draining):
+            await shop.ask("one")
+        assert shop.states() == {"one": "UNLOADING"}
+        shop.executors[0].answer_next(lambda batch: ["late"])
+        await unloading
+        assert await call == "late"
+
+    run(main())
+
+
+def test_contradictory_changes_of_twenty_clients_end_in_one_state() -> None:
+    async def client(shop: Workshop, random: Random, told: list[str]) -> None:
+        for _ in range(15):
+            name = random.choice(("one", "two"))
+            change = random.choice(("load", "unload", "worker", "add", "remove"))
+            await asyncio.sleep(0)
+            try:
+                if change == "load":
+                    await shop.manager.load_model(name)
+                elif change == "unload":
+                    await shop.manager.unload_model(name)
+                elif change == "remove":
+                    await shop.manager.unload_worker(random.choice((name, f"{name}-1")))
+                else:
+                    said: dict[str, Any] = {"tag": random.choice(("x", "y")), "share": change == "worker"}
+                    endpoint = await shop.manager.load_worker(name, said)
+                    assert endpoint.startswith(name)
+                told.append(change)
+            except WeirError as error:
+                told.append(type(error).__name__)
+
+    async def main() -> None:
+        shop, random, told = Workshop(one={"": "a"}, two={"": "b"}), Random(7), list[str]()
+        await asyncio.gather(*[client(shop, random, told) for _ in range(20)])
+        assert len(told) == 20 * 15
+        assert set(told) == {"load", "unload", "worker", "add", "remove", "ModelNotFound"}
+        running = shop.registry.all
+        for service, executor in zip(shop.made, shop.executors, strict=True):
+            assert executor.stopped != (service in running)
+            if service in running:
+                assert len(executor.states()) == service.workers.workers
+        for name in list(shop.registry.services):
+            assert await shop.ask(name)
+        ready = {each.name for each in shop.manager.index(ready_only=True)}
+        assert ready == set(shop.registry.services)
+        await shop.manager.stop(0.0)
+        assert all(executor.stopped for executor in shop.executors)
+
+    run(main())
+
+
+def test_a_caller_who_leaves_does_not_undo_what_he_asked_for() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"})
+        shop.gate = asyncio.Event()
+        loading = asyncio.ensure_future(shop.manager.load_model("one"))
+        await shop.starting.wait()
+        loading.cancel()
+        shop.gate.set()
+        await shop.manager.load_model("one", version="")
+        assert len(shop.made) == 2
+        assert shop.executors[0].stopped and await shop.ask("one") == "a"
+
+    run(main())
+
+
+def test_the_end_of_the_server_ends_a_load_and_those_that_wait() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"}, two={"": "b"})
+        await shop.manager.load_model("two")
+        shop.gate = asyncio.Event()
+        changes = [asyncio.ensure_future(shop.manager.load_model(name)) for name in ("one", "two")]
+        await shop.starting.wait()
+        await shop.manager.drain(0.0)
+        await shop.manager.stop(0.0)
+        for change in changes:
+            with pytest.raises(Draining, match="being stopped"):
+                await change
+        with pytest.raises(Draining):
+            await shop.manager.unload_model("two")
+        assert all(executor.stopped for executor in shop.executors)
+
+    run(main())
+
+
+def test_a_start_that_fails_stops_the_others() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"}, two={"": "b"})
+        good = shop.make(shop.shelf.read("one").versions[0])
+        shop.fails = ModelError("no weights")
+        bad = shop.make(shop.shelf.read("two").versions[0])
+        registry = Registry([good, bad])
+        manager = Manager(registry, shop.shelf, shop.make)
+        with pytest.raises(ModelError, match="no weights"):
+            await manager.start()
+        assert not good.ready and shop.executors[0].stopped
+
+    run(main())
+
+
+def test_files_and_code_need_to_be_allowed() -> None:
+    async def main() -> None:
+        shop = Workshop(one={"": "a"})
+        manager = Manager(shop.registry, shop.shelf, shop.make)
+        for change in (
+            manager.load_model("one", files={"1/model.py": b""}),
+            manager.load_model("one", config={"env": "A=1"}),
+            manager.load_worker("one", {"policy": "mine:Policy"}),
+        ):
+            with pytest.raises(Forbidden, match="allow"):
+                await change
+        await shop.manager.load_model("one", config={"a": 1}, files={"1/model.py": b""})
+        assert shop.shelf.asked == [({"a": 1}, {"1/model.py": b""})]
+
+    run(main())

@@ -1,0 +1,204 @@
+import asyncio
+from typing import Any
+
+import pytest
+from tests.serving.kit import Square, squares, turns
+
+from weir import ModelError, ModelNotFound, Registry, Service, SettingsError
+from weir.catalog.registry import RESERVED, running, version_order
+from weir.testing import FakeExecutor
+from weir.workers.executor import Listener
+
+
+def named(name: str, executor: FakeExecutor | None = None, version: str = "") -> Service:
+    return Service(Square, name=name, version=version, executor=executor or FakeExecutor(squares))
+
+
+def test_services_are_found_by_name() -> None:
+    one, two = named("one"), named("two")
+    registry = Registry([one, two])
+    assert registry.get("two") is two
+    assert registry.services == {"one": one, "two": two}
+    assert registry.sole is None
+    assert Registry([one]).sole is one
+    with pytest.raises(ModelNotFound, match="model 'three': there is none of this name; there are one, two"):
+        registry.get("three")
+
+
+def test_two_models_of_one_name_are_refused() -> None:
+    with pytest.raises(SettingsError, match="name='one': two models have this name"):
+        Registry([named("one"), named("one")])
+
+
+def test_routes_lead_to_models() -> None:
+    one, two = named("one"), named("two")
+    registry = Registry([one, two], {"one": "/classify", "two": ["/embed", "/api/embed"]})
+    assert registry.routes == {"/classify": one, "/embed": two, "/api/embed": two}
+
+
+def test_a_model_may_have_several_versions_of_which_the_highest_is_the_default() -> None:
+    services = {version: named("one", version=version) for version in ("2", "10", "9")}
+    registry = Registry([*services.values(), named("two")], {"one": "/first"})
+    assert registry.get("one") is registry.services["one"] is registry.routes["/first"] is services["10"]
+    assert registry.get("one", "9") is services["9"]
+    assert list(registry.versions("one")) == ["2", "9", "10"]
+    assert [service.label for service in registry.all] == ["one/2", "one/10", "one/9", "two"]
+    assert set(registry.not_ready_reasons) == {"one/2", "one/9", "one/10", "two"}
+    with pytest.raises(ModelNotFound, match="model 'one': there is no version '3'; there are 2, 10, 9"):
+        registry.get("one", "3")
+    with pytest.raises(ModelNotFound, match="model 'two': there is no version '1'; there are no versions"):
+        registry.get("two", "1")
+    with pytest.raises(ModelNotFound, match="none of this name"):
+        registry.versions("three")
+
+
+@pytest.mark.parametrize(
+    "ascending", [["1", "2", "10"], ["", "1"], ["1.2", "1.10"], ["beta", "beta2", "1"], ["1-rc", "2-rc"]]
+)
+def test_versions_are_ordered_as_people_count(ascending: list[str]) -> None:
+    descending = ascending[::-1]
+    assert sorted(descending, key=version_order) == ascending
+
+
+def test_a_change_is_told_and_leaves_what_was_read_before_as_it_is() -> None:
+    one, other, two = named("one", version="1"), named("one", version="2"), named("two")
+    registry = Registry([one, two], {"one": "/first"})
+    before, told = registry.services, list[list[str]]()
+    registry.changed.append(lambda: told.append(list(registry.services)))
+    registry.put([one, other], default="1")
+    assert registry.get("one") is registry.routes["/first"] is one
+    registry.put([one, other])
+    assert registry.get("one") is registry.routes["/first"] is other
+    registry.remove("one")
+    assert (registry.services, registry.routes) == ({"two": two}, {})
+    assert before == {"one": one, "two": two}
+    assert told == [["one", "two"], ["one", "two"], ["two"]]
+    registry.put([one])
+    assert registry.routes == {"/first": one}
+
+
+def test_a_version_that_cannot_stand_in_a_path_is_refused() -> None:
+    with pytest.raises(SettingsError, match="version='1/2': must be of letters"):
+        named("one", version="1/2")
+
+
+@pytest.mark.parametrize("segment", RESERVED)
+def test_reserved_paths_are_refused(segment: str) -> None:
+    for path in (f"/{segment}", f"/{segment}/mine"):
+        with pytest.raises(SettingsError, match=f"/{segment} is reserved"):
+            Registry([named("one")], {"one": path})
+
+
+@pytest.mark.parametrize("path", ["", "/", "classify", "/a/", "//a", "/a b", "/a?b", "/{a}", "/a%20", "/../a", "/a/.."])
+def test_odd_paths_are_refused(path: str) -> None:
+    with pytest.raises(SettingsError, match="route="):
+        Registry([named("one")], {"one": path})
+
+
+def test_paths_of_lists_are_refused() -> None:
+    with pytest.raises(SettingsError, match="route='/a/batch': is where the route '/a' takes lists"):
+        Registry([named("one"), named("two")], {"one": "/a", "two": "/a/batch"})
+
+
+def test_a_route_leads_to_one_model_that_is_there() -> None:
+    with pytest.raises(SettingsError, match="both 'one' and 'two' claim it"):
+        Registry([named("one"), named("two")], {"one": "/a", "two": "/a"})
+    with pytest.raises(SettingsError, match="there is no model 'three'; there are one"):
+        Registry([named("one")], {"three": "/a"})
+
+
+class Gated(FakeExecutor):
+    """Starts only after all of its group have been asked to."""
+
+    def __init__(self, barrier: asyncio.Barrier) -> None:
+        super().__init__(squares)
+        self._barrier = barrier
+
+    async def start(self, listener: Listener) -> None:
+        await self._barrier.wait()
+        await super().start(listener)
+
+
+def test_all_models_start_at_the_same_time() -> None:
+    async def main() -> None:
+        barrier = asyncio.Barrier(3)
+        registry = Registry([named(name, Gated(barrier)) for name in "abc"])
+        assert registry.not_ready_reasons == dict.fromkeys("abc", "not started")
+        async with asyncio.timeout(10), running(registry) as started:
+            assert started is registry
+            assert registry.ready
+            assert await registry.get("b").infer(3) == 9
+            assert set(registry.state()) == {"a", "b", "c"}
+        assert registry.not_ready_reasons == dict.fromkeys("abc", "stopped")
+
+    asyncio.run(main())
+
+
+class Stuck(FakeExecutor):
+    """Never becomes ready."""
+
+    async def start(self, listener: Listener) -> None:
+        await asyncio.Event().wait()
+
+
+def test_when_one_fails_to_start_the_others_are_stopped() -> None:
+    async def main() -> None:
+        well, stuck = FakeExecutor(squares), Stuck()
+        broken = FakeExecutor(start_error=ModelError("no weights"))
+        registry = Registry([named("well", well), named("stuck", stuck), named("broken", broken)])
+        with pytest.raises(ModelError, match="no weights"):
+            await registry.start()
+        assert well.stopped
+        assert stuck.stopped
+        assert not registry.ready
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+
+
+def test_all_models_drain_at_the_same_time() -> None:
+    async def main() -> None:
+        executors = [FakeExecutor(), FakeExecutor()]
+        registry = Registry([named(str(index), executor) for index, executor in enumerate(executors)])
+        await registry.start()
+        calls: list[Any] = [service.infer(3) for service in registry.services.values()]
+        await turns()
+        draining = asyncio.ensure_future(registry.drain(100.0))
+        await turns()
+        assert registry.not_ready_reasons == {"0": "draining", "1": "draining"}
+        for executor in executors:
+            assert not draining.done()
+            executor.answer_next(squares)
+        await draining
+        assert not executors[0].stopped
+        assert await asyncio.gather(*calls) == [9, 9]
+        await registry.stop()
+        assert executors[0].stopped
+
+    asyncio.run(main())
+
+
+def test_a_lifespan_stops_its_models_also_after_an_error() -> None:
+    async def main() -> None:
+        executor = FakeExecutor(squares)
+        with pytest.raises(ZeroDivisionError):
+            async with running(Registry([named("one", executor)])):
+                raise ZeroDivisionError
+        assert executor.stopped
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/inference", "/inference/mine"])
+def test_what_no_page_is_served_at_may_be_a_route(path: str) -> None:
+    registry = Registry([named("one")], {"one": path})
+    assert list(registry.routes) == [path]
+
+
+def test_a_server_may_keep_more_paths_for_itself() -> None:
+    registry = Registry([named("one")], {"one": "/v2x"})
+    registry.reserve(["v1"])
+    with pytest.raises(SettingsError, match="/v1 is reserved"):
+        registry.claim("one", "/v1/mine")
+    with pytest.raises(SettingsError, match="route='/v2x': /v2x is reserved"):
+        registry.reserve(["v2x"])

@@ -1,0 +1,78 @@
+import asyncio
+import time
+
+from weir.serving.clock import TimekeepingClock, Timer
+from weir.testing import FakeClock
+
+
+def test_a_timer_fires_at_its_instant_and_once() -> None:
+    async def main() -> None:
+        clock, fired = FakeClock(100.0), list[float]()
+        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+        timer.arm(105.0)
+        clock.advance(4.0)
+        assert fired == []
+        clock.advance(10.0)
+        assert fired == [105.0]
+
+    asyncio.run(main())
+
+
+def test_the_earliest_instant_counts() -> None:
+    async def main() -> None:
+        clock, fired = FakeClock(0.0), list[float]()
+        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+        for when in (5.0, 9.0, 3.0, None):
+            timer.arm(when)
+        clock.advance(20.0)
+        assert fired == [3.0]
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_timer_does_not_fire_and_can_be_armed_again() -> None:
+    async def main() -> None:
+        clock, fired = FakeClock(0.0), list[float]()
+        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+        timer.arm(1.0)
+        timer.cancel()
+        timer.cancel()
+        clock.advance(2.0)
+        assert fired == []
+        timer.arm(3.0)
+        clock.advance(2.0)
+        assert fired == [3.0]
+
+    asyncio.run(main())
+
+
+def test_an_instant_that_has_passed_fires_in_the_next_turn() -> None:
+    async def main() -> None:
+        clock, fired = FakeClock(10.0), list[float]()
+        timer = Timer(clock, asyncio.get_running_loop(), lambda: fired.append(clock()))
+        timer.arm(10.0)
+        assert fired == []
+        await asyncio.sleep(0)
+        assert fired == [10.0]
+
+    asyncio.run(main())
+
+
+def test_without_a_clock_of_its_own_time_the_loop_keeps_it() -> None:
+    async def main() -> None:
+        due = asyncio.Event()
+        assert not isinstance(time.monotonic, TimekeepingClock)
+        when = time.monotonic() + 0.002
+
+        def look() -> None:
+            if time.monotonic() >= when:
+                due.set()
+            else:
+                timer.arm(when)
+
+        timer = Timer(time.monotonic, asyncio.get_running_loop(), look)
+        timer.arm(when)
+        await due.wait()
+        assert time.monotonic() >= when
+
+    asyncio.run(main())

@@ -1,0 +1,124 @@
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weir.serving.calls import ThreadCall
+from weir.serving.driver import SWEEP_ABOVE, BackpressureQueue
+
+
+def call(name: Any = None, *, arrival: float = 0.0, timeout: float = 10.0, rows: int = 1) -> ThreadCall:
+    made = ThreadCall(name, arrival, timeout, lambda _: None)
+    made.rows = rows
+    return made
+
+
+def entered(outside: BackpressureQueue, room: int = 1000) -> list[Any]:
+    found = []
+    while (request := outside.pop(room.__ge__)) is not None:
+        found.append(request.payload)
+    return found
+
+
+def test_the_first_to_come_is_the_first_to_enter() -> None:
+    outside = BackpressureQueue()
+    for name in "abc":
+        outside.append(call(name))
+    assert len(outside) == 3
+    assert entered(outside) == ["a", "b", "c"]
+    assert not outside.waiting
+
+
+def test_nobody_passes_one_that_has_no_room() -> None:
+    outside = BackpressureQueue()
+    outside.append(call("large", rows=5))
+    outside.append(call("small"))
+    assert outside.pop((4).__ge__) is None
+    assert entered(outside) == ["large", "small"]
+
+
+def test_who_left_is_passed_over() -> None:
+    outside = BackpressureQueue()
+    calls = [call(index) for index in range(5)]
+    for each in calls:
+        outside.append(each)
+    for index in (0, 2, 4):
+        outside.drop(calls[index])
+    assert len(outside) == 2
+    assert entered(outside) == [1, 3]
+    assert not outside.waiting
+
+
+def test_deadlines_hold_outside() -> None:
+    outside = BackpressureQueue()
+    outside.append(call("long", timeout=10.0))
+    outside.append(call("short", timeout=1.0))
+    assert outside.next_deadline() == 1.0
+    assert outside.expire(0.5) == []
+    assert [late.payload for late in outside.expire(1.0)] == ["short"]
+    assert outside.next_deadline() == 10.0
+    assert [late.payload for late in outside.expire(10.0)] == ["long"]
+    assert outside.next_deadline() is None
+    assert not outside.waiting
+
+
+def test_one_that_entered_the_line_does_not_expire_here() -> None:
+    outside = BackpressureQueue()
+    outside.append(call("entered", timeout=1.0))
+    outside.append(call("waits", timeout=1.0))
+    request = outside.pop((9).__ge__)
+    assert request is not None
+    assert not request.outside
+    assert [late.payload for late in outside.expire(2.0)] == ["waits"]
+
+
+def test_clearing_settles_and_returns_all() -> None:
+    outside = BackpressureQueue()
+    calls = [call(index) for index in range(3)]
+    for each in calls:
+        outside.append(each)
+    outside.drop(calls[1])
+    assert [left.payload for left in outside.clear()] == [0, 2]
+    assert all(each.settled for each in calls)
+    assert not outside.waiting
+    outside.append(call("later"))
+    assert entered(outside) == ["later"]
+
+
+def test_those_who_left_from_the_middle_do_not_pile_up() -> None:
+    outside = BackpressureQueue()
+    outside.append(call("head"))
+    for _ in range(10):
+        calls = [call() for _ in range(1000)]
+        for each in calls:
+            outside.append(each)
+        for each in calls:
+            outside.drop(each)
+    assert len(outside.waiting) <= 2 * SWEEP_ABOVE + 2
+    assert entered(outside) == ["head"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["come", "enter", "leave", "pass"]), st.integers(0, 5))))
+def test_each_request_leaves_exactly_once_and_in_order(steps: list[tuple[str, int]]) -> None:
+    outside, now = BackpressureQueue(), 0.0
+    inside: list[ThreadCall] = []
+    waiting: list[ThreadCall] = []
+    for step, number in steps:
+        if step == "come":
+            waiting.append(call(arrival=now, timeout=float(number + 1)))
+            outside.append(waiting[-1])
+        elif step == "enter":
+            request = outside.pop((9).__ge__)
+            assert request is (waiting[0] if waiting else None)
+            inside += waiting[:1]
+            del waiting[:1]
+        elif step == "leave" and number < len(waiting):
+            outside.drop(waiting.pop(number))
+        elif step == "pass":
+            now += number
+            late = [each for each in waiting if each.deadline <= now]
+            assert set(map(id, outside.expire(now))) == set(map(id, late))
+            waiting = [each for each in waiting if each.deadline > now]
+        assert len(outside) == len(waiting)
+        assert bool(outside.waiting) == bool(waiting)
+    assert not any(each.settled for each in inside)

@@ -1,0 +1,119 @@
+"""A service whose workers attach from outside: what becomes of batches whose workers are lost."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.workers.outsiders import Outsider
+
+import weir
+from weir.catalog.loading import Maker
+from weir.catalog.sources import ModelToServe
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, **more: Any) -> AsyncIterator[tuple[weir.Service, str, Outsider]]:
+    """A started service, its address, and the first worker."""
+    address = f"unix:{tmp_path}/w.sock"
+    service = weir.Service(weir.External, worker_socket=address, **more)
+    starting = asyncio.ensure_future(service.start())
+    await asyncio.sleep(0)
+    first = await Outsider.connect(address)
+    await starting
+    try:
+        yield service, address, first
+    finally:
+        await service.stop(0.0)
+        await first.leave()
+
+
+def workers_of(service: weir.Service) -> list[str]:
+    return [line["state"] for line in service.state()["workers"]]
+
+
+def test_callers_in_this_process_and_idle_workers_share_the_work(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, max_batch_size=4) as (service, address, first):
+            second = await Outsider.connect(address)
+            at_work = [asyncio.ensure_future(worker.upper()) for worker in (first, second)]
+            assert await service.infer_many([{"x": str(number)} for number in range(50)]) == [
+                {"X": str(number)} for number in range(50)
+            ]
+            assert workers_of(service) == ["ready", "ready"]
+            assert service._driver.batcher.workers == 2
+            await service.stop()
+            await asyncio.gather(*at_work)
+            await second.leave()
+
+    asyncio.run(main())
+
+
+def test_what_a_lost_worker_had_runs_again_when_another_attaches(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path, max_batch_size=4) as (service, address, first):
+            calls = [service.infer(text) for text in ("a", "b")]
+            assert list((await first.jobs()).values()) == [b'"a"', b'"b"']
+            await first.leave()
+            second = await Outsider.connect(address)
+            at_work = asyncio.ensure_future(second.upper())
+            assert await asyncio.gather(*calls) == ["A", "B"]
+            at_work.cancel()
+            await second.leave()
+
+    asyncio.run(main())
+
+
+def test_an_item_that_ends_its_workers_is_found_and_its_neighbours_are_answered(tmp_path: Path) -> None:
+    async def worker(address: str) -> None:
+        """Answer, but leave when the poison comes, and come again."""
+        while True:
+            here = await Outsider.connect(address)
+            try:
+                while b'"poison"' not in (jobs := await here.jobs()).values():
+                    here.answer(dict.fromkeys(jobs, b'"fine"'))
+            finally:
+                await here.leave()
+
+    async def main() -> None:
+        async with serving(tmp_path, max_batch_size=8) as (service, address, first):
+            calls = [service.infer(text) for text in ("a", "b", "poison", "c")]
+            assert len(await first.jobs()) == 4
+            await first.leave()
+            at_work = asyncio.ensure_future(worker(address))
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            assert [isinstance(answer, weir.ModelCrashed) for answer in answers] == [False, False, True, False]
+            assert answers.count("fine") == 3
+            at_work.cancel()
+            await asyncio.wait([at_work])
+
+    asyncio.run(main())
+
+
+def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with serving(tmp_path) as (service, _, first):
+            await first.leave()
+            with pytest.raises(weir.DeadlineExceeded):
+                await service.infer("x", timeout=0.05)
+            assert workers_of(service) == ["lost"]
+            assert service.ready
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("address", ["tcp:0.0.0.0:0", "tcp:[::]:0", "tcp:10.1.2.3:9"])
+def test_a_server_takes_workers_of_other_machines_only_if_told_so(address: str) -> None:
+    model = ModelToServe("weir:External", "m", {}, [], {"worker_socket": address})
+    with pytest.raises(weir.SettingsError, match="--allow-control"):
+        Maker([])(model)
+    assert Maker([], allow_remote_workers=True)(model).workers.worker_socket == address
+
+
+def test_with_a_control_token_only_the_owner_of_the_server_attaches() -> None:
+    model = ModelToServe("weir:External", "m", {}, [], {"worker_socket": "tcp:127.0.0.1:0"})
+    with pytest.raises(weir.SettingsError, match="control token"):
+        Maker([], allow_tcp_workers=False)(model)
+    Maker([], allow_tcp_workers=False)(model._replace(settings={"worker_socket": "unix:w"}))

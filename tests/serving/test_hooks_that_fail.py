@@ -1,0 +1,118 @@
+"""hooks.py: what becomes of a batch when a hook, a worker or a caller fails it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.serving.kit import serving, turns
+
+from weir import InvalidRequest, ModelError, Service
+from weir.messages import JSON
+from weir.testing import FakeRequest
+
+
+def test_an_answer_without_a_form_in_the_callers_type_is_the_models_error() -> None:
+    async def main() -> None:
+        async with serving(lambda batch: [object() for _ in batch], kind=After) as rig:
+            request = FakeRequest(b"3", arrival=rig.service.now(), content_type=JSON, accept=JSON)
+            rig.service.submit(request)
+            await turns(6)
+            assert isinstance(request.error, ModelError)
+            assert "has no form in application/json" in request.error.message
+
+    class After(Service):
+        async def after_batch(self, results: list[Any]) -> list[Any]:
+            return results
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("all_fail", [False, True])
+def test_an_error_in_an_items_place_is_that_items_alone(all_fail: bool) -> None:
+    class Picky(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            return [InvalidRequest("before") if x == 1 or all_fail else x for x in batch]
+
+        async def after_batch(self, results: list[Any]) -> list[Any]:
+            return [InvalidRequest("after") if x == 4 else x for x in results]
+
+    async def main() -> None:
+        async with serving(kind=Picky) as rig:
+            calls = [rig.service.infer(x) for x in range(4)]
+            answers = await asyncio.gather(*calls, return_exceptions=True)
+            said = [str(answer) for answer in answers]
+            assert said == (["before"] * 4 if all_fail else ["0", "before", "after", "9"])
+            assert rig.executor.sizes == ([] if all_fail else [3])
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("where", ["before_batch", "after_batch"])
+@pytest.mark.parametrize(
+    ("what", "error"),
+    [
+        ("raises", "raised ZeroDivisionError"),
+        ("refuses", "no more today"),
+        ("shortens", "must return a list of 3, not 2 values"),
+        ("returns nothing", "must return a list of 3, not None"),
+    ],
+)
+def test_a_hook_that_fails_fails_its_batch_and_nothing_else(where: str, what: str, error: str) -> None:
+    async def hook(self: Any, values: list[Any]) -> Any:
+        if values == [7] or values == [49]:
+            return values
+        if what == "raises":
+            raise ZeroDivisionError("hook")
+        if what == "refuses":
+            raise InvalidRequest("no more today")
+        return values[:-1] if what == "shortens" else None
+
+    kind = type("Failing", (Service,), {where: hook})
+
+    async def main() -> None:
+        async with serving(kind=kind) as rig:
+            answers = await asyncio.gather(*map(rig.service.infer, range(3)), return_exceptions=True)
+            for answer in answers:
+                assert isinstance(answer, InvalidRequest if what == "refuses" else ModelError)
+                assert error in str(answer)
+                if what == "raises":
+                    assert isinstance(answer, ModelError)
+                    assert isinstance(answer.__cause__, ZeroDivisionError)
+                    assert answer.original_type == "ZeroDivisionError"
+                    assert "in hook" in answer.remote_traceback
+            assert await rig.service.infer(7) == 49
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("hook", ["before_batch", "after_batch"])
+def test_a_hook_whose_own_work_was_cancelled_fails_its_batch_and_keeps_no_place(hook: str) -> None:
+    async def gives_up(self: Service, values: list[Any]) -> list[Any]:
+        if 0 in values:
+            raise asyncio.CancelledError("what I waited for")
+        return values
+
+    gives_up.__name__ = hook
+
+    async def main() -> None:
+        async with serving(kind=type("GivesUp", (Service,), {hook: gives_up})) as rig:
+            for _ in range(5):  # more than there are places
+                with pytest.raises(ModelError, match=f"{hook} raised CancelledError"):
+                    await rig.service.infer(0)
+            assert await rig.service.infer(3) == 9
+
+    asyncio.run(main())
+
+
+def test_each_caller_gets_an_object_of_its_own_for_a_hooks_error() -> None:
+    class Refuses(Service):
+        async def before_batch(self, batch: list[Any]) -> list[Any]:
+            raise InvalidRequest("not today")
+
+    async def main() -> None:
+        async with serving(kind=Refuses) as rig:
+            one, other = await asyncio.gather(*map(rig.service.infer, range(2)), return_exceptions=True)
+            assert str(one) == str(other) == "not today"
+            assert one is not other
+
+    asyncio.run(main())

@@ -1,0 +1,179 @@
+"""One service takes the place of another while requests come."""
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+from tests.serving.kit import Square, request, squares, turns
+
+from weir import DeadlineExceeded, ModelNotReady, Service
+from weir.serving.driver import Driver
+from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
+
+
+class Pair:
+    """Two services of one clock that run; `swap` has the second replace the first."""
+
+    def __init__(self) -> None:
+        self.clock, self.heard = FakeClock(), RecordingObserver()
+        self.executors = [FakeExecutor(None) for _ in range(3)]
+        self.old, self.new, self.newest = (
+            Service(
+                Square, executor=executor, clock=self.clock, observers=[self.heard], max_batch_size=1, max_queue_size=2
+            )
+            for executor in self.executors
+        )
+
+    async def __aenter__(self) -> "Pair":
+        for service in (self.old, self.new, self.newest):
+            await service.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for service in (self.old, self.new, self.newest):
+            await service.stop(0.0)
+
+    def answer(self, which: int) -> None:
+        self.executors[which].answer_next(squares)
+
+
+def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            before = [request(pair.old, item) for item in (1, 2)]
+            await turns()
+            pair.old.replaced_by(pair.new)
+            after, call = request(pair.old, 3), pair.old.infer(4)
+            await turns()
+            stopping = asyncio.ensure_future(pair.old.stop(10.0))
+            await turns()
+            for _ in range(2):
+                pair.answer(0)
+                pair.answer(1)
+                await turns()
+            assert [each.output for each in (*before, after)] == [1, 4, 9]
+            assert await call == 16
+            await stopping
+            assert pair.executors[0].stopped and not pair.executors[1].stopped
+            assert await asyncio.gather(pair.old.infer(5), *[answering(pair, 1)]) == [25, None]
+
+    async def answering(pair: Pair, which: int) -> None:
+        await turns()
+        pair.answer(which)
+
+    asyncio.run(main())
+
+
+def test_the_old_one_is_as_ready_as_the_newest() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            pair.old.replaced_by(pair.new)
+            pair.new.replaced_by(pair.newest)
+            assert pair.old.ready and not pair.old.draining
+            asked = request(pair.old, 3)
+            await turns()
+            pair.answer(2)
+            assert asked.output == 9
+            await pair.newest.stop(0.0)
+            assert pair.old.not_ready_reason == "stopped"
+            with pytest.raises(ModelNotReady, match="stopped"):
+                request(pair.old, 4)
+
+    asyncio.run(main())
+
+
+def test_a_caller_who_leaves_is_forgotten_by_whoever_has_the_request() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            running, waiting = request(pair.old, 1), request(pair.old, 2)
+            await turns()
+            pair.old.replaced_by(pair.new)
+            passed_on, call = request(pair.old, 3), pair.old.infer(4)
+            await turns()
+            for each in (waiting, passed_on):
+                pair.old.cancel(each)
+            call.cancel()
+            assert pair.executors[1].cancelled == [(0, 1, [0])]
+            pair.old.cancel(running)
+            assert pair.executors[0].cancelled == [(0, 1, [0])]
+            pair.answer(0)
+            pair.answer(1)
+            await pair.old.stop(10.0)
+            assert {each.ends for each in (running, waiting, passed_on)} == {0}
+            assert pair.heard.ends == 4
+
+    asyncio.run(main())
+
+
+def test_calls_outside_of_a_full_line_are_answered_by_the_old() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            calls = [pair.old.infer(item) for item in range(6)]
+            await turns()
+            pair.old.replaced_by(pair.new)
+            stopping = asyncio.ensure_future(pair.old.stop(10.0))
+            calls[5].cancel()
+            for _ in range(5):
+                await turns()
+                pair.answer(0)
+            await stopping
+            assert [await call for call in calls[:5]] == squares(list(range(5)))
+
+    asyncio.run(main())
+
+
+def test_a_refusal_is_the_new_ones_and_told_once() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            pair.old.replaced_by(pair.new)
+            late = FakeRequest(1, arrival=pair.clock() - 60.0, timeout=30.0)
+            with pytest.raises(DeadlineExceeded):
+                pair.old.submit(late)
+            assert [refusal[2].__class__ for refusal in pair.heard.refusals] == [DeadlineExceeded]
+
+    asyncio.run(main())
+
+
+def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            for executor in pair.executors:
+                executor.give_blocks = True
+            block = pair.old.reserve(10)
+            pair.old.replaced_by(pair.new)
+            asked = request(pair.old, block)
+            assert pair.old.reserve(10) is pair.executors[1].blocks[0]
+            await turns()
+            pair.executors[1].answer_next(lambda batch: [len(each.view) for each in batch])
+            assert asked.output == 10
+            assert pair.executors[0].blocks[0].shares == 0
+
+    asyncio.run(main())
+
+
+def test_whoever_holds_an_old_service_reaches_the_newest_and_keeps_none_between() -> None:
+    async def main() -> None:
+        clock = FakeClock()
+
+        def fresh() -> Service:
+            return Service(Square, executor=FakeExecutor(squares), clock=clock)
+
+        first = last = fresh()
+        await first.start()
+        between: list[weakref.ref[Driver]] = []
+        for _ in range(1500):
+            new = fresh()
+            await new.start()
+            last.replaced_by(new)
+            await last.stop(0.0)
+            between.append(weakref.ref(last._driver))
+            last = new
+        call, asked = first.infer(3), request(first, 4)
+        await turns()
+        assert (await call, asked.output) == (9, 16)
+        gc.collect()
+        assert sum(each() is not None for each in between[1:]) == 0
+        await last.stop(0.0)
+
+    asyncio.run(main())

@@ -1,0 +1,83 @@
+import numpy
+import pytest
+
+from weir import Model, SettingsError
+from weir.serving.settings import ServiceSettings, compose, known_settings
+
+
+class Plain(Model):
+    pass
+
+
+class Particular(Model):
+    max_batch_size = 8
+    workers = 2
+    max_queue_delay = 0.5
+
+
+def test_the_model_overrides_the_defaults_and_arguments_override_the_model() -> None:
+    plain, own = compose(Plain, {}), compose(Particular, {"workers": 3, "timeout": 1.5})
+    assert (plain.batching.max_batch_size, plain.workers.workers, plain.service.timeout) == (64, 1, 30.0)
+    assert (own.batching.max_batch_size, own.batching.max_queue_delay) == (8, 0.5)
+    assert (own.workers.workers, own.service.timeout) == (3, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("max_batchsize", "max_batch_size"),
+        ("worker", "workers"),
+        ("timeouts", "timeout"),
+        ("back_pressure", "backpressure"),
+    ],
+)
+def test_an_unknown_setting_names_the_nearest(key: str, near: str) -> None:
+    with pytest.raises(SettingsError, match=f"{key}: there is no such setting; did you mean {near}\\?"):
+        compose(Plain, {key: 1})
+
+
+def test_a_setting_like_no_other_names_them_all() -> None:
+    with pytest.raises(
+        SettingsError, match=r"zzz: there is no such setting; the settings are arena_bytes, backpressure, "
+    ):
+        compose(Plain, {"zzz": 1})
+
+
+def test_a_value_against_its_rule_is_refused() -> None:
+    with pytest.raises(SettingsError, match="drain_timeout=-1: must be 0 or more"):
+        ServiceSettings(drain_timeout=-1)
+    with pytest.raises(SettingsError, match="workers=0: must be 1 or more"):
+        compose(Plain, {"workers": 0})
+
+
+def test_no_setting_is_declared_twice() -> None:
+    names = known_settings()
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"max_batch_size": "3"}, "max_batch_size='3': must be a whole number"),
+        ({"max_batch_size": True}, "max_batch_size=True: must be a whole number"),
+        ({"timeout": "1"}, "timeout='1': must be a number"),
+        ({"backpressure": 1}, "backpressure=1: must be true or false"),
+        ({"executor": 3}, "executor=3: must be text"),
+        (
+            {"cpu_affinity": ["a"]},
+            "cpu_affinity=\\['a'\\]: must be a list, each element a list, each element a whole number",
+        ),
+        ({"env": [3]}, "env=\\[3\\]: must be a list, each element a table"),
+        ({"env": {"A": 3}}, "env=.*: must be a list, each element a table"),
+    ],
+)
+def test_a_value_of_another_type_is_told_the_type(settings: dict[str, object], says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        compose(Plain, settings)
+
+
+def test_one_value_for_all_workers_needs_no_list() -> None:
+    workers = compose(Plain, {"env": {"A": "b"}, "cpu_affinity": [0, 1]}).workers
+    assert (workers.env, workers.cpu_affinity) == ([{"A": "b"}], [[0, 1]])
+    assert compose(Plain, {"env": {}, "cpu_affinity": []}).workers.env == []
+    assert compose(Plain, {"max_batch_size": numpy.int64(3), "timeout": 2}).service.timeout == 2

@@ -1,0 +1,109 @@
+"""A resolver with a solver that the test commands."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from tests.tuning.banks import bank_for, small_bank
+
+from weir.messages import Dispatch, Reason, Timing, Wakeup
+from weir.policy.cost.prices import Prices
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import Bank
+from weir.tuning.resolver import Resolver
+from weir.tuning.solving import SolveRequest
+
+SPENT = Timing(0.0, 0.0, 0.0)
+
+
+class Solver:
+    """Solves when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[SolveRequest, asyncio.Future[Bank]]] = []
+        self.cancelled = 0
+        self.pauses: list[tuple[float, asyncio.Future[None]]] = []
+
+    async def __call__(self, wish: SolveRequest, limit: float) -> Bank:
+        answer: asyncio.Future[Bank] = asyncio.get_running_loop().create_future()
+        self.asked.append((wish, answer))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def pause(self, seconds: float) -> None:
+        over = asyncio.get_running_loop().create_future()
+        self.pauses.append((seconds, over))
+        await over
+
+    @property
+    def wishes(self) -> list[SolveRequest]:
+        return [wish for wish, _ in self.asked]
+
+    async def answer(self, error: Exception | None = None) -> None:
+        """Answer the last question."""
+        wish, answer = self.asked[-1]
+        if error is None:
+            answer.set_result(bank_for(wish))
+        else:
+            answer.set_exception(error)
+        await turns()
+
+    async def go_on(self) -> None:
+        """End the last pause."""
+        self.pauses[-1][1].set_result(None)
+        await turns()
+
+
+class Rig:
+    def __init__(self, policy: SolvedPolicy, **options: Any) -> None:
+        bank = policy.bank
+        prices, objective = (Prices(), None) if bank is None else (bank.prices, bank.objective)
+        self.solver = Solver()
+        self.swaps = 0
+        self.resolver = Resolver(
+            "square", policy, prices, objective, solve=self.solver, pause=self.solver.pause, **options
+        )
+        self.resolver.attach(self.count, watch=True)
+
+    def count(self) -> None:
+        self.swaps += 1
+
+    async def worker(self, index: int, state: str) -> None:
+        self.resolver.worker_changed("square", index, state, "")
+        await turns()
+
+    async def serve(self, rows: int, seconds: float, batches: int) -> None:
+        for _ in range(batches):
+            batch = Dispatch(1, 0, [], None, rows, 1.0, Reason.IDLE, rows, 0.0, None, Wakeup.ARRIVAL, 0.0)
+            batch.seconds = seconds
+            self.resolver.computed("square", batch, SPENT, 0.0)
+        await turns()
+
+    @property
+    def bank(self) -> Bank:
+        bank = self.resolver.policy.bank
+        assert bank is not None
+        return bank
+
+
+async def turns() -> None:
+    for _ in range(8):
+        await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def running(policy: SolvedPolicy | None = None, workers: int = 1, **options: Any) -> AsyncIterator[Rig]:
+    """A resolver that is open, of a policy whose tables are for one worker."""
+    rig = Rig(policy or SolvedPolicy(small_bank()), **options)
+    for index in range(workers):
+        await rig.worker(index, "ready")
+    rig.resolver.open()
+    await turns()
+    try:
+        yield rig
+    finally:
+        await rig.resolver.close()

@@ -1,0 +1,309 @@
+"""Solved policies in running services: real workers, real solving processes."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.serving.models import Broken
+from tests.tuning.banks import small_bank
+
+import weir
+from weir.errors import Conflict, Draining, ModelError, ModelNotReady, SettingsError
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.online.adaptive import SolvedPolicy
+from weir.policy.solve.bank import Bank
+from weir.testing import FakeExecutor
+
+
+class Timed(weir.Model):
+    """Takes as long as banks.PROFILE says, times `factor`; while the file `gate` is there, it does not load."""
+
+    examples = (1, 2)
+    max_batch_size = 4
+    factor = 1.0
+
+    def __init__(self, gate: str = "/nowhere") -> None:
+        self.gate = Path(gate)
+
+    def load(self) -> None:
+        while self.gate.exists():
+            time.sleep(0.01)
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(type(self).factor * (0.001 * len(batch) + 0.004))
+        return [x * x for x in batch]
+
+
+class Quick(weir.Model):
+    """Has no examples."""
+
+    max_batch_size = 4
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        time.sleep(0.0005 * (1 + len(batch)))  # times that hardly vary are solved for in a moment
+        return batch
+
+
+def bank_of(service: weir.Service) -> Bank | None:
+    policy: Any = service.policy
+    bank: Bank | None = policy.bank
+    return bank
+
+
+def workers_of(service: weir.Service) -> int:
+    bank = bank_of(service)
+    return 0 if bank is None else bank.workers
+
+
+def solved(service: weir.Service, reason: str) -> int:
+    count: int = service.explain_policy()["solved"]["reasons"].get(reason, 0)
+    return count
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Return once `condition` holds: what a solving process has done is nothing that a test could hear of."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+
+
+def test_a_killed_worker_means_tables_for_fewer(tmp_path: Path, nothing_is_left: None) -> None:
+    async def check() -> None:
+        gate = tmp_path / "gate"
+        policy = SolvedPolicy(small_bank())
+        async with weir.Service(Timed, params={"gate": str(gate)}, policy=policy, workers=2) as service:
+            await until(lambda: workers_of(service) == 2)
+            gate.touch()
+            os.kill(service.state()["workers"][0]["pid"], signal.SIGKILL)
+            await until(lambda: workers_of(service) == 1)
+            assert await service.infer_many([1, 2, 3]) == [1, 4, 9]
+            gate.unlink()
+            await until(lambda: workers_of(service) == 2)
+            assert solved(service, "workers") == 2
+
+    asyncio.run(check())
+
+
+def test_a_model_that_becomes_slower_has_its_tables_solved_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check() -> None:
+        async with weir.Service(Timed, policy=SolvedPolicy(small_bank()), executor="thread") as service:
+            monkeypatch.setattr(Timed, "factor", 3.0)
+            while not solved(service, "drift"):
+                await service.infer(2)
+            bank = bank_of(service)
+            assert bank is not None
+            assert bank.profile.service_time_ms[0] > 10.0  # it was 5 ms
+            assert service.explain_policy()["drift"]["factor"] > 2.0
+
+    asyncio.run(check())
+
+
+def test_a_stop_leaves_no_solving_process(nothing_is_left: None) -> None:
+    async def check() -> None:
+        async with weir.Service(Timed, policy=SolvedPolicy(small_bank())) as service:
+            change = asyncio.create_task(service.set_prices(latency_objective="p99=30ms"))
+            await until(lambda: service.explain_policy()["solved"]["solving"])
+            await service.stop()
+            with pytest.raises(Draining, match="was stopped before the new tables were there"):
+                await change
+
+    asyncio.run(check())
+
+
+def test_a_service_that_is_started_again_has_its_prices_and_tables() -> None:
+    async def check() -> None:
+        service = weir.Service(Timed, policy=SolvedPolicy(small_bank()), executor="thread")
+        with pytest.raises(ModelNotReady):
+            await service.set_prices(energy_weight=3.0)
+        async with service:
+            await service.set_prices(energy_weight=3.0)
+        async with service:
+            assert service.explain_policy()["prices"]["energy_weight"] == 3.0
+            assert (await service.set_prices(latency_weight=2.0))["solved"]["count"] == 2
+
+    asyncio.run(check())
+
+
+def test_of_a_program_without_an_event_loop() -> None:
+    with weir.BlockingService(Timed, policy="auto:seconds=0.2,energy_weight=1", executor="inline") as service:
+        assert service.infer(3) == 9
+        while service.explain_policy()["solved"]["reason"] != "start":
+            assert service.infer(3) == 9
+        assert service.set_prices(energy_weight=2.0)["prices"]["energy_weight"] == 2.0
+        with pytest.raises(SettingsError):
+            service.set_prices(energy_weight=-1.0)
+
+
+def test_only_a_solved_policy_has_prices() -> None:
+    async def check() -> None:
+        async with weir.Service(Quick, executor="inline") as service:
+            with pytest.raises(Conflict, match="'greedy': only a solved one has prices"):
+                await service.set_prices(energy_weight=3.0)
+
+    asyncio.run(check())
+
+
+def test_a_bank_for_larger_batches_is_solved_for_those_served() -> None:
+    async def check() -> None:
+        policy = SolvedPolicy(small_bank())
+        async with weir.Service(Timed, policy=policy, executor="inline", max_batch_size=2) as service:
+            await until(lambda: solved(service, "start"))
+            bank = bank_of(service)
+            assert bank is not None
+            assert bank.profile.max_batch_size == 2
+
+    asyncio.run(check())
+
+
+# The policy `auto`.
+
+
+@pytest.mark.parametrize("executor", ["process", "inline"])
+def test_auto_has_measured_when_the_service_is_ready_and_solves_while_it_serves(executor: str) -> None:
+    async def check() -> None:
+        async with weir.Service(Timed, policy="auto:seconds=0.3", executor=executor) as service:
+            explained = service.explain_policy()
+            assert explained["profile"]["max_batch_size"] == 4
+            assert explained["profile"]["service_time_ms"][0] > 4.0
+            assert (explained["solved"]["count"], explained["learning"]) == (0, True)
+            assert await service.infer_many(list(range(20))) == [x * x for x in range(20)]
+            await until(lambda: solved(service, "start"))
+            assert bank_of(service) is not None
+
+    asyncio.run(check())
+
+
+def test_auto_with_a_profile_measures_nothing(tmp_path: Path) -> None:
+    async def check() -> None:
+        path = tmp_path / "googlenet.profile.toml"
+        path.write_text(GOOGLENET_P4.to_toml())
+        executor = FakeExecutor(lambda items: items)
+        async with weir.Service(
+            Quick, policy=f"auto:profile={path},energy_weight=1", executor=executor, max_batch_size=8
+        ) as service:
+            assert executor.batches == []
+            await until(lambda: solved(service, "start"))
+            bank = bank_of(service)
+            assert bank is not None
+            assert bank.profile.max_batch_size == 8
+            assert bank.prices == Prices(1.0, 1.0)
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "must be a profile made by `weir profile`|weir_profile=None"),
+        (None, "nothing.toml: cannot be read"),
+        (GOOGLENET_P4.up_to(3).to_toml(), "max_batch_size=4: the profile has sizes 1 to 3"),
+    ],
+)
+def test_auto_with_a_profile_that_cannot_be_used(tmp_path: Path, text: str | None, says: str) -> None:
+    path = tmp_path / "nothing.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SettingsError, match=says):
+        weir.Service(Quick, policy=f"auto:profile={path}")
+
+
+def test_a_solved_policy_has_tables_from_the_start() -> None:
+    with pytest.raises(SettingsError, match="must have a bank; without one, let it be auto"):
+        weir.Service(Quick, policy=SolvedPolicy())
+
+
+def test_auto_without_examples_is_greedy_and_learns(caplog: pytest.LogCaptureFixture) -> None:
+    async def check() -> None:
+        async with weir.Service(Quick, policy="auto", executor="inline") as service:
+            assert "could not be measured, its policy is greedy at first" in caplog.text
+            assert bank_of(service) is None
+            assert (await service.set_prices(energy_weight=1.0))["prices"]["energy_weight"] == 1.0
+            while bank_of(service) is None:
+                await service.infer(1)
+                await service.infer_many([1, 2, 3, 4])
+            bank = bank_of(service)
+            assert bank is not None
+            assert (bank.profile.max_batch_size, bank.prices.energy_weight) == (4, 1.0)
+            assert solved(service, "learned")
+
+    asyncio.run(check())
+
+
+class Refusing(Quick):
+    """Refuses its own examples."""
+
+    examples = (1,)
+    warmup_sizes = ()
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        raise ArithmeticError("not these")
+
+
+class Deadly(Refusing):
+    """Dies of its own examples."""
+
+    def predict(self, batch: list[Any]) -> list[Any]:
+        os._exit(3)
+
+
+@pytest.mark.parametrize("model", [Refusing, Deadly])
+def test_auto_with_examples_that_fail_is_greedy(model: type[weir.Model]) -> None:
+    async def check() -> None:
+        async with weir.Service(model, policy="auto:seconds=0.2") as service:
+            assert service.ready
+            assert bank_of(service) is None
+            assert service.explain_policy()["learning"] is True
+
+    asyncio.run(check())
+
+
+def test_auto_of_a_model_that_cannot_be_loaded_fails_as_it_would() -> None:
+    async def check() -> None:
+        service = weir.Service(Broken, policy="auto")
+        with pytest.raises(ModelError, match=r"weights\.bin"):
+            await service.start()
+
+    asyncio.run(check())
+
+
+@pytest.mark.parametrize("way", ["stop", "cancel"])
+def test_a_start_can_be_ended_while_the_model_is_measured(way: str, nothing_is_left: None) -> None:
+    async def check() -> None:
+        service = weir.Service(Timed, policy="auto:seconds=60")
+        start = asyncio.create_task(service.start())
+        await until(lambda: service.state()["workers"] and service.state()["workers"][0]["in_flight"])
+        if way == "stop":
+            await service.stop(0.0)
+            with pytest.raises(ModelNotReady, match="stopped before it was ready"):
+                await start
+        else:
+            start.cancel()
+            await asyncio.wait([start])
+            assert start.cancelled()
+        assert not service.ready
+
+    asyncio.run(check())
+
+
+def test_a_bank_from_a_file_needs_no_scipy(tmp_path: Path) -> None:
+    path = tmp_path / "square.policy.npz"
+    path.write_bytes(small_bank().to_bytes())
+    code = (
+        "import sys, weir; from tests.serving.models import Square\n"
+        f"weir.Service(Square, policy={str(path)!r}, max_batch_size=4)\n"
+        "print({'scipy', 'matplotlib'} & set(sys.modules))"
+    )
+    path_variable = os.pathsep.join(filter(None, sys.path))
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30,
+        env={**os.environ, "PYTHONPATH": path_variable},
+    )  # fmt: skip
+    assert run.stdout.strip() == "set()"

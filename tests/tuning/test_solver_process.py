@@ -1,0 +1,246 @@
+"""The real solving process."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import uvloop
+from tests.leaks import processes
+
+from weir.errors import ModelError, SettingsError
+from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.prices import Prices
+from weir.policy.cost.profile import Profile
+from weir.policy.solve.bank import Bank, solve_bank
+from weir.tuning import solver_process
+from weir.tuning.solver_process import SolvingProcess
+from weir.tuning.solving import SolveRequest, solve
+
+BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
+LONG = SolveRequest(SMALL, Prices(), 4, LatencySLO(0.05, 0.01))  # takes many seconds
+WISH = SolveRequest(SMALL, Prices(1.0, 2.0, 300.0), 1, None)
+
+
+def solving_process() -> SolvingProcess:
+    """One that takes its share of the CPUs: beside two busy tests it would hardly get any."""
+    return SolvingProcess(niceness=0)
+
+
+@asynccontextmanager
+async def solving() -> AsyncIterator[tuple[SolvingProcess, set[int]]]:
+    """A solving process, closed also when a test fails, and the processes there were before."""
+    process, before = solving_process(), processes()
+    try:
+        yield process, before
+    finally:
+        await process.close()
+
+
+async def solve_outside(wish: SolveRequest, limit: float) -> Bank:
+    async with solving() as (process, _):
+        return await process.solve(wish, limit)
+
+
+def test_a_wish_survives_its_way() -> None:
+    wish = WISH._replace(workers=3, objective=LatencySLO(0.02, 0.01, 0.001))
+    read = SolveRequest.from_json(wish.to_json())
+    assert read[1:] == wish[1:]
+    assert read.profile.to_toml() == SMALL.to_toml()
+
+
+def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
+    bank = asyncio.run(solve_outside(WISH, 60.0))
+    expected = solve_bank(SMALL, WISH.prices)
+    assert bank.profile is SMALL
+    assert np.array_equal(bank.tables, expected.tables)
+    assert (bank.prices, bank.workers, bank.objective) == (WISH.prices, 1, None)
+
+
+@BOTH_LOOPS
+def test_one_process_solves_wish_after_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
+    async def main() -> None:
+        process, before, seen = solving_process(), processes(), set[int]()
+        for weight in (1.0, 2.0, 3.0):
+            bank = await process.solve(WISH._replace(prices=Prices(1.0, weight)), 60.0)
+            assert bank.prices == Prices(1.0, weight)
+            seen |= processes() - before
+        with pytest.raises(SettingsError, match="p99=2ms"):
+            await process.solve(WISH._replace(objective=LatencySLO(0.002, 0.01)), 60.0)
+        assert seen == processes() - before and len(seen) == 1
+        await process.close()
+        assert processes() == before
+
+    run(main())
+
+
+@BOTH_LOOPS
+def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], None], nothing_is_left: None) -> None:
+    async def main() -> None:
+        async with solving() as (process, before):
+            await process.solve(WISH, 60.0)
+            (child,) = processes() - before
+            os.kill(child, signal.SIGKILL)
+            with pytest.raises(ModelError, match="the solving process ended with -9"):
+                await process.solve(LONG, 60.0)
+            assert (await process.solve(WISH, 60.0)).prices == WISH.prices
+            assert child not in processes()
+
+    run(main())
+
+
+@BOTH_LOOPS
+def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_process(
+    run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+) -> None:
+    monkeypatch.setattr(solver_process, "DROPPED_LIMIT", 60.0)  # a busy machine takes longer than a server waits
+
+    async def main() -> None:
+        async with solving() as (process, before):
+            await process.solve(WISH, 60.0)
+            children = processes() - before
+            dropped = asyncio.create_task(process.solve(WISH._replace(prices=Prices(1.0, 5.0)), 60.0))
+            await asyncio.sleep(0)
+            dropped.cancel()
+            bank = await process.solve(WISH._replace(prices=Prices(1.0, 6.0)), 60.0)
+            assert dropped.cancelled()
+            assert bank.prices == Prices(1.0, 6.0)
+            assert processes() - before == children
+
+    run(main())
+
+
+def test_a_dropped_wish_that_takes_long_costs_its_process(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+) -> None:
+    monkeypatch.setattr(solver_process, "DROPPED_LIMIT", 0.0)
+
+    async def main() -> None:
+        async with solving() as (process, before):
+            await process.solve(WISH, 60.0)
+            children = processes() - before
+            dropped = asyncio.create_task(process.solve(LONG, 60.0))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            dropped.cancel()
+            assert (await process.solve(WISH, 60.0)).prices == WISH.prices
+            assert not processes() & children
+
+    asyncio.run(main())
+
+
+def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
+    profile = replace(SMALL, cv=np.array([3.0, 0.2, 0.2, 0.2]))
+    code, answer = solve(WISH._replace(profile=profile).to_json())
+    assert code == 0
+    bank = Bank.from_bytes(answer)
+    assert bank.profile.cv.tolist() == [3.0, 0.2, 0.2, 0.2]
+    assert bank.rates[-1] > 500.0
+
+
+def test_a_refusal_comes_with_its_reason() -> None:
+    wish = WISH._replace(objective=LatencySLO(0.002, 0.01))
+    with pytest.raises(SettingsError, match="p99=2ms"):
+        asyncio.run(solve_outside(wish, 60.0))
+
+
+def test_a_process_that_fails_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
+    monkeypatch.setattr(solver_process, "PROGRAM", "weir.no_such_module")
+    with pytest.raises(ModelError, match=r"the solving process ended with 1: .*No module named weir.no_such_module"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_a_process_that_leaves_without_an_answer_is_no_bank(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+) -> None:
+    monkeypatch.setattr(solver_process, "PROGRAM", "this")  # prints a poem
+    with pytest.raises(ModelError, match="the solving process ended with 0: Namespaces"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_what_is_no_bank_is_no_answer(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
+    monkeypatch.setattr(solver_process, "PROGRAM", "no_solver")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+    with pytest.raises(ModelError, match="the solving process's answer: must be a bank"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_a_process_that_cannot_be_started_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ModelError, match=r"no process could be started to solve in: .*No such file"):
+        asyncio.run(solve_outside(WISH, 60.0))
+
+
+def test_it_does_not_outlast_its_time(nothing_is_left: None) -> None:
+    with pytest.raises(TimeoutError):
+        asyncio.run(solve_outside(WISH, 0.0))
+
+
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
+    async def leave() -> None:
+        task = asyncio.create_task(solve_outside(LONG, 60.0))
+        while when == "running" and not processes():  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    asyncio.run(leave())
+
+
+SERVER = """
+import asyncio
+import psutil
+from tests.tuning.test_solver_process import LONG, solve_outside
+
+async def main():
+    solving = asyncio.create_task(solve_outside(LONG, 60.0))
+    while not (children := psutil.Process().children()):
+        await asyncio.sleep(0.001)
+    print(children[0].pid, flush=True)
+    await solving
+
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_the_server_however_that_ends() -> None:
+    path = os.pathsep.join(filter(None, sys.path))
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}
+    ) as server:
+        assert server.stdout is not None
+        child = psutil.Process(int(server.stdout.readline()))
+        server.kill()
+    child.wait(10)
+
+
+def test_one_that_does_not_end_is_left_behind(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nothing_is_left: None
+) -> None:
+    async def main() -> None:
+        process = solving_process()
+        await process.solve(WISH, 60.0)
+        assert process._child is not None
+        spawned = process._child._process
+        with monkeypatch.context() as patched:  # as in uninterruptible sleep
+            patched.setattr(solver_process, "KILL_GRACE", 0.01)
+            patched.setattr(spawned, "kill", lambda: None)
+            await process.close()
+        assert "is left behind" in caplog.text
+        spawned.kill()
+        await spawned.ended
+
+    asyncio.run(main())
