@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from weir.batching.settings import BatchingSettings
-from weir.catalog.repository.document import RepositorySettings
-from weir.catalog.sources import ModelToServe
+from weir.catalog.sources import ModelToServe, RepositorySettings
 from weir.embedding import settings as embedding
 from weir.errors import SettingsError
 from weir.fields import Rule, check, setting

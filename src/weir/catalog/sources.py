@@ -1,11 +1,15 @@
 """What can be served and who knows of it: models to serve, repositories of them, and those that are loaded at the start."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError
-from weir.serving.service import Service
+from weir.fields import check, setting
+
+if TYPE_CHECKING:
+    from weir.serving.service import Service
 
 Parameter = str | int | float | bool  # what travels as a parameter of the Open Inference Protocol
 Parameters = Mapping[str, Parameter]
@@ -150,7 +154,7 @@ class Opened(NamedTuple):
     """What is to run from the start on: services, not started, and what was read of them."""
 
     readings: list[ModelReading]
-    services: list[Service]
+    services: "list[Service]"
 
     @property
     def defaults(self) -> dict[str, str]:
@@ -163,7 +167,7 @@ class Opened(NamedTuple):
         return {model.name: model.routes for reading in self.readings for model in reading.versions}
 
 
-def open_wanted(sources: Sources, load: Sequence[str], make: Callable[[ModelToServe], Service]) -> Opened:
+def open_wanted(sources: Sources, load: Sequence[str], make: "Callable[[ModelToServe], Service]") -> Opened:
     """Read what is to be loaded at the start, and make services of it. Raises SettingsError for a name that nothing is known
     of; and once for all models that cannot be, a line for each."""
     opened = Opened([], [])
@@ -193,3 +197,19 @@ def _wanted(sources: Sources, load: Sequence[str]) -> list[str]:
         if name not in (LOAD_ALL, LOAD_NONE, *names):
             raise SettingsError(f"load={name!r}: there is no such model; there are {', '.join(names) or 'none'}")
     return names if not load or LOAD_ALL in load else [name for name in names if name in load]
+
+
+@dataclass(frozen=True)
+class RepositorySettings:
+    """Which models there are beside the TARGETs, and which of all of them are loaded at the start."""
+
+    model_repository: str | None = setting(
+        None, "folder of models, MODEL/VERSION/FILE, that can be loaded while serving", metavar="DIR"
+    )
+    load: list[str] = setting(
+        [], "model to load at the start, or all, or none; without it all are loaded", metavar="NAME"
+    )
+    watch: bool = setting(False, "load models of the repository when their files change, and unload those that go")
+
+    def __post_init__(self) -> None:
+        check(self)

@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 from weir.catalog.repository.platforms import ENSEMBLE, read_steps
 from weir.catalog.repository.triton import read_pbtxt, translated
 from weir.errors import SettingsError
-from weir.fields import check, setting
 from weir.model import NONE, OPTIONAL, REQUIRED
 
 KEYS: Mapping[str, str] = MappingProxyType(
@@ -171,19 +169,3 @@ def _versions(value: Any, source: str) -> str | int | tuple[str, ...]:
     raise SettingsError(
         f'{source}: versions={value!r}: must be "all", a list of versions, or how many of the highest are served'
     )
-
-
-@dataclass(frozen=True)
-class RepositorySettings:
-    """Which models there are beside the TARGETs, and which of all of them are loaded at the start."""
-
-    model_repository: str | None = setting(
-        None, "folder of models, MODEL/VERSION/FILE, that can be loaded while serving", metavar="DIR"
-    )
-    load: list[str] = setting(
-        [], "model to load at the start, or all, or none; without it all are loaded", metavar="NAME"
-    )
-    watch: bool = setting(False, "load models of the repository when their files change, and unload those that go")
-
-    def __post_init__(self) -> None:
-        check(self)
