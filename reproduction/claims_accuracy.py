@@ -17,9 +17,8 @@ from reproduction.published import (
     TOLERANCE,
 )
 from reproduction.sweeps import Sweep
-from weir.policy.solve.smdp import model_of
+from reproduction.truncated import cost_of, law_of, model_of, overflow_cost_rate, solve_truncated
 from weir.policy.solve.solver import solve
-from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
 
 LARGE, SMALL = (10_000.0, 1_000.0, 100.0), (10.0, 0.0)
 CONVERGED_STATED = {10_000.0: 35, 1_000.0: 50, 100.0: 70, 10.0: 170, 0.0: 200}  # section V-C, read off Fig. 8
@@ -60,7 +59,7 @@ def _least_exact(overflow_cost: float) -> int:
         model = model_of(PROFILE, RATE, PRICES, s_max, overflow_cost)
         if s_max / model.rate_per_ms + overflow_cost < _served_cost():
             continue
-        actions = solve(PROFILE, RATE, PRICES, s_max=s_max, overflow_cost=1_000.0).actions
+        actions = solve_truncated(PROFILE, RATE, PRICES, s_max=s_max, overflow_cost=1_000.0).actions
         law = law_of(model, actions)
         if (
             overflow_cost_rate(model, actions, law) < TOLERANCE

@@ -6,12 +6,9 @@ from reproduction.claims import Claim, Judgement, Verdict, held_if
 from reproduction.findings import LOADS, Findings
 from reproduction.published import LOAD, MOST_SWEEPS, PRICES, PROFILE, TABLE
 from reproduction.sweeps import sweep
+from reproduction.truncated import eta_bound, iterate_values, law_of, model_of, served_table, solve_truncated
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.evaluation import evaluate, is_stable
-from weir.policy.solve.smdp import model_of
-from weir.policy.solve.solver import solve
-from weir.policy.solve.truncation import law_of, served_table
-from weir.policy.solve.value_iteration import eta_bound, iterate_values
 
 RATE = LOAD * PROFILE.max_rate
 ETA_SHARES = (0.1, 0.2, 0.4, 0.6, 0.8, 0.9, 0.99, 0.999)
@@ -170,7 +167,7 @@ def _stays_stable(findings: Findings) -> Judgement:
     for load in LOADS:
         found = findings.solved(load, 1.0, 1.0)
         exact.append(is_stable(PROFILE, found.rate, found.table))
-        truncated = solve(PROFILE, found.rate, PRICES, s_max=SMALL)
+        truncated = solve_truncated(PROFILE, found.rate, PRICES, s_max=SMALL)
         if not is_stable(PROFILE, found.rate, truncated.actions.astype(np.uint16)):
             lost.append(f"{int(truncated.actions[-1])} rows at ρ = {load:g}")
     text = (

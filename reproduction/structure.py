@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from reproduction.published import PROFILE
+from reproduction.truncated import law_of, model_of
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.smdp import model_of
 from weir.policy.solve.solver import Solution, solve
-from weir.policy.solve.truncation import law_of
 
 VISITED = 1e-6  # share of the decisions from which on a state counts
 MATTERS = 1e-6  # ms of the mean cost: a choice that is worth less is a tie
@@ -57,7 +56,7 @@ def search(cases: Iterable[Case]) -> Search:
 def look(solution: Solution) -> tuple[list[tuple[int, float]], bool]:
     """Return the visited states above the control limit that wait, each with what serving would cost more, in ms of the
     mean cost g, clearest first; and whether a visited state above the limit serves fewer rows than it could."""
-    model = model_of(solution.profile, solution.rate, solution.prices, solution.s_max, solution.overflow_cost)
+    model = model_of(solution.profile, solution.rate, solution.prices, solution.s_max)
     choices = model.costs - solution.cost * model.sojourn[:, None] + model.expected(solution.values)
     states, actions = np.arange(len(solution.actions)), solution.actions
     counts = (law_of(model, actions) >= VISITED) & (states > int(np.argmax(actions > 0)))

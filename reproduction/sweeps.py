@@ -6,9 +6,8 @@
 from typing import NamedTuple
 
 from reproduction.published import EPSILON, LOAD, MOST_SWEEPS, PRICES, PROFILE, TOLERANCE
-from weir.policy.solve.smdp import Actions, model_of
-from weir.policy.solve.truncation import cost_of, law_of, overflow_cost_rate
-from weir.policy.solve.value_iteration import eta_bound, iterate_values
+from reproduction.truncated import cost_of, eta_bound, iterate_values, law_of, model_of, overflow_cost_rate
+from weir.policy.solve.smdp import Actions
 
 ETA_SHARE = 0.99  # η as a share of its bound: close to it gives the paper's numbers of sweeps
 

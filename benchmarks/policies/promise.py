@@ -2,6 +2,8 @@
 
 from math import isnan
 
+from reproduction.response import response_time
+
 from benchmarks.policies.lines import (
     Effort,
     Player,
@@ -20,7 +22,6 @@ from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.solve.response import response_time
 from weir.policy.solve.tables import Table, limit_table
 from weir.simulation.arrivals import Poisson
 from weir.simulation.banks import make_bank

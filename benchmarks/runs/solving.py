@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # before numpy is loaded
 
+from reproduction.truncated import solve_truncated
+
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.bank import default_rates, solve_bank
-from weir.policy.solve.solver import solve
 
 LOAD = 0.9
 
@@ -38,16 +39,20 @@ def main() -> None:
     middle, large = larger(128), larger(256)
     rates = default_rates(middle.max_rate)
     found = {
-        "policy iteration 32": seconds(lambda: solve(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100), 20),
+        "policy iteration 32": seconds(
+            lambda: solve_truncated(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100), 20
+        ),
         "value iteration 32": seconds(
-            lambda: solve(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100, method="value-iteration")
+            lambda: solve_truncated(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100, method="value-iteration")
         ),
         "value iteration 32, to 1e-6": seconds(
-            lambda: solve(GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100, method="value-iteration", epsilon=1e-6)
+            lambda: solve_truncated(
+                GOOGLENET_P4, LOAD * GOOGLENET_P4.max_rate, s_max=100, method="value-iteration", epsilon=1e-6
+            )
         ),
-        "policy iteration 256": seconds(lambda: solve(large, LOAD * large.max_rate, s_max=1000)),
+        "policy iteration 256": seconds(lambda: solve_truncated(large, LOAD * large.max_rate, s_max=1000)),
         "value iteration 256": seconds(
-            lambda: solve(large, LOAD * large.max_rate, s_max=1000, method="value-iteration"), 1
+            lambda: solve_truncated(large, LOAD * large.max_rate, s_max=1000, method="value-iteration"), 1
         ),
         "bank 128": seconds(lambda: solve_bank(middle, rates=rates)),
         "whole bank 128": seconds(lambda: solve_bank(middle)),

@@ -24,7 +24,7 @@ from scipy.stats import nbinom, poisson
 from scipy.stats import t as student
 
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.long_lines import Costs, Served
+from weir.policy.solve.smdp import Costs, Served
 from weir.policy.solve.tables import Table, checked_table
 
 LEVEL = 0.999  # of intervals

@@ -1,10 +1,10 @@
 """Trials: one line for every rule, stretched to any rate."""
 
 import pytest
+from reproduction.response import response_time
 
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.evaluation import evaluate
-from weir.policy.solve.response import response_time
 from weir.policy.solve.tables import limit_table
 from weir.simulation.rounds import Rule
 from weir.simulation.search import Trials

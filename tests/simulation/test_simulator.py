@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from reproduction.response import response_time
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
@@ -14,7 +15,6 @@ from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, Greedy
 from weir.policy.solve.evaluation import evaluate
-from weir.policy.solve.response import response_time
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 from weir.simulation.arrivals import Poisson, Trace
 from weir.simulation.simulator import run, simulate

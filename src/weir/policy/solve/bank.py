@@ -15,9 +15,8 @@ from weir.errors import SettingsError
 from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.long_lines import longest_of, solve_long
-from weir.policy.solve.sampled import Sampler
-from weir.policy.solve.smdp import check_rate
+from weir.policy.solve.quantile import QuantileSampler
+from weir.policy.solve.smdp import check_rate, longest_of, solve_long
 from weir.policy.solve.tables import Table, checked_table, limit_of, stacked
 
 FORMAT = 1  # of the file
@@ -244,6 +243,6 @@ def _solve(profile: Profile, prices: Prices, rate: float, start: Table | None) -
     check_rate(profile, rate)
     found = solve_long(profile, rate, prices, longest_of(profile), start)
     seen, offset = found.served.rates, profile.latency_offset_ms
-    p99 = Sampler(found.served).quantile_ms(0.99)
+    p99 = QuantileSampler(found.served).quantile_ms(0.99)
     actions = found.improved.actions.astype(np.uint16)
     return Solved(rate, found.table, actions, seen.response_time_ms + offset, p99 + offset, seen.power_w)

@@ -1,19 +1,16 @@
 """What a table does, exactly: by the stationary law of the line under it, without simulation."""
 
 from dataclasses import dataclass
-from math import ceil, inf, log
+from math import inf
 
 import numpy as np
 
 from weir.errors import SettingsError
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.long_lines import Served
-from weir.policy.solve.smdp import Actions, arrivals
-from weir.policy.solve.stationary import band, decay, stationary
+from weir.policy.solve.smdp import Actions, Served, arrivals
+from weir.policy.solve.stationary import band, stationary
 from weir.policy.solve.tables import Table, checked_table, extended, limit_of
-
-_TAIL = 1e-14  # about the share of the decisions that may lie beyond the states that are looked at
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ def evaluate(
         return _overloaded(profile, int(table[-1]), prices)
     if max_waiting is None:
         return _unbounded(profile, rate, table, prices)
-    line = _line(profile, rate / 1000.0, table, np.arange(max_waiting + 1))
+    line = queue_law(profile, rate / 1000.0, table, np.arange(max_waiting + 1))
     return _bounded(profile, line, prices, max_waiting)
 
 
@@ -78,12 +75,6 @@ def is_stable(profile: Profile, rate: float, table: Table) -> bool:
     """Say whether the batches that `table` dispatches from a long line serve more than `rate` rows per second."""
     size = int(table[-1])
     return rate * float(profile.service_time_ms[size - 1]) < 1000.0 * size
-
-
-def line_of(profile: Profile, rate: float, table: Table) -> QueueLaw:
-    """Return the stationary law of a line under a stable table, over as many states as matter."""
-    size = _enough_states(profile, rate / 1000.0, table)
-    return _line(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
 
 
 def _checked(profile: Profile, rate: float, table: Table, max_waiting: int | None) -> Table:
@@ -95,13 +86,8 @@ def _checked(profile: Profile, rate: float, table: Table, max_waiting: int | Non
     return table
 
 
-def _enough_states(profile: Profile, rate_per_ms: float, table: Table) -> int:
-    size = int(table[-1])
-    fall = log(decay(profile, rate_per_ms, size))
-    return len(table) + profile.max_batch_size + ceil(-log(_TAIL) / fall)
-
-
-def _line(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> QueueLaw:
+def queue_law(profile: Profile, rate_per_ms: float, table: Table, rows: Actions) -> QueueLaw:
+    """Return the stationary law of the states with so many `rows` waiting, under `table`; the last stands for all above."""
     actions: Actions = extended(table, len(rows)).astype(np.int64)
     counts = arrivals(profile, rate_per_ms)
     law = stationary(*band(counts, actions, rows))

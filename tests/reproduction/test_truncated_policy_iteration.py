@@ -1,22 +1,21 @@
-"""policy_iteration.py: how far a policy may be above the optimum, also one that is."""
+"""truncated.py: how far a policy may be above the optimum, also one that is."""
 
 import numpy as np
 import pytest
+from reproduction.truncated import TruncatedModel, cost_of, iterate_policies, law_of, model_of, start_actions
 
+from reproduction import truncated
 from weir.errors import SettingsError
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve import policy_iteration
-from weir.policy.solve.policy_iteration import iterate_policies, start_actions
-from weir.policy.solve.smdp import Actions, Model, model_of
-from weir.policy.solve.truncation import cost_of, law_of
+from weir.policy.solve.smdp import Actions
 
 # Times far from 1 ms, so that a bound per decision is not one per time.
 QUICK = Profile.linear(alpha_ms=0.02, tau0_ms=0.05, beta_mj=3.0, zeta0_mj=9.0, max_batch_size=4)
 SLOW = Profile.linear(alpha_ms=20.0, tau0_ms=50.0, beta_mj=3.0, zeta0_mj=900.0, max_batch_size=4, cv=0.7)
 
 
-def policies(model: Model) -> list[Actions]:
+def policies(model: TruncatedModel) -> list[Actions]:
     """Return policies that are not the best: never waiting, single rows, and some by chance; all serve in S_o."""
     rng, most = np.random.default_rng(1), np.minimum(model.rows, 4)
     by_chance = [np.floor(rng.random(len(most)) * (most + 1)).astype(np.int64) for _ in range(6)]
@@ -35,7 +34,7 @@ def test_the_optimum_is_within_the_bound_of_any_policy(
     best = iterate_policies(model, start_actions(model), overflow_cost=500.0)
     assert best.error_bound < 1e-9 * best.cost
     # As if it stopped at the policy it starts from.
-    monkeypatch.setattr(policy_iteration, "_improved", lambda model, actions, choices, values: actions)
+    monkeypatch.setattr(truncated, "_improved", lambda model, actions, choices, values: actions)
     for actions in policies(model):
         met = iterate_policies(model, actions, overflow_cost=500.0)
         assert met.cost == pytest.approx(cost_of(model, actions, law_of(model, actions)), rel=1e-9)
@@ -51,7 +50,7 @@ def test_a_line_in_two_parts_is_refused() -> None:
         iterate_policies(model, actions)
 
 
-def largest_gain(model: Model, actions: Actions, gain: float) -> float:
+def largest_gain(model: TruncatedModel, actions: Actions, gain: float) -> float:
     """Return by how much per ms one action may be better than that of the policy, by h = c - g·y + P h."""
     values = np.zeros(len(actions))
     system = np.eye(len(actions)) - model.law(actions)

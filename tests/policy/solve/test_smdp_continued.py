@@ -1,4 +1,4 @@
-"""continued.py: lines of any length, exactly, from the values of the short ones."""
+"""smdp.py: lines of any length, exactly, from the values of the short ones."""
 
 import numpy as np
 import pytest
@@ -6,8 +6,7 @@ from tests.policy.whole_law import performance
 
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
-from weir.policy.solve.long_lines import Continued, Costs, Served, improve, rates_of, solve_long
-from weir.policy.solve.smdp import arrivals, arrivals_up_to
+from weir.policy.solve.smdp import Continued, Costs, Served, arrivals, arrivals_up_to, improve, rates_of, solve_long
 from weir.policy.solve.stationary import descent
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 

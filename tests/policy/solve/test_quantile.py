@@ -1,15 +1,15 @@
-"""sampled.py: the percentiles of the whole law, and of the event loop."""
+"""quantile.py: the percentiles of the whole law, and of the event loop."""
 
 import numpy as np
 import pytest
+from reproduction.response import response_time
 from tests.policy.event_loop import needs_compiler, served
 from tests.policy.random_models import MODERATE, drawn
 
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.long_lines import Served, longest_of, solve_long
-from weir.policy.solve.response import response_time
-from weir.policy.solve.sampled import Sampler
+from weir.policy.solve.quantile import QuantileSampler
+from weir.policy.solve.smdp import Served, longest_of, solve_long
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
 
 STEPS = np.arange(32.0) // 8.0
@@ -25,8 +25,8 @@ def test_sampled_percentiles_are_those_of_the_law(profile: Profile, load: float)
     found = solve_long(profile, rate, Prices(), 400).served
     computed = response_time(profile, rate, found.table, cells=1024)
     for share in (0.5, 0.9, 0.99):
-        assert Sampler(found).quantile_ms(share) == pytest.approx(computed.quantile_ms(share), rel=0.01)
-    assert Sampler(found).quantile_ms(0.99) == Sampler(found).quantile_ms(0.99)
+        assert QuantileSampler(found).quantile_ms(share) == pytest.approx(computed.quantile_ms(share), rel=0.01)
+    assert QuantileSampler(found).quantile_ms(0.99) == QuantileSampler(found).quantile_ms(0.99)
 
 
 @pytest.mark.parametrize("load", [0.2, 0.8, 0.99])
@@ -35,7 +35,7 @@ def test_exponential_batches_of_one_size(load: float, rows: int) -> None:
     """M/M/1: exponential with rate μ - λ. Served singly or by threes while fewer come than are served."""
     profile = Profile(np.full(rows, 2.0), np.ones(rows), np.ones(rows))
     found = Served(profile, load * 0.5, greedy_table(1))
-    assert Sampler(found).quantile_ms(0.99) == pytest.approx(-np.log(0.01) * 2.0 / (1.0 - load), rel=0.02)
+    assert QuantileSampler(found).quantile_ms(0.99) == pytest.approx(-np.log(0.01) * 2.0 / (1.0 - load), rel=0.02)
 
 
 @needs_compiler
@@ -51,7 +51,7 @@ def test_exponential_batches_of_one_size(load: float, rows: int) -> None:
     ids=["singly", "rare", "hardly varied", "limit", "leaves some"],
 )
 def test_sampled_percentiles_are_those_of_the_event_loop(profile: Profile, rate: float, table: Table) -> None:
-    p99 = Sampler(Served(profile, rate / 1000.0, table)).quantile_ms(0.99)
+    p99 = QuantileSampler(Served(profile, rate / 1000.0, table)).quantile_ms(0.99)
     assert p99 == pytest.approx(served(profile, rate, table, 2_000_000, parts=1, warm=100_000).quantiles[0], rel=0.02)
 
 
@@ -60,6 +60,6 @@ def test_sampled_percentiles_are_those_of_the_event_loop(profile: Profile, rate:
 def test_of_random_models_one_row_in_a_hundred_is_later(number: int) -> None:
     model = drawn(number)
     found = solve_long(model.profile, model.rate, model.prices, longest_of(model.profile)).served
-    p99 = Sampler(found).quantile_ms(0.99)
+    p99 = QuantileSampler(found).quantile_ms(0.99)
     seen = served(model.profile, model.rate, found.table, 50_000, warm=100_000, late=(0.98 * p99, 1.02 * p99))
     assert seen.later[1].low < 0.01 < seen.later[0].high

@@ -1,21 +1,21 @@
 """The distribution of the response time under a table, computed, not simulated.
 
-A row waits in line until its own batch starts, and then for that batch's time. response.py computes how long it waits, in
-cells of equal width; the shares that do not wait at all are kept apart, so that a quantile falls on the service time
-itself where it should.
+A row waits in line until its own batch starts, and then for that batch's time. It is computed in cells of equal width how long
+it waits; the shares that do not wait at all are kept apart, so that a quantile falls on the service time itself where it should.
 """
 
 from dataclasses import dataclass
-from functools import cached_property
-from math import inf
+from math import ceil, inf, log
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.solve.evaluation import QueueLaw, is_stable, line_of
-from weir.policy.solve.tables import Table, checked_table, extended
+from weir.policy.solve.evaluation import QueueLaw, is_stable, queue_law
+from weir.policy.solve.quantile import TableShape
+from weir.policy.solve.stationary import decay
+from weir.policy.solve.tables import Table, checked_table
 
 # Distributions of a time on a grid of cells: mass by cell, evenly spread within it.
 
@@ -127,44 +127,6 @@ def _nodes(mean: float, cv: float, power: float) -> tuple[Floats, Floats]:
     return nodes * mean * cv**2, vectors[0] ** 2
 
 
-# A table as a row in line sees it.
-
-
-@dataclass(frozen=True, eq=False)
-class Rules:
-    """A table as a row in line sees it."""
-
-    table: Table
-
-    @cached_property
-    def last(self) -> int:
-        """The batch from a long line."""
-        return int(self.table[-1])
-
-    @cached_property
-    def steady(self) -> int:
-        """The length from which on all lines are served with that batch."""
-        others = np.flatnonzero(self.table != self.table[-1])
-        return int(others[-1]) + 1 if len(others) else 0
-
-    @cached_property
-    def leaves_none(self) -> bool:
-        """Whether every batch takes all rows, except from lines of `steady` and more."""
-        return self.steady == self.last and bool((self.batch >= np.arange(self.steady + 1)).all())
-
-    @cached_property
-    def served_at(self) -> NDArray[np.int64]:
-        """For each length up to `steady`, the next length that is served."""
-        lengths = np.arange(self.steady + 1)
-        serving = np.where(extended(self.table, self.steady + 1) > 0, lengths, self.steady)
-        return np.minimum.accumulate(serving[::-1])[::-1]
-
-    @cached_property
-    def batch(self) -> NDArray[np.int64]:
-        """For each length up to `steady`, the batch that is served next."""
-        return extended(self.table, self.steady + 1)[self.served_at].astype(np.int64)
-
-
 # Follow the rows that a batch leaves behind while the line is short: by the line's length, their place and their age.
 #
 # Tables of stepped profiles do so: a batch of 16 where 20 wait. How many came behind then says which batch is next, so the
@@ -178,7 +140,9 @@ class ResidualRows:
     """Rows with places up to `steady`, given by place and age; `taken` are those who leave with the next batch, by length
     (up to `steady`, which stands for all above) and age."""
 
-    def __init__(self, profile: Profile, arrivals: Floats, grid: Grid, rules: Rules, longest: int, rate: float) -> None:
+    def __init__(
+        self, profile: Profile, arrivals: Floats, grid: Grid, rules: TableShape, longest: int, rate: float
+    ) -> None:
         self._profile, self._arrivals, self._grid, self._rules = profile, arrivals, grid, rules
         self._longest, self._rate = longest, rate
         self._behind = poisson(longest, rate * grid.middles)
@@ -290,11 +254,11 @@ class Service:
 def follow(profile: Profile, line: QueueLaw, table: Table, cells: int, span: float | None = None) -> Waits:
     """Return how long rows wait until their own batch starts, in so many cells; they reach as far as `span` ms, or as can be
     told from the line's law."""
-    rules = Rules(table)
+    rules = TableShape(table)
     services, idle = _met(profile, line)
     grid = _grid(profile, line, rules, cells) if span is None else Grid(span / cells, cells)
     waits = Waits(grid, np.zeros((profile.max_batch_size, cells)), np.zeros(profile.max_batch_size))
-    if rules.leaves_none:
+    if _leaves_none(rules):
         by_length = _next_decision(services, grid, rules, line.rate_per_ms)
         high = _places(services, grid, rules.steady + 1, line.rate_per_ms)
         by_length[-1] = np.maximum(by_length[-1] - high.sum(axis=0), 0.0)
@@ -307,7 +271,7 @@ def follow(profile: Profile, line: QueueLaw, table: Table, cells: int, span: flo
 
 
 def _with_leftovers(
-    profile: Profile, line: QueueLaw, services: list[Service], idle: Floats, grid: Grid, rules: Rules
+    profile: Profile, line: QueueLaw, services: list[Service], idle: Floats, grid: Grid, rules: TableShape
 ) -> Floats:
     """Return what `_next_decision` and those who move up come to, where batches leave some rows behind."""
     longest = int(np.flatnonzero(line.law > _RARE)[-1]) + profile.max_batch_size
@@ -341,7 +305,7 @@ def _met(profile: Profile, line: QueueLaw) -> tuple[list[Service], Floats]:
     return services, np.where(serves, 0.0, shares)
 
 
-def _grid(profile: Profile, line: QueueLaw, rules: Rules, cells: int) -> Grid:
+def _grid(profile: Profile, line: QueueLaw, rules: TableShape, cells: int) -> Grid:
     """Return cells that reach as far as all but a negligible share of the rows wait, with their own batch's time."""
     likely = line.law > _RARE
     used = np.unique(line.actions[(line.actions > 0) & likely]) - 1
@@ -353,7 +317,7 @@ def _grid(profile: Profile, line: QueueLaw, rules: Rules, cells: int) -> Grid:
     return Grid(float(served + waited) / cells, cells)
 
 
-def _next_decision(services: list[Service], grid: Grid, rules: Rules, rate: float) -> Floats:
+def _next_decision(services: list[Service], grid: Grid, rules: TableShape, rate: float) -> Floats:
     """Return the shares of rows by the line's length at the first decision after their arrival (the last entry stands for
     `steady` and more), and their ages then, for those who met a batch. How many came is independent of when the row did."""
     steady = rules.steady
@@ -402,7 +366,7 @@ def _placed(met: Floats, before: Floats) -> Floats:
     return np.maximum(np.roll(placed, 1, axis=0), 0.0)
 
 
-def _moved_up(profile: Profile, high: Floats, grid: Grid, rules: Rules) -> Floats:
+def _moved_up(profile: Profile, high: Floats, grid: Grid, rules: TableShape) -> Floats:
     """Return the shares of rows with place i = 0 ... steady, once those beyond have moved up, and their ages.
 
     Those farthest back are moved first, and on with those they then stand among.
@@ -419,7 +383,7 @@ def _moved_up(profile: Profile, high: Floats, grid: Grid, rules: Rules) -> Float
     return low
 
 
-def _lengths(low: Floats, grid: Grid, rules: Rules, rate: float) -> Floats:
+def _lengths(low: Floats, grid: Grid, rules: TableShape, rate: float) -> Floats:
     """Return the shares `low` [place, age] by the line's length: those behind are Poisson, given the age."""
     steady = rules.steady
     result = np.zeros((steady + 1, grid.count))
@@ -431,7 +395,7 @@ def _lengths(low: Floats, grid: Grid, rules: Rules, rate: float) -> Floats:
     return result
 
 
-def _leave(by_length: Floats, waits: Waits, rules: Rules, rate: float) -> None:
+def _leave(by_length: Floats, waits: Waits, rules: TableShape, rate: float) -> None:
     """Let all rows, given by the line's length and age, leave with the next batch, which they wait for if need be."""
     gaps = rules.served_at - np.arange(rules.steady + 1)
     for length in range(1, rules.steady + 1):
@@ -447,7 +411,7 @@ def _leave(by_length: Floats, waits: Waits, rules: Rules, rate: float) -> None:
         waits.later[rules.batch[target] - 1] += added.sum(axis=0)
 
 
-def _leave_idle(idle: Floats, waits: Waits, rules: Rules, rate: float) -> None:
+def _leave_idle(idle: Floats, waits: Waits, rules: TableShape, rate: float) -> None:
     """Let the rows leave that find the worker waiting: with the batch that they complete, or after more have come."""
     for length in np.flatnonzero(idle).tolist():
         target = int(rules.served_at[length + 1])
@@ -561,3 +525,23 @@ def _on_grid(profile: Profile, line: QueueLaw, table: Table, cells: int, span: f
 def _served(profile: Profile, grid: Grid, masses: Floats, index: int) -> Floats:
     """Return `masses` of times with that of a batch of index + 1 rows added."""
     return grid.with_service(masses, float(profile.service_time_ms[index]), float(profile.cv[index]))
+
+
+def _leaves_none(rules: TableShape) -> bool:
+    """Say whether every batch takes all rows, except from queues of `steady` and more."""
+    return rules.steady == rules.last and bool((rules.batch >= np.arange(rules.steady + 1)).all())
+
+
+_TAIL = 1e-14  # about the share of the decisions that may lie beyond the states that are looked at
+
+
+def line_of(profile: Profile, rate: float, table: Table) -> QueueLaw:
+    """Return the stationary law of a line under a stable table, over as many states as matter."""
+    size = _enough_states(profile, rate / 1000.0, table)
+    return queue_law(profile, rate / 1000.0, table, np.minimum(np.arange(size + 2), size))
+
+
+def _enough_states(profile: Profile, rate_per_ms: float, table: Table) -> int:
+    size = int(table[-1])
+    fall = log(decay(profile, rate_per_ms, size))
+    return len(table) + profile.max_batch_size + ceil(-log(_TAIL) / fall)

@@ -7,6 +7,7 @@ are drawn from those above all, with weights that make up for it. And the last c
 of the arrivals that this waits for, is not drawn: its law is known. The numbers drawn are always the same.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from math import log
 from typing import NamedTuple
@@ -15,11 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.policy.cost.profile import Floats
-from weir.policy.solve.long_lines import Continued, Costs, Served
-from weir.policy.solve.response import Rules
-from weir.policy.solve.smdp import Actions
+from weir.policy.solve.smdp import Actions, Continued, Costs, Served
 from weir.policy.solve.stationary import decay
-from weir.policy.solve.tables import extended
+from weir.policy.solve.tables import Table, extended
 
 FIRST, ROWS, MOST_ROWS = 8_192, 16_384, 131_072
 _OFF = 0.005  # a standard error, relative to the percentile, with which more rows are drawn
@@ -39,12 +38,42 @@ class _Ends(NamedTuple):
     scale: Floats
 
 
-class Sampler:
+@dataclass(frozen=True, eq=False)
+class TableShape:
+    """What a table does with a row in the queue, by the queue's length in rows."""
+
+    table: Table
+
+    @cached_property
+    def last(self) -> int:
+        """The batch from a long line."""
+        return int(self.table[-1])
+
+    @cached_property
+    def steady(self) -> int:
+        """The length from which on all lines are served with that batch."""
+        others = np.flatnonzero(self.table != self.table[-1])
+        return int(others[-1]) + 1 if len(others) else 0
+
+    @cached_property
+    def served_at(self) -> NDArray[np.int64]:
+        """For each length up to `steady`, the next length that is served."""
+        lengths = np.arange(self.steady + 1)
+        serving = np.where(extended(self.table, self.steady + 1) > 0, lengths, self.steady)
+        return np.minimum.accumulate(serving[::-1])[::-1]
+
+    @cached_property
+    def batch(self) -> NDArray[np.int64]:
+        """For each length up to `steady`, the batch that is served next."""
+        return extended(self.table, self.steady + 1)[self.served_at].astype(np.int64)
+
+
+class QuantileSampler:
     """Draws rows that meet the lines of `served`."""
 
     def __init__(self, served: Served, seed: int = 1) -> None:
         self._profile, self._rate = served.profile, served.rate_per_ms
-        self._rules = Rules(served.table)
+        self._rules = TableShape(served.table)
         self._served = served
         self._draw = np.random.default_rng(seed)
 

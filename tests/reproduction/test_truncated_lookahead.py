@@ -1,10 +1,10 @@
-"""lookahead.py: what is expected after a decision, written out."""
+"""truncated.py: what is expected after a decision, written out."""
 
 import numpy as np
 import pytest
+from reproduction.truncated import Lookahead
 
 from weir.policy.cost.profile import Floats
-from weir.policy.solve.smdp import Lookahead
 
 ARRIVALS = np.array([[0.5, 0.3, 0.15, 0.05], [0.2, 0.3, 0.3, 0.2]])
 LONGEST = 5
