@@ -27,7 +27,7 @@ from weir.batching.settings import BatchingSettings
 from weir.batching.workers import Places, Running
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Request, Wakeup
-from weir.policy.decision import Decision, Observation, Policy
+from weir.policy.decision import Decision, Observation, Policy, PolicyBase, complete
 
 
 def check_size(request: Request, settings: BatchingSettings) -> None:
@@ -60,11 +60,10 @@ class Bound:
         self._line.resize(self._largest if rows is None else min(max(1, rows), self._largest))
         self.rows = rows
 
-    def ask(self, policy: Policy, now: float) -> None:
+    def ask(self, policy: PolicyBase, now: float) -> None:
         """The line is full: let more wait if the policy that bounds it says so by now. Raises whatever it raises."""
-        full = getattr(policy, "full", None)
-        if full is not None and self.rows is not None:
-            self.move(full(now))
+        if self.rows is not None:
+            self.move(policy.full(now))
 
 
 MARGIN = 0.001  # seconds between the end of a batch and the answer at its caller
@@ -158,12 +157,13 @@ class Batcher:
 
     __slots__ = (
         "_bound", "_compose", "_freed", "_history", "_late", "_late_at", "_line", "_max_cost", "_next_id", "_outlook", "_places",
-        "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
+        "_policy", "_refused", "_running", "_small", "_suspects", "_tight", "draining", "policy", "policy_error", "service", "settings",
     )  # fmt: skip
 
     def __init__(self, settings: BatchingSettings, policy: Policy) -> None:
         self.settings = settings
         self.policy = policy
+        self._policy = complete(policy)
         self.service = PaddedTime(settings.max_batch_cost) if settings.padded else ServiceTime()
         self.draining = False
         self.policy_error: Exception | None = None
@@ -389,11 +389,11 @@ class Batcher:
 
     def _decision(self, seen: Observation) -> tuple[int, Reason, float, int | None]:
         try:
-            decision = self.policy.decide(seen)
+            decision = self._policy.decide(seen)
             rows, reason, _, limit = decision
             if reason is IDLE and rows > 1 and self._places.free > 1:
                 rows = self._share(rows)
-            bound = getattr(self.policy, "max_waiting", None)
+            bound = self._policy.max_waiting
             if bound is not self._bound.rows:
                 self._bound.move(bound)
             if 0 < rows <= seen.max_batch_size:
@@ -412,7 +412,7 @@ class Batcher:
     def _lengthened(self, rows: int, now: float) -> bool:
         """The line is full: tell whether `rows` fit once the policy was asked."""
         try:
-            self._bound.ask(self.policy, now)
+            self._bound.ask(self._policy, now)
         except Exception as error:
             self.policy_error = error
         return self.room(rows)

@@ -15,7 +15,7 @@ from math import isfinite, log
 from typing import Any
 
 from weir.messages import Reason
-from weir.policy.decision import Decision, Observation, Policy
+from weir.policy.decision import Decision, Observation, Policy, complete
 
 # Instants at which `now - oldest >= delay` and `now >= oldest + delay` are known to disagree, besides plain ones.
 INSTANTS = (0.0, 0.1, 1.1, 1234.5678, 86_400.3, 1_700_000_000.7)
@@ -57,7 +57,7 @@ def check_policy(policy: Policy, seen: Iterable[Observation] | None = None) -> N
 
     Raises BrokenRule at the first that breaks one.
     """
-    remembers = hasattr(policy, "fresh")
+    remembers = complete(policy).remembers
     asked = list(seen) if seen is not None else [*observations(), *(traffic() if remembers else ())]
     if remembers:
         _check_memory(_fresh(policy), asked)
@@ -88,8 +88,8 @@ def _check_memory(policy: Policy, asked: list[Observation]) -> None:
                 _broken("the same sequence of observations gives the same decisions", each, said)
 
 
-def _fresh(policy: Any) -> Policy:
-    made = policy.fresh()
+def _fresh(policy: Policy) -> Policy:
+    made = complete(policy).fresh()
     if made is policy or not isinstance(made, Policy):
         raise BrokenRule(f"fresh() returns another policy like this one, without its memory: it returned {made!r}")
     return made

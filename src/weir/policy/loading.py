@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Union, cast, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from weir.errors import SettingsError
-from weir.policy.decision import Policy
+from weir.policy.decision import Policy, PolicyBase, complete
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
 
 # The text form of settings of a policy: `name`, `name:value` or `name:key=value,key=value`.
@@ -126,7 +126,7 @@ RULES: Mapping[str, Callable[..., Policy]] = MappingProxyType(
 
 
 def load_policy(value: Any, *, max_batch_size: int | None = None, max_queue_delay: float | None = None) -> Policy:
-    """Return the policy that `value` stands for, without memory: one that remembers is never shared (see `fresh` of Policy).
+    """Return the policy that `value` stands for, without memory: one that remembers is never shared (see `fresh` of PolicyBase).
 
     `value` is a Policy, or a text: a rule of Weir's with its settings (loading.py), `auto`, the path of a bank (.npz), the
     name of an entry point of the group `weir.policies`, `module:Class` or `path/to/file.py:Class`; all but the path with
@@ -139,10 +139,10 @@ def load_policy(value: Any, *, max_batch_size: int | None = None, max_queue_dela
     if isinstance(policy, type) or not isinstance(policy, Policy):
         raise SettingsError(f"policy={value!r}: must be a policy (an instance with a method decide(seen)) or a text")
     _check_size(policy, value, max_batch_size)
-    _check_bank(policy, value, max_batch_size)
+    completed = complete(policy)
+    _check_bank(completed, value, max_batch_size)
     _check_delay(policy, value, max_queue_delay)
-    fresh = getattr(policy, "fresh", None)
-    return policy if fresh is None else cast(Policy, fresh())
+    return completed.fresh()
 
 
 def _from_text(text: str) -> Any:
@@ -235,9 +235,9 @@ def _check_size(policy: Policy, value: Any, largest: int | None) -> None:
             raise SettingsError(f"policy={value!r}: {key}={own} must not be greater than max_batch_size={largest}")
 
 
-def _check_bank(policy: Policy, value: Any, largest: int | None) -> None:
+def _check_bank(policy: PolicyBase, value: Any, largest: int | None) -> None:
     """Hold that a solved policy is never asked about more rows than were measured: it would not know what they cost."""
-    measured = getattr(policy, "largest_batch", None)
+    measured = policy.largest_batch
     if measured is not None and largest is not None and largest > measured:
         raise SettingsError(
             f"policy={value!r}: was solved for batches of up to {measured} rows, and max_batch_size={largest}; "

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, check, setting
 from weir.messages import Reason
-from weir.policy.decision import Decision, Observation
+from weir.policy.decision import Decision, Observation, PolicyBase
 
 # Members of an enum are looked up slowly.
 DELAY, IDLE, POLICY, SIZE = Reason.DELAY, Reason.IDLE, Reason.POLICY, Reason.SIZE
@@ -19,7 +19,7 @@ def all_of(seen: Observation) -> int:
 
 
 @dataclass(frozen=True)
-class Greedy:
+class Greedy(PolicyBase):
     """Never wait while a worker is idle. The default, and the baseline that every policy must beat."""
 
     def decide(self, seen: Observation) -> Decision:
@@ -30,7 +30,7 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class SizeOrDelay:
+class SizeOrDelay(PolicyBase):
     """Wait until `size` rows wait or the oldest has waited `delay` seconds, whichever is first."""
 
     size: int | None = setting(None, "rows to wait for; without it a full batch", rule=AT_LEAST_ONE)
@@ -51,7 +51,7 @@ class SizeOrDelay:
 
 
 @dataclass(frozen=True)
-class FullBatches:
+class FullBatches(PolicyBase):
     """Dispatch batches of exactly `size` rows, and others only where the batcher's bounds on waiting demand it."""
 
     size: int | None = setting(None, "rows of each batch; without it as many as a batch may have", rule=AT_LEAST_ONE)
@@ -66,7 +66,7 @@ class FullBatches:
 
 
 @dataclass(frozen=True)
-class ControlLimit:
+class ControlLimit(PolicyBase):
     """Dispatch if and only if at least `limit` rows wait (Deb and Serfozo's M is `limit` - 1: they say "exceeds M")."""
 
     limit: int = setting(MISSING, "rows from which on a batch is cut", rule=AT_LEAST_ONE)

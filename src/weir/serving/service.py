@@ -18,6 +18,7 @@ from weir.batching.batcher import Batcher
 from weir.errors import Conflict, InvalidRequest, ModelError, ModelNotReady, SettingsError, WeirError
 from weir.messages import Express, Kind, Observer, Request
 from weir.model import Example, Measure, Model, check_model, is_tensor_model, overrides
+from weir.policy.decision import complete
 from weir.policy.loading import load_policy
 from weir.serving.calls import (
     Call,
@@ -70,7 +71,7 @@ def make_executor(
 
 def new_resolver(service: "Service") -> "Resolver | None":
     """Return what looks after the tables of a solved policy; None for any other."""
-    if not hasattr(service.policy, "adopt"):
+    if not complete(service.policy).adopts_banks:
         return None
     from weir.tuning.resolver import make_resolver  # numpy is for those who need it
 

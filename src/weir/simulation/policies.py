@@ -4,14 +4,13 @@ from collections.abc import Callable
 from copy import deepcopy
 from math import inf
 from sys import maxsize
-from typing import Any, cast
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
 from weir.policy.cost.latency_slo import LatencySLO
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.decision import Policy
+from weir.policy.decision import Policy, complete
 from weir.policy.loading import load_policy
 
 SOLVED = "smdp"  # the policy solved for the very profile, prices or objective, and workers that are simulated
@@ -67,7 +66,7 @@ def policy_for(
         from weir.simulation.banks import make_bank
 
         bank = make_bank(profile, prices or Prices(), workers=workers, objective=objective, progress=solving)
-        return cast(Policy, SolvedPolicy(bank))
+        return SolvedPolicy(bank)
     bounds = settings_for(profile, settings)
     loaded = load_policy(policy, max_batch_size=bounds.max_batch_size, max_queue_delay=bounds.max_queue_delay)
     return fresh(loaded)
@@ -75,5 +74,5 @@ def policy_for(
 
 def fresh(policy: Policy) -> Policy:
     """Return a policy like this one that remembers nothing of any run: what its `fresh` returns, else a copy."""
-    make: Any = getattr(policy, "fresh", None)
-    return cast(Policy, make()) if make is not None else deepcopy(policy)
+    completed = complete(policy)
+    return completed.fresh() if completed.remembers else deepcopy(policy)

@@ -12,7 +12,7 @@ import numpy as np
 
 from weir.batching.settings import BatchingSettings
 from weir.policy.cost.profile import Profile
-from weir.policy.decision import Observation, Policy
+from weir.policy.decision import Observation, Policy, complete
 from weir.simulation.traces import Floats
 
 LEVEL = 0.95
@@ -115,4 +115,4 @@ def capacity_of(
 
 def is_bounded(policy: Policy, settings: BatchingSettings) -> bool:
     """Tell whether the line cannot grow without end, because more are refused."""
-    return settings.max_queue_size < maxsize or getattr(policy, "max_waiting", None) is not None
+    return settings.max_queue_size < maxsize or complete(policy).max_waiting is not None

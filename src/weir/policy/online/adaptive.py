@@ -21,7 +21,7 @@ from weir.messages import Reason
 from weir.policy.cost.latency_slo import trimmed
 from weir.policy.cost.prices import Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.decision import Decision, Observation
+from weir.policy.decision import Decision, Observation, PolicyBase
 from weir.policy.online.rate import Rate
 from weir.policy.online.rate_bands import OPEN, SILENCE, Answers, Gate, RateBand, Stages
 from weir.policy.rules import Greedy
@@ -400,7 +400,7 @@ GREEDY = Greedy()
 POLICY = Reason.POLICY  # a member of an enum is looked up slowly
 
 
-class SolvedPolicy:
+class SolvedPolicy(PolicyBase):
     """Decides by the tables of a bank, following the arrival rate. Without a bank, and until the rate is known, it is greedy.
 
         bank = Bank.from_bytes(Path("square.policy.npz").read_bytes())
@@ -417,8 +417,10 @@ class SolvedPolicy:
     `max_waiting` is the number of rows beyond which arrivals are to be refused, until the next decision; None for no bound.
     """
 
+    adopts_banks = True
+
     def __init__(self, bank: Bank | None = None) -> None:
-        self.max_waiting: int | None = None
+        self.max_waiting = None
         self._estimate = Rate()
         self._mixing = Mixing()
         self._account: Account | None = None  # of `_of`, where there is no promise
@@ -479,7 +481,7 @@ class SolvedPolicy:
         self._gate, self._rows, self._since, self._ahead = gate, rows, now, 0
 
     def full(self, now: float) -> int | None:
-        """The line is full: return `max_waiting` as of `now`; see Policy."""
+        """The line is full: return `max_waiting` as of `now`; see PolicyBase."""
         if self._rows and (more := self._gate.more(self._rows, now - self._since)):
             assert self.max_waiting is not None
             self._rows = 0  # once; whoever comes behind them too might be late

@@ -1,0 +1,97 @@
+"""decision.py: the members of a policy beside `decide`, and their defaults."""
+
+from math import inf
+
+import pytest
+
+from weir.messages import Reason
+from weir.policy.decision import CompletedPolicy, Decision, Observation, Policy, PolicyBase, complete
+from weir.policy.rules import Greedy
+
+SEEN = Observation(1.0, 3, 0.5, inf, 3, 0.9, 1, 1, 8, 0.1, False)
+
+
+class DecideOnly:
+    """All that a policy must have."""
+
+    def decide(self, seen: Observation) -> Decision:
+        return Decision(seen.waiting, Reason.POLICY)
+
+
+class Bounding(DecideOnly):
+    """Bounds the queue by one row more with each decision."""
+
+    def __init__(self) -> None:
+        self.max_waiting: int | None = 5
+
+    def decide(self, seen: Observation) -> Decision:
+        assert self.max_waiting is not None
+        self.max_waiting += 1
+        return super().decide(seen)
+
+
+class Extending(Bounding):
+    """Lets ten more wait in a full queue."""
+
+    def full(self, now: float) -> int | None:
+        return 10 + int(now)
+
+
+class Remembering(DecideOnly):
+    """Counts its decisions."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def fresh(self) -> "Remembering":
+        return Remembering()
+
+
+class Derived(PolicyBase):
+    """Takes the defaults by inheritance."""
+
+    def decide(self, seen: Observation) -> Decision:
+        return Decision(1)
+
+
+class DerivedRemembering(Derived):
+    """Has a memory."""
+
+    def fresh(self) -> "DerivedRemembering":
+        return DerivedRemembering()
+
+
+@pytest.mark.parametrize("policy", [DecideOnly(), Derived(), Greedy()])
+def test_the_defaults_remember_nothing_and_bound_nothing(policy: Policy) -> None:
+    completed = complete(policy)
+    assert completed.decide(SEEN) == policy.decide(SEEN)
+    assert completed.fresh() is policy
+    assert not completed.remembers
+    assert completed.max_waiting is None
+    assert completed.full(2.0) is None
+    assert completed.largest_batch is None
+    assert not completed.adopts_banks
+
+
+def test_what_is_derived_is_complete_and_what_is_not_is_wrapped() -> None:
+    derived, plain = Derived(), DecideOnly()
+    assert complete(derived) is derived
+    assert isinstance(complete(plain), CompletedPolicy)
+
+
+def test_a_bound_is_that_of_the_last_decision() -> None:
+    completed = complete(Bounding())
+    assert completed.max_waiting == 5
+    completed.decide(SEEN)
+    assert completed.max_waiting == completed.full(1.0) == 6
+    extending = complete(Extending())
+    assert (extending.max_waiting, extending.full(3.0)) == (5, 13)
+
+
+@pytest.mark.parametrize("policy", [Remembering(), DerivedRemembering()])
+def test_a_fresh_policy_is_another(policy: Policy) -> None:
+    completed = complete(policy)
+    assert completed.remembers
+    made = completed.fresh()
+    assert made is not policy
+    assert type(made) is type(policy)
