@@ -11,8 +11,7 @@ import numpy
 from weir import errors
 from weir.catalog.repository.document import KEYS
 from weir.catalog.repository.triton import FOREIGN, PLATFORMS, REFUSED, WARNED
-from weir.embedding.counts import Counts
-from weir.embedding.padding_metrics import Waste
+from weir.embedding.metrics import PaddingMetrics, TextCounts
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
 from weir.protocols.account import Account
@@ -244,7 +243,7 @@ def metrics_page() -> str:
 
 
 def _text_metrics() -> str:
-    families = [*Counts().collect(), *Waste().collect()]
+    families = [*TextCounts().collect(), *PaddingMetrics().collect()]
     rows = [(f"`{family.name}`", family.type, _labels(family), family.documentation) for family in families]
     return _table(("metric", "type", "labels", ""), rows)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from weir.embedding.model_spec import TARGET, read_model
 from weir.embedding.settings import CallerSettings
+from weir.embedding.text_model import TARGET, read_model
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.settings import declared_settings

@@ -9,7 +9,7 @@ from benchmarks.result import Part, Result, Run, count
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings
-from weir.embedding.budget import PADDING
+from weir.embedding.calibration import PADDING
 from weir.errors import SettingsError
 from weir.messages import Wakeup
 from weir.policy.rules import Greedy

@@ -29,8 +29,8 @@ from benchmarks import models
 from benchmarks.models import Grid, Words
 from weir.catalog.registry import Registry
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode
+from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI
 from weir.embedding.openapi import text_paths
 from weir.embedding.status import Status
@@ -122,7 +122,7 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
     http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
     registry, encoder, control = Registry(services), Lengths(), nobody()
     site = KserveSite(registry, http, control)
-    texts = EmbeddingContext(Models({encoder.name: encoder}), http, 100_000, Counts())
+    texts = EmbeddingContext(Models({encoder.name: encoder}), http, 100_000, TextCounts())
     status = Status(texts.models.encoders, texts.clients)
     routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
     sockets = WebSockets(registry, http, site.account)

@@ -47,7 +47,7 @@ def installed() -> Sequence[str]:
 
 
 _MEASURED = "measured at the first start, see --calibrate"
-# What a model of texts has where nobody says it: embedding/model_spec.py and embedding/budget.py find it out.
+# What a model of texts has where nobody says it: embedding/text_model.py and embedding/calibration.py find it out.
 FOUND = {
     "workers": "one for each CPU, or for each --threads of them; 1 on GPUs, with torch, and where they are no processes",
     "threads": "the CPUs divided by the workers",

@@ -10,9 +10,9 @@ from starlette.routing import BaseRoute
 
 from weir.catalog.registry import Registry
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.counts import Counts
 from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.hot import HotTexts
+from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
 from weir.embedding.status import Status
@@ -49,7 +49,7 @@ async def served(
     *encoders: Encodes, fast: bool = True, hot: Sequence[str] | None = None, **http: Any
 ) -> AsyncIterator[Served]:
     """Serve until the block ends, with the fast lane for small calls (of the models `hot`; None: of all) unless told otherwise."""
-    settings, counts, ended = HttpSettings(port=0, **http), Counts(), asyncio.Event()
+    settings, counts, ended = HttpSettings(port=0, **http), TextCounts(), asyncio.Event()
     models = Models({encoder.name: encoder for encoder in encoders})
     site = EmbeddingContext(models, settings, MAX_TEXTS, counts)
     routes = routes_of(site, ended.set)

@@ -12,8 +12,7 @@ import pytest
 from tests.embedding.text_models import Summing
 
 from weir.embedding import calibration
-from weir.embedding.budget import Budget
-from weir.embedding.calibration import budget_for
+from weir.embedding.calibration import Budget, budget_for
 from weir.embedding.texts import Tokens
 from weir.testing import FakeClock, FakeExecutor
 

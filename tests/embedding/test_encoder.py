@@ -13,11 +13,10 @@ from tests.embedding.text_models import DIMENSIONS, PerToken, Summing, Words, ve
 from weir import Service
 from weir.embedding import encoder as front
 from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder, release_free_memory
-from weir.embedding.gathering import EncodeRequest, TextRequest
-from weir.embedding.pieces import highest_places
-from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.recipe import Pooling
+from weir.embedding.requests import EncodeRequest, TextRequest, highest_places
 from weir.embedding.texts import Encodes
+from weir.embedding.tokens.threads import BRIEF_CHARACTERS
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelNotReady, Overloaded, TooLarge
 from weir.messages import Dispatch, Request
 from weir.model import Model

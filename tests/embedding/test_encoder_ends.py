@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from tests.embedding.test_encoder import of, serving, waiting
-from tests.embedding.test_reading import Held
 from tests.embedding.text_models import Summing, Words, vector_of
+from tests.embedding.tokens.test_threads import Held
 
 from weir.embedding.encoder import Encoder
-from weir.embedding.reading import BRIEF_CHARACTERS
 from weir.embedding.texts import Tokens
+from weir.embedding.tokens.threads import BRIEF_CHARACTERS
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded
 
 PATIENCE = 20.0  # seconds that are far more than anything here takes

@@ -14,8 +14,7 @@ from tests.embedding import tiny, tiny_tokens
 
 import weir.embedding
 from weir.embedding import EmbeddingServer
-from weir.embedding.items import Item, ItemOptions
-from weir.embedding.native import _Work
+from weir.embedding.native import Item, ItemOptions, _Work
 from weir.embedding.texts import Encoded
 from weir.protocols.native import RequestHead
 

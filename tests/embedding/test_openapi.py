@@ -5,14 +5,14 @@ from tests.embedding.doors import routes_of
 
 from weir.catalog.registry import Registry
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.counts import Counts
+from weir.embedding.metrics import TextCounts
 from weir.embedding.openapi import text_paths
 from weir.protocols.openapi import openapi
 from weir.protocols.settings import HttpSettings
 
 
 def test_every_route_is_described_and_no_other() -> None:
-    routes = routes_of(EmbeddingContext(Models({}), HttpSettings(), 1, Counts()), lambda: None)
+    routes = routes_of(EmbeddingContext(Models({}), HttpSettings(), 1, TextCounts()), lambda: None)
     refused = "/v1/{path}"  # of whatever is none of the others
     assert {getattr(route, "path", "").replace(":path", "") for route in routes} == {refused, *text_paths()}
 

@@ -2,24 +2,15 @@
 
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
-from weir.embedding.texts import Text, TokenizeOptions, Tokens
+from weir.embedding.texts import Text, Tokenized, TokenizeOptions, Tokens
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
 
 DIMENSIONS = 4
-
-
-class Cut(NamedTuple):
-    """What a text became."""
-
-    ids: bytes
-    second: int
-    truncated: bool
-    foreign: bool = False
 
 
 class Words:
@@ -34,7 +25,7 @@ class Words:
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
-    ) -> list[Cut | InvalidRequest]:
+    ) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         self.began.set()
         self.gate.wait()
@@ -43,7 +34,7 @@ class Words:
             raise self.fault
         return [self._one(text, max_length, truncate) for text in texts]
 
-    def _one(self, text: Any, max_length: int, truncate: bool) -> Cut | InvalidRequest:
+    def _one(self, text: Any, max_length: int, truncate: bool) -> Tokenized | InvalidRequest:
         if text == "":
             return InvalidRequest("'': must not be empty")
         parts = [text] if isinstance(text, (str, list)) else list(text)
@@ -54,9 +45,9 @@ class Words:
         if len(ids) > max_length and not truncate:
             return InvalidRequest(f"{len(ids)} tokens: must be at most {max_length}")
         second = len(numbers[0]) if len(numbers) > 1 else 0
-        return Cut(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
+        return Tokenized(numpy.array(ids[:max_length], "<i4").tobytes(), second, len(ids) > max_length)
 
-    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> list[Cut] | InvalidRequest:
+    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> list[Tokenized] | InvalidRequest:
         """Read a long text in pieces, of a pair the first."""
         if isinstance(text, str) and text.startswith("whole"):
             return InvalidRequest("whole: must not be divided")
@@ -65,7 +56,7 @@ class Words:
         room = max_length - (0 if beside is None else len(str(beside).split()))
         pieces = [" ".join(words[start : start + room]) for start in range(0, len(words), room)]
         found = [self._one(piece if beside is None else (piece, beside), max_length, True) for piece in pieces]
-        return [each for each in found if isinstance(each, Cut)]
+        return [each for each in found if isinstance(each, Tokenized)]
 
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens as texts."""

@@ -17,7 +17,7 @@ from rich.progress import track
 
 from weir.embedding.asking import read_asked, read_document
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.counts import Counts
+from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import read_body
 from weir.errors import WeirError
 from weir.messages import JSON, MSGPACK
@@ -35,7 +35,7 @@ MOST_TIMES = (
 )
 
 DECLARED = (Tensor("x", "FP32", [-1, -1]), Tensor("s", "BYTES", [-1]))
-SITE = EmbeddingContext(Models({}), HttpSettings(), 100_000, Counts())
+SITE = EmbeddingContext(Models({}), HttpSettings(), 100_000, TextCounts())
 FORM = "application/x-www-form-urlencoded"
 Parse = Callable[[bytes], Any]
 

@@ -5,8 +5,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from weir.embedding.calling import EmbeddingContext, check_text
-from weir.embedding.jsons import read_json
+from weir.embedding.calling import EmbeddingContext, check_text, read_json
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.messages import MSGPACK
@@ -20,7 +19,7 @@ _PIECE = 64 << 10  # characters
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-class Asked(msgspec.Struct):
+class EncodeBody(msgspec.Struct):
     """What was asked. `id` comes back with the answer."""
 
     id: Any
@@ -51,13 +50,13 @@ def read_document(body: bytes, content_type: str, site: EmbeddingContext) -> dic
     return said
 
 
-def read_asked(said: dict[str, Any], site: EmbeddingContext) -> Asked:
+def read_asked(said: dict[str, Any], site: EmbeddingContext) -> EncodeBody:
     """Return what an object says. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
     for name in said:
         if name not in _FIELDS:
             raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
     texts, more = _texts(said, site), {name: read_field(said, name, *kind) for name, kind in _MORE.items()}
-    return Asked(said.get("id"), texts, **more, whole_words=bool(said.get("is_tokenized")))
+    return EncodeBody(said.get("id"), texts, **more, whole_words=bool(said.get("is_tokenized")))
 
 
 # What may be said beside, with its type and what holds where it is not said.

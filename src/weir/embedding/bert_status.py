@@ -4,9 +4,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weir.embedding.model_spec import Said
 from weir.embedding.status import STOCK_POOLING, STOCK_VERSION
-from weir.embedding.text_frontend import Front
+from weir.embedding.text_model import ServedTextModel, TextModelSpec
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 
@@ -14,7 +13,13 @@ ALL = 1.0  # of a GPU's memory: what a worker may take that has no bound
 
 
 def stock_fields(
-    service: Service, said: Said, front: Front, http: HttpSettings, ports: tuple[int, int] | None, *, show_tokens: bool
+    service: Service,
+    said: TextModelSpec,
+    front: ServedTextModel,
+    http: HttpSettings,
+    ports: tuple[int, int] | None,
+    *,
+    show_tokens: bool,
 ) -> Mapping[str, Any]:
     """Return what `bert-serving-start` was told and its server says of itself, of the first model; `ports` are those of ZeroMQ.
 

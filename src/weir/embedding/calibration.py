@@ -1,7 +1,8 @@
-"""Measures a model of texts on this machine, to know how large its batches should be; keeps what it has found.
+"""How large the batches of a model of texts should be on this machine: measured once, and kept.
 
-On CPUs the best is often one text at a time, on GPUs thousands of tokens: so it is measured, in a worker like those that will serve, in a few
-seconds, at the first start with this model on this machine.
+On CPUs the best is often one text at a time, on GPUs thousands of tokens. A worker like those that will serve is measured for a few seconds at the
+first start with this model on this machine. Sizes take turns, so that what goes on beside them for a second makes none of them alone look slow. What
+else a machine does only adds to a time: so the least one counts, and it is believed once another one is close to it.
 """
 
 import hashlib
@@ -9,17 +10,16 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from weir.embedding.budget import MAX_ROWS, Budget, choose, safe
-from weir.embedding.rounds import Rounds, Size
 from weir.embedding.texts import Tokens
 from weir.messages import Dispatch, Timing
 from weir.model import Model
@@ -27,6 +27,201 @@ from weir.profiling.machine import cpu_name
 from weir.serving.service import Service
 from weir.telemetry.silent import SilentObserver
 from weir.workers.launch import available_cpus
+
+SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens
+MAX_ROWS = 256
+GOOD_ENOUGH = 0.97  # of the best throughput: the smallest batch that reaches it makes callers wait least
+LITTLE = 1 / 16  # of a batch is its price whatever was measured: a batch costs the server something too
+PADDING = 0.5  # of the price of a batch may be padding: with it texts cost least (`python -m benchmarks padding`)
+# What a batch costs the server besides: to cut it, to send it, to hand out its answers. It has the CPU of its workers.
+SERVER_SECONDS = 3e-4
+NEAR = 4  # times the budget: the sizes from which the price of a batch is learned
+
+
+class Timed(NamedTuple):
+    """So many texts, filled up to this length, took so many seconds in one batch; so many of their tokens were padding."""
+
+    rows: int
+    length: int
+    seconds: float
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a batch may be. `max_batch_cost` is in tokens, padding included; `max_padding` is half of what a batch costs beyond its tokens, as tokens;
+    `padding_cost` is the share of a token's time that padding takes; `tokens_per_second` is what one worker then reaches, 0 if that is not known."""
+
+    max_batch_cost: float
+    max_batch_size: int
+    max_padding: float
+    tokens_per_second: float
+    padding_cost: float = 1.0
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of a service that has it."""
+        said = asdict(self)
+        del said["tokens_per_second"]
+        return {"padded": True, **said}
+
+
+def choose(measured: Sequence[Timed]) -> Budget:
+    """Return the smallest budget with which short texts and long ones, as many tokens of each, are computed about as fast as with any."""
+    even = [timed for timed in measured if not timed.padding]
+    budgets = sorted({timed.rows * timed.length for timed in even})
+    speeds = {budget: _speed(even, budget, SERVER_SECONDS) for budget in budgets}
+    best = max(speeds.values())
+    budget = next(budget for budget in budgets if speeds[budget] >= GOOD_ENOUGH * best)
+    price, padding_cost = _prices(measured, budget)
+    return Budget(
+        max_batch_cost=float(budget),
+        max_batch_size=min(MAX_ROWS, max(1, budget // SHORTEST)),
+        max_padding=round(PADDING * min(max(price, LITTLE * budget), budget / 2), 1),
+        tokens_per_second=round(_speed(even, budget), 1),
+        padding_cost=padding_cost,
+    )
+
+
+def safe(tokens: int) -> Budget:
+    """Return a budget of so many tokens that is right nowhere and wrong nowhere by much: padding counts in full."""
+    return Budget(
+        max_batch_cost=float(tokens),
+        max_batch_size=min(MAX_ROWS, max(1, tokens // SHORTEST)),
+        max_padding=PADDING * LITTLE * tokens,
+        tokens_per_second=0.0,
+    )
+
+
+def _speed(measured: Iterable[Timed], budget: int, besides: float = 0.0) -> float:
+    """Return the tokens per second within `budget`, over all lengths, where each batch takes so many seconds `besides`: a text that is
+    longer goes alone."""
+    by_length: dict[int, list[Timed]] = {}
+    for timed in measured:
+        by_length.setdefault(timed.length, []).append(timed)
+    seconds = 0.0
+    for length, timings in by_length.items():
+        fitting = [timed for timed in timings if timed.rows == 1 or timed.rows * length <= budget]
+        chosen = max(fitting, key=lambda timed: timed.rows)
+        seconds += (chosen.seconds + besides) / (chosen.rows * length)
+    return len(by_length) / seconds
+
+
+def _prices(measured: Iterable[Timed], budget: int) -> tuple[float, float]:
+    """Return what a batch costs whatever is in it, in tokens, and the share of a token's time that padding takes, 1 where none was measured: seconds
+    are fitted as a + b * tokens + c * padding, each point by its relative error."""
+    near = [timed for timed in measured if timed.padding or timed.rows * timed.length <= NEAR * budget]
+    seconds = np.array([timed.seconds for timed in near])
+    padding = np.array([timed.padding for timed in near], float)
+    tokens = np.array([timed.rows * timed.length for timed in near], float) - padding
+    columns = np.stack([1 / seconds, tokens / seconds, padding / seconds], axis=1)
+    fixed, each, beside = np.linalg.lstsq(columns, np.ones(len(near)), rcond=None)[0]
+    if each <= 0:
+        return 0.0, 1.0
+    share = min(max(beside / each, 0.0), 1.0) if padding.any() else 1.0
+    return max(0.0, float(fixed / each)), round(float(share), 3)
+
+
+MOST_TOKENS = 32_768  # in a batch
+LONGEST_SECONDS = 0.15  # a size that takes longer is the last of its length
+CLEARLY_WORSE = 0.85  # of the best throughput: after two sizes below that, larger ones are not tried
+LEAST_TIMES, MOST_TIMES = 4, 6  # a size is measured
+TWICE = 2  # what takes long is measured, and everything after so many seconds in all
+MOST_SECONDS = 10.0
+CLOSE = 0.1  # the two least times of a size, as a share of the least, or by what a batch costs the server: less does not matter
+DOUBTED = 0.25  # of the sizes may have no two times that are close
+
+
+class Size(NamedTuple):
+    """So many texts, of which `shorter` have a quarter of the length."""
+
+    rows: int
+    length: int
+    shorter: int = 0
+
+    @property
+    def lengths(self) -> list[int]:
+        """The length of each text."""
+        return [self.length] * (self.rows - self.shorter) + [max(1, self.length // 4)] * self.shorter
+
+    @property
+    def padding(self) -> int:
+        """The padding in a rectangle of them, in tokens."""
+        return self.rows * self.length - sum(self.lengths)
+
+
+class MeasuringRounds:
+    """Batches of 1, 2, 4 ... texts of each length, as far as they get faster; with `mixed` also one for each length of which most texts are shorter."""
+
+    def __init__(self, lengths: Sequence[int], *, mixed: bool) -> None:
+        self._lengths = lengths
+        self._mixed = mixed
+        self._times: defaultdict[Size, list[float]] = defaultdict(list)
+        self._spent = 0.0
+
+    def note(self, size: Size, seconds: float) -> None:
+        """A batch of this size has taken so long."""
+        self._times[size] = sorted([*self._times[size], max(seconds, 1e-9)])
+        self._spent += seconds
+
+    def due(self) -> list[Size]:
+        """Return the sizes of the next round; none if all is known that will be."""
+        return [size for length in self._lengths for size in self._wanted(length) if self._is_due(size)]
+
+    @property
+    def agree(self) -> bool:
+        """Whether what was measured can be believed."""
+        sizes = self._sizes()
+        return sum(not self._is_close(size) for size in sizes) <= DOUBTED * len(sizes)
+
+    @property
+    def share(self) -> float:
+        """How much of it is done, as far as one can tell."""
+        times = [len(self._times[size]) for length in self._lengths for size in self._wanted(length)]
+        return sum(min(count, LEAST_TIMES) for count in times) / (
+            LEAST_TIMES * len(self._lengths) * (MAX_ROWS.bit_length() + 1)
+        )
+
+    def timed(self) -> list[Timed]:
+        """Return the least time of each size."""
+        return [Timed(size.rows, size.length, self._times[size][0], size.padding) for size in self._sizes()]
+
+    def _sizes(self) -> list[Size]:
+        return [size for length in self._lengths for size in self._wanted(length) if self._times[size]]
+
+    def _is_due(self, size: Size) -> bool:
+        times = self._times[size]
+        if len(times) < TWICE:
+            return True
+        if self._spent >= MOST_SECONDS:
+            return False
+        if len(times) < LEAST_TIMES and times[0] < LONGEST_SECONDS:
+            return True
+        return len(times) < MOST_TIMES and not self._is_close(size)
+
+    def _is_close(self, size: Size) -> bool:
+        least, second = self._times[size][:2]
+        return second - least <= max(CLOSE * least, SERVER_SECONDS)
+
+    def _wanted(self, length: int) -> list[Size]:
+        """Return the sizes of this length that are worth knowing, by what is known; the last may be new."""
+        found: list[Size] = []
+        best, worse, rows = 0.0, 0, 1
+        while worse < 2 and rows <= MAX_ROWS and rows * length <= max(MOST_TOKENS, length):
+            size = Size(rows, length)
+            found.append(size)
+            if not self._times[size]:
+                return found
+            least = self._times[size][0]
+            if least >= LONGEST_SECONDS:
+                break
+            worse = worse + 1 if rows * length / least < CLEARLY_WORSE * best else 0
+            best = max(best, rows * length / least)
+            rows *= 2
+        if self._mixed:
+            most = max(2, found[-1].rows)
+            found.append(Size(most, length, most - max(1, most // 8)))
+        return found
+
 
 VERSION = 4  # of the way of measuring: what was found otherwise is measured anew
 LENGTHS = (16, 64, 256)  # of texts: a sentence, a paragraph, a page
@@ -72,7 +267,9 @@ async def budget_for(
     lengths = [] if fixed else [length for length in LENGTHS if length <= max_length]
     sizes = lengths or [max_length]
     progress(0.0, "starting a worker")  # which makes the graph, if there is none yet
-    rounds = await _measure(model, params, Rounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings)
+    rounds = await _measure(
+        model, params, MeasuringRounds(sizes, mixed=not fixed), sizes[-1], vocabulary, progress, settings
+    )
     if not rounds.agree:
         logger.warning(
             "the machine did other things while batches were measured: of %s tokens until they are measured at the next start",
@@ -116,9 +313,9 @@ def _used(file: Path) -> float:
 
 
 async def _measure(
-    model: type[Model], params: Mapping[str, Any], rounds: Rounds, longest: int, vocabulary: int, progress: Progress,
+    model: type[Model], params: Mapping[str, Any], rounds: MeasuringRounds, longest: int, vocabulary: int, progress: Progress,
     settings: dict[str, Any],
-) -> Rounds:  # fmt: skip
+) -> MeasuringRounds:  # fmt: skip
     """Fill `rounds`, and return them."""
     heard = _Heard()
     chosen: dict[str, Any] = {

@@ -1,17 +1,20 @@
-"""One HTTP call for vectors: who asks, until when, how the answer may be written; and what becomes of it."""
+"""One HTTP call for the vectors of texts: who asks, until when, what becomes of it, and how the answer is written."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from starlette.types import Receive
+import msgspec
+import numpy
+import orjson
+from numpy.typing import NDArray
+from starlette.types import Receive, Send
 
-from weir.embedding.clients import Clients
-from weir.embedding.counts import Counts
-from weir.embedding.listing import Listing, send_listing
+from weir.embedding.metrics import TextClients, TextCounts
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
+from weir.messages import JSON
 from weir.protocols.account import charge
 from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
@@ -20,6 +23,53 @@ from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse, compressed
 from weir.protocols.settings import HttpSettings
 from weir.wire.elements import TEXT_BYTES
+from weir.wire.surrogates import find_half, without_halves
+from weir.wire.values import decode_json, uncollected
+
+_NUMBERS_AT_ONCE = 65_536  # about a megabyte as text
+_AS_JSON = (b"content-type", JSON.encode())
+
+
+class Listing(NamedTuple):
+    """An object whose fields are `lead`, at least one, and behind them `name`: a list of `length` items, of `numbers` numbers each.
+    `items` returns those from one place up to another."""
+
+    lead: dict[str, Any]
+    name: str
+    length: int
+    numbers: int
+    items: Callable[[int, int], list[Any]]
+
+    def parts(self) -> Iterator[bytes]:
+        """Return it as JSON, bit by bit."""
+        step = max(1, _NUMBERS_AT_ONCE // self.numbers)
+        opening = msgspec.json.encode(self.lead)[:-1] + b',"%b":[' % self.name.encode()
+        for start in range(0, self.length, step):
+            yield opening + msgspec.json.encode(self.items(start, min(start + step, self.length)))[1:-1]
+            opening = b","
+        yield b"]}"
+
+    def whole(self) -> HttpResponse:
+        """Return the answer that it is."""
+        if self.length * self.numbers <= _NUMBERS_AT_ONCE:
+            body = msgspec.json.encode({**self.lead, self.name: self.items(0, self.length)})
+        else:
+            body = b"".join(self.parts())
+        return HttpResponse(200, [_AS_JSON], body)
+
+
+async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
+    """Send `listing` bit by bit, with `headers` beside its own; return how many bytes it was. Each bit is made in a thread when
+    most of the one before has been read."""
+    headers = [_AS_JSON, *headers]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    parts, sent = listing.parts(), 0
+    while part := await asyncio.to_thread(next, parts, b""):
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+        sent += len(part)
+    await send({"type": "http.response.body", "body": b""})
+    return sent
+
 
 CLIENT_ID = b"x-client-id"
 TRUNCATED = b"x-weir-truncated"
@@ -214,13 +264,13 @@ class EmbeddingContext:
     """What the HTTP doors share: the models, settings, and who counts."""
 
     def __init__(
-        self, models: Models, http: HttpSettings, max_texts: int, counts: Counts, clients: Clients | None = None
+        self, models: Models, http: HttpSettings, max_texts: int, counts: TextCounts, clients: TextClients | None = None
     ) -> None:
         self.models = models
         self.http = http
         self.max_texts = max_texts
         self.counts = counts
-        self.clients = clients or Clients()
+        self.clients = clients or TextClients()
 
     def check_count(self, count: int, field: str) -> None:
         """Raise InvalidRequest for a list of texts that may not have so many."""
@@ -254,3 +304,28 @@ def check_client(text: str | None, where: str) -> str:
     if not 0 < len(text) <= _LONGEST_CLIENT_ID:
         raise InvalidRequest(f"{where} {text[:40]!r}: must have 1 to {_LONGEST_CLIENT_ID} characters")
     return text
+
+
+def read_json(body: bytes, *, clean: str = "") -> Any:
+    """Return what `body` says. In the field `clean`, if one is named, halves of surrogate pairs are read as NULs.
+
+    Raises InvalidRequest saying what is wrong; its details name the field (`param`) if it is one's.
+    """
+    try:
+        with uncollected(len(body)):
+            return decode_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        half = find_half(body)
+        if half is None:
+            raise InvalidRequest(f"body: is not JSON ({error})") from error
+        param = half.where.partition("[")[0] or None
+        if param == clean and (made := without_halves(body)) is not None:
+            return read_json(made)
+        raise InvalidRequest(str(half), details={"param": param}) from error
+
+
+def as_json(vectors: NDArray[Any]) -> list[msgspec.Raw]:
+    """Return the vector, or vectors, of each text as JSON: of each float32 the fewest digits that are that float32 to who reads it, also
+    by way of a double; what is not finite is null. One by one, so that other threads are not kept waiting for all of them."""
+    written = numpy.ascontiguousarray(vectors, numpy.float32)
+    return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in written]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from starlette.types import Receive, Scope
 
 from weir.embedding.calling import EmbeddingContext
-from weir.embedding.gathering import renamed
 from weir.embedding.native import NativeTexts
+from weir.embedding.requests import renamed
 from weir.embedding.tensors import INPUTS, Asked, arrays_of, outputs, read_request
 from weir.embedding.texts import Encoded, Encodes
 from weir.errors import DeadlineExceeded, WeirError

@@ -14,9 +14,7 @@ from starlette.routing import Route
 
 from weir.embedding.asking import read_asked, read_document
 from weir.embedding.bert_status import client_fields
-from weir.embedding.calling import Caller, EmbeddingContext, TextCall, truncated_places
-from weir.embedding.jsons import as_json
-from weir.embedding.listing import Listing
+from weir.embedding.calling import Caller, EmbeddingContext, Listing, TextCall, as_json, truncated_places
 from weir.embedding.status import Status
 from weir.embedding.texts import Encoded
 from weir.errors import InvalidRequest

@@ -8,24 +8,53 @@ at once, whatever is in the line.
 import asyncio
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from weir.embedding.accepted import Accepted
-from weir.embedding.fair_queue import Shares
-from weir.embedding.gathering import EncodeRequest, Ready, TextRequest, distinct, named
-from weir.embedding.prompts import prompt_text
-from weir.embedding.reading import CHUNK, Read, Readers, TokenizeRequest, Tokenizes
-from weir.embedding.texts import Encoded, Text, TokenizeOptions, Tokens
-from weir.embedding.tracing import CallTrace
-from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, Overloaded, WeirError, brief
+from weir.embedding.fair_queue import FairQueue
+from weir.embedding.requests import CallTrace, EncodeRequest, Ready, TextRequest, distinct, named
+from weir.embedding.texts import Encoded, Text, TokenizeOptions, Tokens, prompt_text
+from weir.embedding.tokens.threads import CHUNK, TokenizeRequest, TokenizeResult, TokenizerThreads, Tokenizes
+from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, Overloaded, WeirError, brief
 from weir.protocols.account import CLAIM, charge
 from weir.telemetry.tracecontext import Trace
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
+
+
+class Accepted:
+    """Counts, and at the end takes no more."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._closed = False
+        self._emptied = asyncio.Event()
+
+    def begin(self) -> None:
+        """One more. Raises Draining if no more are taken."""
+        if self._closed:
+            raise Draining("the server is about to stop")
+        self._count += 1
+
+    def end(self) -> None:
+        """One has its end."""
+        self._count -= 1
+        if not self._count:
+            self._emptied.set()
+
+    async def drained(self, timeout: float) -> bool:
+        """Take no more, and return when all have their ends; False if that took longer than `timeout` seconds."""
+        self._closed = True
+        if self._count:
+            self._emptied.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout):
+                    await self._emptied.wait()
+        return not self._count
+
 
 SMALL = 16  # texts of a request that has the server's timeout, and may be answered by the fast lane
 MAX_HELD = 1_000_000  # texts that are kept; a request of more is taken when there is no other
@@ -49,7 +78,7 @@ class Encoder:
     """Implements Encodes over `service`, whose model takes Tokens.
 
     `dimensions` and `max_length` are the model's; `truncate` is what holds for callers who do not say, but with `split` texts that are
-    too long are read in pieces for them, see pieces.py, also for `highest`; with `normalize` vectors of which only
+    too long are read in pieces for them, see requests.py, also for `highest`; with `normalize` vectors of which only
     the first numbers are wanted are brought to length 1 again; `fixed_length` is what every text is filled up to. `threads` read texts (0: the event loop does all).
     `tokens_per_second` is what one worker computes at most, 0 if nobody knows; `of_tokens` says that each token has a vector. `heard` is told (began, ended, texts) of each round of reading. Serves one event loop, from the first call to `close`.
     """
@@ -73,9 +102,9 @@ class Encoder:
         self._tokens_per_second = tokens_per_second
         self._of_tokens = of_tokens
         self._shortest = fixed_length or 1
-        self._readers = Readers(tokenizer, threads, heard)
+        self._readers = TokenizerThreads(tokenizer, threads, heard)
         self._many = MANY if threads else inf
-        self._shares: Shares[EncodeRequest] = Shares()
+        self._shares: FairQueue[EncodeRequest] = FairQueue()
         self._max_held = max_held
         self._held = 0  # texts of requests that have no end yet
         self._in_line = 0  # and how many of those the line has
@@ -233,7 +262,7 @@ class Encoder:
             sum(map(_size, chunk)) if len(asking.texts) <= CHUNK else inf,
         )  # fmt: skip
 
-    def _read_chunk(self, asking: EncodeRequest, start: int, results: Sequence[Read]) -> None:
+    def _read_chunk(self, asking: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> None:
         found, service = self._noted(asking, start, results), self._service
         if asking.ended:
             return
@@ -289,7 +318,7 @@ class Encoder:
             return rate * self._lengths / self._weight
         return self._tokens_per_second * service.ready_workers
 
-    def _noted(self, asking: EncodeRequest, start: int, results: Sequence[Read]) -> list[Ready]:
+    def _noted(self, asking: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[Ready]:
         """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""
         asking.reading = False
         if asking.trace is not None:

@@ -50,7 +50,7 @@ class CallerShare(Generic[S]):
         return None
 
 
-class Shares(Generic[S]):
+class FairQueue(Generic[S]):
     """What waits, by caller. All operations are O(log callers), but for `len`."""
 
     def __init__(self) -> None:

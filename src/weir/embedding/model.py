@@ -1,23 +1,29 @@
-"""The model that workers run: texts, or the tokens of texts, in; vectors out."""
+"""The model that workers run: texts, or the tokens of texts, in; vectors out.
 
-from collections.abc import Sequence
+Items become token ids, texts of like length run together, and shorter texts are filled up.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling, chosen_recipe
 from weir.embedding.runtime import Computing, open_runtime
 from weir.embedding.runtime.devices import CPU, check_devices, may_use_gpu
 from weir.embedding.texts import Tokens
+from weir.errors import InvalidRequest
 from weir.model import Measure, Model
 
 if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
-    from weir.embedding.padding import Read
-    from weir.embedding.raw import Texts
     from weir.embedding.recipe import Recipe
     from weir.embedding.runtime import Runtime
+    from weir.embedding.tokens.tokenizer import Tokenizer
+
 
 # On a CPU larger runs gain nothing, on a GPU smaller ones are slower per text.
 RUN_TOKENS_CPU, RUN_TOKENS_GPU = 512, 16384
@@ -112,11 +118,9 @@ class TextEncoder(Model):
         self._runtime: Runtime | None = None
 
     def load_shared(self) -> None:
-        """Read the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
+        """TokenIds the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
         from weir.embedding.checkpoint.reading import read_for
-        from weir.embedding.prompts import prompt_of_server
-        from weir.embedding.raw import Texts
-        from weir.embedding.tokens.options import TokenizerOptions
+        from weir.embedding.texts import TokenizerOptions, prompt_of_server
 
         self._checkpoint = checkpoint = read_for(self.computing.kind, self.directory)
         self._recipe = chosen_recipe(checkpoint, **self.chosen)
@@ -144,9 +148,8 @@ class TextEncoder(Model):
         """Return the token ids of each item, which is tokenised if it is not yet; InvalidRequest in the place of a wrong one."""
         return self._texts.read(items)
 
-    def predict(self, batch: "list[Read]") -> list[Any]:
+    def predict(self, batch: "list[TokenIds]") -> list[Any]:
         """Encode texts of similar length together, so that little is filled up."""
-        from weir.embedding.padding import filled, runs
 
         assert self._runtime is not None
         answers: list[Any] = [None] * len(batch)
@@ -189,3 +192,126 @@ def tokens_in(item: Any) -> int:
     if isinstance(item, (list, tuple)):
         return sum(3 + len(part) // BYTES_PER_TOKEN if isinstance(part, str) else 1 for part in item) or 1
     return 1
+
+
+class Inputs(NamedTuple):
+    """What a runtime takes, all [texts, length]: see Runtime.run."""
+
+    ids: NDArray[Any]
+    mask: NDArray[Any]
+    types: NDArray[Any]
+    pool: NDArray[Any]
+
+
+class TokenIds(NamedTuple):
+    """One text's token ids, and where its second text begins: 0 if it has none."""
+
+    ids: NDArray[Any]
+    second: int
+
+
+def runs(lengths: Sequence[int], run_tokens: int, padding_cost: float = 1.0) -> Iterator[list[int]]:
+    """Cut texts of these lengths into runs; yield the places of each, texts of like length together, short ones first.
+
+    A run of n texts, filled up to its longest, has at most `run_tokens` tokens, where one of padding counts `padding_cost`; a text that is
+    longer than that runs alone.
+    """
+    run: list[int] = []
+    tokens = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        longest = lengths[place]
+        tokens += longest
+        if run and tokens + padding_cost * (longest * (len(run) + 1) - tokens) > run_tokens:
+            yield run
+            run, tokens = [], longest
+        run.append(place)
+    if run:
+        yield run
+
+
+def filled(
+    texts: Sequence[TokenIds], *, pad_id: int, mask_special: bool, length: int | None = None, hide_special: bool = False
+) -> Inputs:
+    """Return the arrays of one run, filled up with `pad_id` to the longest text, or to `length` tokens.
+
+    With `mask_special` the first token and the last of a text do not count in the pooling, unless it has no others. With `hide_special` they,
+    and the one before the second text, are not there for the other tokens either: they keep their places, and nobody looks at them.
+    """
+    shape = len(texts), length or max(len(text.ids) for text in texts)
+    ids = np.full(shape, pad_id, np.int32)
+    mask, types = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    pool = np.zeros(shape, np.float32)
+    for row, (tokens, second) in enumerate(texts):
+        count = len(tokens)
+        ids[row, :count] = tokens
+        mask[row, :count] = 1
+        if second:
+            types[row, second:count] = 1
+        inner = slice(1, count - 1) if mask_special and count > 2 else slice(0, count)
+        pool[row, inner] = 1
+        if hide_special and count > 2:
+            mask[row, [0, count - 1, *([second - 1] if second else [])]] = 0
+            pool[row] *= mask[row]
+    return Inputs(ids, mask, types, pool)
+
+
+KINDS = "must be a text, a list of words or of token ids, or an object with `text` and perhaps `pair`"
+
+
+class Texts:
+    """Reads the items of a model: `vocabulary` is the number of its tokens, `max_length` the most that a text may have."""
+
+    def __init__(self, tokenizer: "Tokenizer", *, max_length: int, truncate: bool, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._truncate = truncate
+        self._vocabulary = vocabulary
+
+    def read(self, items: Sequence[Any]) -> list[TokenIds | InvalidRequest]:
+        """Return what each item is, in order; an error in the place of one that is wrong."""
+        results: list[Any] = [self._tokens(item) for item in items]
+        texts = [(place, _text(items[place])) for place, result in enumerate(results) if result is None]
+        good = [(place, text) for place, text in texts if not isinstance(text, InvalidRequest)]
+        results_of = dict(texts)
+        if good:
+            results_of |= zip([place for place, _ in good], self._tokenized([text for _, text in good]), strict=True)
+        for place, result in results_of.items():
+            results[place] = result
+        return results
+
+    def _tokens(self, item: Any) -> TokenIds | InvalidRequest | None:
+        """Return what an item of token bytes is; None for any other."""
+        ids, second = item if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], bytes) else (item, 0)
+        if not isinstance(ids, bytes):
+            return None
+        return self._checked(Tokens(ids, second))
+
+    def _tokenized(self, texts: list[Any]) -> "list[TokenIds | InvalidRequest]":
+        found = self._tokenizer.encode(texts, max_length=self._max_length, truncate=self._truncate)
+        return [
+            each if isinstance(each, InvalidRequest) else TokenIds(np.frombuffer(each.ids, "<i4"), each.second)
+            for each in found
+        ]
+
+    def _checked(self, tokens: Tokens) -> TokenIds | InvalidRequest:
+        if not tokens.ids or len(tokens.ids) % 4:
+            return InvalidRequest(
+                f"token ids of {len(tokens.ids)} bytes: must be one or more, each an int32 of 4 bytes"
+            )
+        ids = np.frombuffer(tokens.ids, "<i4")
+        if len(ids) > self._max_length:
+            return InvalidRequest(f"{len(ids)} token ids: must be at most {self._max_length}")
+        if int(ids.min()) < 0 or int(ids.max()) >= self._vocabulary:
+            return InvalidRequest(f"token ids from {ids.min()} to {ids.max()}: must be 0 to {self._vocabulary - 1}")
+        return TokenIds(ids, tokens.second)
+
+
+def _text(item: Any) -> Any:
+    """Return the item as one of the forms of Text."""
+    if isinstance(item, dict):
+        if not {"text"} <= item.keys() <= {"text", "pair"} or not all(isinstance(part, str) for part in item.values()):
+            return InvalidRequest(f"an object with {sorted(map(str, item))}: {KINDS}, all strings")
+        return (item["text"], item["pair"]) if "pair" in item else item["text"]
+    if isinstance(item, (str, list, tuple)):
+        return item
+    return InvalidRequest(f"an item of type {type(item).__name__}: {KINDS}")

@@ -1,4 +1,4 @@
-"""A model of texts at the native door: each item is a text with an end of its own, a vector or an error."""
+"""A model of texts at the native endpoints: each item is a text with an end of its own, a vector or an error."""
 
 import asyncio
 from functools import partial
@@ -6,14 +6,15 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope
 
-from weir.embedding.calling import FOREIGN, TRUNCATED, Caller, EmbeddingContext, unless_left
-from weir.embedding.items import Item, ItemOptions, read_items
-from weir.embedding.jsons import as_json
+from weir.embedding.asking import read_field, read_text
+from weir.embedding.calling import FOREIGN, TRUNCATED, Caller, EmbeddingContext, as_json, check_text, unless_left
+from weir.embedding.model import KINDS
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import Cancelled, CapacityError, DeadlineExceeded, WeirError
+from weir.errors import Cancelled, CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
 from weir.protocols.account import charge
 from weir.protocols.kserve_inference import told
@@ -21,6 +22,87 @@ from weir.protocols.native import DOOR, RequestHead
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import HttpResponse, batch_body, error_answer, explain_headers
 from weir.wire.elements import TEXT_BYTES
+from weir.wire.values import decode, split
+
+_FIELDS = ("text", "pair", "is_tokenized", "dimensions", "truncate", "prompt")
+_ID_BYTES = 4
+
+
+class ItemOptions(NamedTuple):
+    """What an item says besides its text; see Encodes.encode."""
+
+    dimensions: int | None = None
+    truncate: bool | None = None
+    prompt: str | None = None
+    whole_words: bool = False
+
+
+class Item(NamedTuple):
+    """One text, and what is wanted of it."""
+
+    text: Text
+    wish: ItemOptions = ItemOptions()
+
+
+def read_items(ask: RequestHead, body: bytes, site: EmbeddingContext, encoder: Encodes) -> list[Item | WeirError]:
+    """Return the items in `body`, in order: one, unless a list was asked with; of these, one that is wrong is an error in its place.
+
+    Raises InvalidRequest for a body that is wrong as a whole.
+    """
+    if not ask.batch:
+        return [read_item(body if ask.content_type == OCTETS else decode(body, ask.content_type), encoder)]
+    parts = split(body, ask.content_type, site.max_texts)
+    if parts is None:
+        raise InvalidRequest(f"body: has more than {site.max_texts} texts (max_texts)")
+    return [_item_or_error(part, ask.content_type, encoder) for part in parts]
+
+
+def _item_or_error(part: bytes, content_type: str, encoder: Encodes) -> Item | WeirError:
+    try:
+        return read_item(decode(part, content_type), encoder)
+    except WeirError as error:
+        return error
+
+
+def read_item(item: Any, encoder: Encodes) -> Item:
+    """Return what an item is for `encoder`. Raises InvalidRequest naming the field and the rule."""
+    if isinstance(item, bytes):
+        return Item(_token_ids(item))
+    if isinstance(item, (str, list)):
+        return Item(read_text(item, "the item", None))
+    if not isinstance(item, dict):
+        raise InvalidRequest(f"an item of type {type(item).__name__}: {KINDS}")
+    for name in item:
+        if name not in _FIELDS:
+            raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
+    return Item(_text_of(item), _wish_of(item, encoder))
+
+
+def _text_of(item: dict[str, Any]) -> Text:
+    if "text" not in item:
+        raise InvalidRequest(f"text: is missing; {KINDS}")
+    if item.get("pair") is None:
+        return read_text(item["text"], "text", read_field(item, "is_tokenized", bool, None))
+    return check_text(item["text"], "text"), check_text(item["pair"], "pair")
+
+
+def _wish_of(item: dict[str, Any], encoder: Encodes) -> ItemOptions:
+    dimensions = read_field(item, "dimensions", int, None)
+    if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
+        rule = f"must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+        raise InvalidRequest(f"dimensions={dimensions}: {rule}")
+    return ItemOptions(
+        dimensions, read_field(item, "truncate", bool, None), read_field(item, "prompt", str, None),
+        bool(read_field(item, "is_tokenized", bool, False)),
+    )  # fmt: skip
+
+
+def _token_ids(item: bytes) -> Text:
+    if not item or len(item) % _ID_BYTES:
+        raise InvalidRequest(f"token ids of {len(item)} bytes: must be one or more, each an int32 of {_ID_BYTES} bytes")
+    ids: list[int] = numpy.frombuffer(item, "<i4").tolist()
+    return ids
+
 
 _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
 _ITEM_BYTES = 8  # as which a byte of items counts that are looked into one by one

@@ -6,6 +6,7 @@ in the header X-Weir-Truncated. OpenAI's own refuses it.
 
 import time
 from base64 import b64encode
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,14 +14,86 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from weir.embedding.calling import EmbeddingContext, TextCall, check_text, truncated_places
-from weir.embedding.jsons import as_json, read_json
-from weir.embedding.listing import Listing
-from weir.embedding.openai_errors import JSON_HEADER, error_answer, no_such_path, of_input, wrong
-from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported, brief
+from weir.embedding.calling import EmbeddingContext, Listing, TextCall, as_json, check_text, read_json, truncated_places
+from weir.embedding.texts import TOO_LONG, Encoded, Encodes, Text
+from weir.errors import (
+    CapacityError,
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    Overloaded,
+    RequestError,
+    TooLarge,
+    Unauthorized,
+    Unsupported,
+    WeirError,
+    brief,
+)  # fmt: skip
 from weir.protocols.endpoint import Call, Endpoint
-from weir.protocols.response import HttpResponse, encode_safely
+from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.status import http_code
+
+JSON_HEADER = (b"content-type", b"application/json")
+
+
+def of_input(error: BaseException) -> BaseException:
+    """Return what is wrong with a text as what is wrong with `input`: an encoder knows texts, whatever the field is called."""
+    if type(error) is InvalidRequest and error.message.startswith("texts["):
+        details = error.details if isinstance(error.details, dict) else {}
+        return InvalidRequest("input" + error.message.removeprefix("texts"), details={**details, "param": "input"})
+    return error
+
+
+def wrong(message: str, param: str | None = None) -> InvalidRequest:
+    """Return the error about the field `param`."""
+    return InvalidRequest(message, details={"param": param})
+
+
+def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:
+    """Return the answer for `error` in OpenAI's shape, `{"error": {"message", "type", "param", "code"}}`."""
+    details = error.details if isinstance(error, WeirError) and isinstance(error.details, dict) else {}
+    value = error_value(error, development=development)
+    document = {
+        "message": value["message"], "type": _type_of(error), "param": details.get("param"), "code": _code_of(error, details),
+    }  # fmt: skip
+    if isinstance(error, ModelNotFound):
+        document["param"] = "model"
+    return HttpResponse(http_code(error), error_headers(error), encode_safely({"error": document}))
+
+
+def no_such_path(path: str, there_are: str) -> HttpResponse:
+    """Return the answer for a path that is not there."""
+    document = {
+        "message": f"{path}: there is no such path; there are {there_are}", "type": "invalid_request_error", "param": None,
+        "code": "unknown_url",
+    }  # fmt: skip
+    return HttpResponse(404, [JSON_HEADER], encode_safely({"error": document}))
+
+
+def _type_of(error: BaseException) -> str:
+    if isinstance(error, Overloaded):
+        return "requests"
+    return "invalid_request_error" if isinstance(error, RequestError) else "server_error"
+
+
+def _code_of(error: BaseException, details: Mapping[str, Any]) -> str | None:
+    if TOO_LONG in details:
+        return "context_length_exceeded"
+    return next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+
+
+# OpenAI's own words where it has any; the others say what our error is called.
+_CODES: dict[type[BaseException], str] = {
+    ModelNotFound: "model_not_found",
+    MethodNotAllowed: "method_not_allowed",
+    Overloaded: "rate_limit_exceeded",
+    Unauthorized: "invalid_api_key",
+    TooLarge: "request_too_large",
+    Unsupported: "unsupported",
+    CapacityError: "service_unavailable",
+    TimeoutError: "timeout",
+}
+
 
 NAME = "openai"
 FIELDS = ("input", "model", "encoding_format", "dimensions", "user", "truncate", "prompt")
@@ -33,7 +106,7 @@ _LONGEST_USER = 512  # characters: the latest users are remembered
 _MOST_TOKENS = 1 << 31  # the first number that is no token id
 
 
-class Asked(msgspec.Struct):
+class EmbeddingsBody(msgspec.Struct):
     """What the body of a call says."""
 
     texts: list[Text]
@@ -143,7 +216,7 @@ def _as_base64(vectors: NDArray[Any]) -> list[str]:
     return [b64encode(vector).decode() for vector in vectors.astype("<f4", order="C", copy=False)]
 
 
-def read_body(body: bytes, site: EmbeddingContext) -> Asked:
+def read_body(body: bytes, site: EmbeddingContext) -> EmbeddingsBody:
     """Read the body of POST /v1/embeddings. Raises InvalidRequest whose details name the field (`param`)."""
     said = read_json(body)
     if not isinstance(said, dict):
@@ -155,7 +228,7 @@ def read_body(body: bytes, site: EmbeddingContext) -> Asked:
         raise wrong(
             "input: is missing, must be a text, a list of texts, a list of token ids, or a list of such", "input"
         )
-    return Asked(
+    return EmbeddingsBody(
         _read_input(said["input"], site),
         _read(said, "model", str, "") or "",
         _read_format(said),

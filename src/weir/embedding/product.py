@@ -10,23 +10,19 @@ from starlette.routing import BaseRoute
 
 from weir.catalog.sources import ModelToServe
 from weir.embedding.bert_status import stock_fields
-from weir.embedding.budget import Budget
-from weir.embedding.calibration import Progress
+from weir.embedding.calibration import Budget, Progress
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.clients import Clients
-from weir.embedding.counts import Counts
 from weir.embedding.deputy import TextDeputy
 from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.encoder import Encoder
 from weir.embedding.hot import HotTexts
-from weir.embedding.model_spec import read_model
+from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
 from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
-from weir.embedding.padding_metrics import Waste
 from weir.embedding.recipe import Pooling
 from weir.embedding.settings import CallerSettings
 from weir.embedding.status import Status
-from weir.embedding.text_frontend import Front
+from weir.embedding.text_model import ServedTextModel, read_model
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
@@ -45,12 +41,12 @@ class EmbeddingProduct:
 
     def __init__(self, models: Sequence[ModelToServe], callers: CallerSettings, zeromq: ZeroMqSettings) -> None:
         self._said = [read_model(model) for model in models]
-        self._fronts = [Front(said) for said in self._said]
+        self._fronts = [ServedTextModel(said) for said in self._said]
         self._callers = callers
         self._zeromq = zeromq
-        self._clients = Clients()
-        self._counts = Counts(self._clients, self._transferred)
-        self._waste = Waste()
+        self._clients = TextClients()
+        self._counts = TextCounts(self._clients, self._transferred)
+        self._waste = PaddingMetrics()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
         self._deputies: dict[str, TextDeputy] = {}

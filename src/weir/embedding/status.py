@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from weir._version import __version__
-from weir.embedding.clients import Clients
+from weir.embedding.metrics import TextClients
 from weir.embedding.recipe import Pooling
 from weir.embedding.texts import Encodes
 
@@ -24,7 +24,7 @@ class Status:
     """Answers for the server that has `served`. `more` returns what else is to be said of its configuration, flags and the like."""
 
     def __init__(
-        self, served: Mapping[str, Encodes], clients: Clients, more: Callable[[], Mapping[str, Any]] = dict
+        self, served: Mapping[str, Encodes], clients: TextClients, more: Callable[[], Mapping[str, Any]] = dict
     ) -> None:
         self._served = served
         self._clients = clients

@@ -1,11 +1,15 @@
-"""What can be encoded, and what comes of it: the values between the doors, the tokenizer, the line and the model."""
+"""What can be encoded and what comes of it: the values that pass between endpoints, tokenizer, queue and model.
 
-from collections.abc import Sequence
+Also how texts are read: the choices of the server and of a request, and the prompts that stand before a text.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from numpy.typing import NDArray
 
-from weir.errors import WeirError
+from weir.errors import InvalidRequest, SettingsError, WeirError
 from weir.messages import Dispatch
 from weir.telemetry.tracecontext import Trace
 
@@ -28,6 +32,16 @@ class Tokens(NamedTuple):
     def as_plain(self) -> bytes | tuple[bytes, int]:
         """Return what it travels to a worker as: bytes cost nothing to pack."""
         return (self.ids, self.second) if self.second else self.ids
+
+
+class Tokenized(NamedTuple):
+    """One text's tokens: `ids` as in Tokens (int32, little-endian), where the second text begins, and whether any were cut off. `foreign`: the
+    caller gave token ids that this tokenizer would not make of the text that they stand for."""
+
+    ids: bytes
+    second: int = 0
+    truncated: bool = False
+    foreign: bool = False
 
 
 class TokenizeOptions(NamedTuple):
@@ -92,3 +106,59 @@ class Encodes(Protocol):
         caller's `traceparent`, or the Trace that the door has begun. Raises InvalidRequest naming the place of the
         text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
         """
+
+
+MOST_CHARACTERS = 4096  # of a prompt that is said in full: it is read once for every text
+
+_ENDS = (" ", ":", "\n")  # what the text itself ends with, and no name
+
+
+def prompt_text(said: str, prompts: Mapping[str, str]) -> str:
+    """Return the text of the prompt called `said`, or `said` itself if it ends as a prompt does: with a space, a colon or a new line. "" is none.
+
+    Raises InvalidRequest naming the prompts that the model has, or saying how long one may be.
+    """
+    if said in prompts:
+        return prompts[said]
+    if len(said) > MOST_CHARACTERS:
+        rule = f"prompt: has {len(said)} characters, must have at most {MOST_CHARACTERS}"
+        raise InvalidRequest(rule, details={"param": "prompt"})
+    if not said or said.endswith(_ENDS):
+        return said
+    there_are = f"it has {', '.join(prompts)}" if prompts else "it has none"
+    raise InvalidRequest(
+        f"prompt={said!r:.80}: the model has none of this name, {there_are}; a text to put before others ends with a space or a colon",
+        details={"param": "prompt"},
+    )
+
+
+def prompt_of_server(said: str | None, prompts: Mapping[str, str]) -> str | None:
+    """Return the text of the prompt that a server was told to put before every text, None if it was told nothing. Raises SettingsError."""
+    try:
+        return None if said is None else prompt_text(said, prompts)
+    except InvalidRequest as error:
+        raise SettingsError(error.message) from None
+
+
+@dataclass(frozen=True)
+class TokenizerOptions:
+    """Choices that hold for all texts of a served model.
+
+    `lowercase` overrides what the model's files say (None). `lowercase_text` lowers texts before the tokenizer sees them, as some
+    sentence-transformers models ask. Without `special_tokens` none are added, without `word_special_tokens` none to one list of words that
+    are tokens. `pair_separator`, such as "|||", cuts a text in two that
+    belong together where it stands between spaces, or as a word of its own in a list of words. With `whole_words`, every given word
+    is one token, and one that is not in the vocabulary the unknown token. `prompt` is put before every string that is one text (None:
+    the one that the model's files put before every text, if any; "" for none).
+    """
+
+    lowercase: bool | None = None
+    lowercase_text: bool = False
+    special_tokens: bool = True
+    word_special_tokens: bool = True
+    pair_separator: str | None = None
+    whole_words: bool = False
+    prompt: str | None = None
+
+
+AS_THE_FILES_SAY = TokenizerOptions()

@@ -9,7 +9,7 @@ from tests.embedding import tiny
 
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.recipe import Pooling, chosen_recipe
-from weir.embedding.tokens.options import TokenizerOptions
+from weir.embedding.texts import TokenizerOptions
 from weir.errors import SettingsError
 
 TODAY = {

@@ -7,7 +7,8 @@ import pytest
 from tests.embedding.checkpoint import bundles
 
 from weir.embedding.checkpoint.bundle import Bundle
-from weir.embedding.checkpoint.table import MAGIC, Malformed, fields, read_table
+from weir.embedding.checkpoint.table import MAGIC, read_table
+from weir.embedding.tokens.files import Malformed, fields
 from weir.errors import SettingsError
 
 ENTRIES = {f"some/name/{place:03}".encode(): bytes([place]) * place for place in range(40)}

@@ -11,8 +11,7 @@ from tests.embedding import tiny, tiny_tokens
 from tests.embedding.graph.windows import highest_mean
 
 from weir.embedding.checkpoint.reading import read_checkpoint, read_for
-from weir.embedding.model import TextEncoder
-from weir.embedding.padding import Inputs, Read, filled
+from weir.embedding.model import Inputs, TextEncoder, TokenIds, filled
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.embedding.runtime import Computing, Runtime, open_runtime
 from weir.errors import SettingsError
@@ -39,7 +38,7 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def inputs(vocabulary: int, pad_id: int, *, mask_special: bool = False, hide_special: bool = False) -> Inputs:
     chance = np.random.default_rng(5)
     texts = [
-        Read(chance.integers(5, vocabulary, count).astype(np.int32), second)
+        TokenIds(chance.integers(5, vocabulary, count).astype(np.int32), second)
         for count, second in [(7, 0), (12, 5), (3, 0)]
     ]
     return filled(texts, pad_id=pad_id, mask_special=mask_special, hide_special=hide_special)

@@ -2,7 +2,7 @@
 
 import struct
 
-from weir.embedding.tokens.tokenizer import Tokenized
+from weir.embedding.texts import Tokenized
 from weir.errors import InvalidRequest
 
 

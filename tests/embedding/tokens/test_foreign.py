@@ -7,8 +7,8 @@ from tests.embedding import tiny
 
 from weir.embedding.calling import FOREIGN, _marks
 from weir.embedding.checkpoint.reading import read_checkpoint
-from weir.embedding.texts import Encoded
-from weir.embedding.tokens.tokenizer import Tokenized, Tokenizer
+from weir.embedding.texts import Encoded, Tokenized
+from weir.embedding.tokens.tokenizer import Tokenizer
 
 
 @pytest.fixture(name="tokenizer", scope="module", params=["bert", "roberta"])

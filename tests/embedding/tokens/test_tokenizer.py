@@ -10,9 +10,8 @@ import pytest
 from tests.embedding import tiny, tiny_tokens
 from tests.embedding.tokens.reading import ids, rule
 
-from weir.embedding.texts import TokenizeOptions
-from weir.embedding.tokens.options import TokenizerOptions
-from weir.embedding.tokens.tokenizer import Tokenized, Tokenizer
+from weir.embedding.texts import Tokenized, TokenizeOptions, TokenizerOptions
+from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import SettingsError
 
 

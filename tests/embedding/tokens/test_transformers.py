@@ -8,7 +8,7 @@ import pytest
 from tests.embedding.tokens.directories import LENGTHS, PAIRS, TEXTS, WORDS, make
 from tests.embedding.tokens.reading import ids
 
-from weir.embedding.tokens.options import TokenizerOptions
+from weir.embedding.texts import TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
 
 EXPECTED: dict[str, Any] = json.loads((Path(__file__).parent / "expected.json").read_text())

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 import uvloop
 from tests.embedding.zeromq.hashing import Hashing
 
-from weir.embedding.counts import Counts
+from weir.embedding.metrics import TextCounts
 from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.protocols.account import Account
@@ -40,7 +40,7 @@ class Opened:
 
     async def _start(self) -> None:
         self.encoder = Hashing()
-        self.counts = Counts()
+        self.counts = TextCounts()
         self.door = ZeroMqDoor(
             {"hashing": self.encoder, "other": Hashing()}, self._settings, self._http, control=self._control,
             counts=self.counts, terminate=self.ended.set, account=self._account,

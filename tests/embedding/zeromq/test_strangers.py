@@ -19,7 +19,7 @@ from tests.embedding.zeromq.opened import Opened
 from weir.client import EmbeddingClient
 from weir.client.embedding_zeromq import ZeroMqTransport
 from weir.client.retrying import NEVER
-from weir.embedding.clients import MOST
+from weir.embedding.metrics import MOST
 from weir.embedding.zeromq.answering import AT_ONCE
 from weir.embedding.zeromq.publisher import MAX_TOPICS
 from weir.protocols.account import Account

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.checkpoint.table import MOST_BYTES, Malformed, fields, read_table
+from weir.embedding.checkpoint.table import MOST_BYTES, read_table
+from weir.embedding.tokens.files import Malformed, fields
 from weir.errors import SettingsError
 
 # TensorFlow's numbers of the datatypes that weights have; the other variables (such as the step) are not asked for.

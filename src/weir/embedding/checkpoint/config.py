@@ -33,7 +33,7 @@ SIZES = {
 }
 
 
-class Document:
+class JsonDocument:
     """A JSON object in a file. Every getter raises SettingsError naming the file, the key and the rule."""
 
     def __init__(self, path: Path, values: dict[str, Any]) -> None:
@@ -84,12 +84,12 @@ class Document:
         return keys[0], default
 
 
-def read_document(path: Path) -> Document:
+def read_document(path: Path) -> JsonDocument:
     """Read a file that holds one JSON object. Raises SettingsError if it is missing, too large or something else."""
     values = read_json(path)
     if not isinstance(values, dict):
         raise SettingsError(f"{path}: must hold a JSON object")
-    return Document(path, values)
+    return JsonDocument(path, values)
 
 
 def read_json(path: Path) -> Any:
@@ -131,7 +131,7 @@ class Architecture:
     has_pooler: bool = False
 
 
-def read_family(config: Document) -> str:
+def read_family(config: JsonDocument) -> str:
     """Return the family that a config.json names. Raises SettingsError naming those that are read."""
     kind = config.text("model_type")
     if kind not in FAMILIES:
@@ -140,7 +140,7 @@ def read_family(config: Document) -> str:
     return FAMILIES[kind]
 
 
-def read_architecture(config: Document, *, has_pooler: bool, has_classifier: bool) -> Architecture:
+def read_architecture(config: JsonDocument, *, has_pooler: bool, has_classifier: bool) -> Architecture:
     """Understand a config.json, given which heads the weights hold.
 
     Raises SettingsError naming the file, the key and the rule for sizes that are missing or do not fit each other, and for
@@ -174,7 +174,7 @@ def read_architecture(config: Document, *, has_pooler: bool, has_classifier: boo
     )
 
 
-def _refuse_variants(config: Document) -> None:
+def _refuse_variants(config: JsonDocument) -> None:
     kind = config.text("position_embedding_type", default="absolute")
     if kind != "absolute":
         raise config.wrong("position_embedding_type", kind, "must be absolute; others are served with --runtime torch")
@@ -183,7 +183,7 @@ def _refuse_variants(config: Document) -> None:
             raise config.wrong(key, True, "must be false: a text is encoded by encoders")
 
 
-def _labels(config: Document) -> int:
+def _labels(config: JsonDocument) -> int:
     names = config.values.get("id2label")
     if names is None:
         return config.integer("num_labels", default=2)

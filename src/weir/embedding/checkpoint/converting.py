@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.checkpoint.bundle import Bundle
-from weir.embedding.checkpoint.config import Document, read_document
+from weir.embedding.checkpoint.config import JsonDocument, read_document
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.checkpoint.weights import WEIGHTS, names_of
-from weir.embedding.tokens.vocabularies import has_capitals
+from weir.embedding.tokens.files import has_capitals
 from weir.errors import SettingsError
 
 USUAL = "bert_model.ckpt"
@@ -109,7 +109,7 @@ def _write(path: Path, bundle: Bundle, names: dict[str, str]) -> None:
             file.write(np.ascontiguousarray(_array(bundle, variable), dtype="<f4").data)
 
 
-def _settings(made: Path, config: Document, bundle: Bundle, vocabulary: Path, cased: bool | None) -> None:
+def _settings(made: Path, config: JsonDocument, bundle: Bundle, vocabulary: Path, cased: bool | None) -> None:
     """Write the configuration of model and tokenizer."""
     shutil.copyfile(vocabulary, made / "vocab.txt")
     if cased is None:

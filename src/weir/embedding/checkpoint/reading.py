@@ -16,7 +16,7 @@ from weir.embedding.checkpoint.config import (
     FAMILIES,
     SIZES,
     Architecture,
-    Document,
+    JsonDocument,
     read_architecture,
     read_document,
     read_family,
@@ -24,7 +24,7 @@ from weir.embedding.checkpoint.config import (
 )
 from weir.embedding.checkpoint.weights import POOLER, Store, Weights, missing, open_tensors
 from weir.embedding.recipe import Pooling
-from weir.embedding.tokens.options import AS_THE_FILES_SAY, TokenizerOptions
+from weir.embedding.texts import AS_THE_FILES_SAY, TokenizerOptions
 from weir.embedding.tokens.tokenizer import Tokenizer
 from weir.errors import SettingsError
 
@@ -67,7 +67,7 @@ class Dense:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ModelLayout:
     """How a directory is laid out: where the network's files are, and what sentence-transformers does around it.
 
     `pooled` is None for a plain model. `files` are those that decide the vectors, beside the network's own.
@@ -90,7 +90,7 @@ class Layout:
         return (-1,) if self.pooled or count == 1 else (-2,)
 
 
-def read_layout(directory: Path) -> Layout:
+def read_layout(directory: Path) -> ModelLayout:
     """Understand modules.json and the folders it names; a directory without one is a plain model.
 
     Raises SettingsError naming the file and the module for what is not a network, a pooling, dense layers, and at last a normalisation.
@@ -98,7 +98,7 @@ def read_layout(directory: Path) -> Layout:
     if not directory.is_dir():
         raise missing(directory)
     if not (directory / MODULES).is_file():
-        return Layout(directory)
+        return ModelLayout(directory)
     modules = _modules(directory)
     (network_path, first), rest = modules[0], modules[1:]
     if first != "Transformer":
@@ -124,7 +124,7 @@ def read_layout(directory: Path) -> Layout:
         raise _unknown(directory, first, "must be followed by a Pooling")
     max_length, lowercase = _text_settings(network)
     prompts, default, dimensions = _encoding_settings(directory)
-    return Layout(
+    return ModelLayout(
         network, pooled, normalize, tuple(dense), max_length, lowercase, prompts, default, dimensions, tuple(files)
     )
 
@@ -149,7 +149,7 @@ def _unknown(directory: Path, kind: str, rule: str) -> SettingsError:
     return SettingsError(f"{directory / MODULES}: the module {kind}: {rule}; others are not computed here")
 
 
-def _pooled(config: Document) -> tuple[Pooling, ...]:
+def _pooled(config: JsonDocument) -> tuple[Pooling, ...]:
     if not config.switch("include_prompt", default=True):
         raise config.wrong("include_prompt", False, "must be true: prompts are pooled with the text")
     if "pooling_mode" in config:
@@ -223,7 +223,7 @@ class Checkpoint:
 
     directory: Path
     architecture: Architecture
-    layout: Layout
+    layout: ModelLayout
     store: Store
 
     @property
@@ -310,7 +310,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     return Checkpoint(directory, architecture, layout, store)
 
 
-def _check_dense(layout: Layout, architecture: Architecture) -> None:
+def _check_dense(layout: ModelLayout, architecture: Architecture) -> None:
     """Each dense layer must take what the one before gives; a pooling may give a multiple of the hidden size."""
     width = architecture.hidden_size * len(layout.pooled or (None,))
     for layer in layout.dense:
@@ -338,14 +338,14 @@ def read_for(kind: str, directory: Path) -> Checkpoint:
     return Checkpoint(directory, architecture, layout, store)
 
 
-def _is_other(config: Document) -> bool:
+def _is_other(config: JsonDocument) -> bool:
     return (
         config.text("model_type") not in FAMILIES
         or config.text("position_embedding_type", default="absolute") != "absolute"
     )
 
 
-def _architecture(config: Document, store: Store) -> Architecture:
+def _architecture(config: JsonDocument, store: Store) -> Architecture:
     if config.switch("is_encoder_decoder"):
         raise config.wrong(
             "is_encoder_decoder",

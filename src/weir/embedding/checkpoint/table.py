@@ -7,16 +7,11 @@ a list of places where keys are whole, and their number.
 (LevelDB, doc/table_format.md; TensorFlow, core/lib/io/format.h)
 """
 
-from collections.abc import Iterator
+from weir.embedding.tokens.files import Malformed, read_varint
 
 FOOTER = 48
 MOST_BYTES = 64 << 20  # of all keys and values: an index of thousands of variables has a megabyte
 MAGIC = bytes.fromhex("57fb808b247547db")
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5  # how a field of a protocol buffer is written
-
-
-class Malformed(ValueError):
-    """These bytes are not what they should be."""
 
 
 def read_table(data: bytes) -> dict[bytes, bytes]:
@@ -36,28 +31,6 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
     return entries
 
 
-def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield the number and the value of each field of a protocol buffer. Raises Malformed."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
-        number, kind = tag >> 3, tag & 7
-        value: int | bytes
-        if kind == VARINT:
-            value, place = _varint(message, place)
-        elif kind in (FIXED32, FIXED64):
-            size = 4 if kind == FIXED32 else 8
-            value, place = int.from_bytes(message[place : place + size], "little"), place + size
-        elif kind == BYTES:
-            size, place = _varint(message, place)
-            value, place = message[place : place + size], place + size
-        else:
-            raise Malformed(f"a field is of the kind {kind}, which there is not")
-        if place > len(message):
-            raise Malformed("a field is cut off")
-        yield number, value
-
-
 def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
     block = data[start : start + size]
     if len(block) < max(size, 4) or start + size >= len(data):
@@ -68,9 +41,9 @@ def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
     entries: dict[bytes, bytes] = {}
     key, place = b"", 0
     while place < end:
-        shared, place = _varint(block, place)
-        own, place = _varint(block, place)
-        length, place = _varint(block, place)
+        shared, place = read_varint(block, place)
+        own, place = read_varint(block, place)
+        length, place = read_varint(block, place)
         if shared > len(key) or place + own + length > end:
             raise Malformed("an entry is cut off")
         room -= shared + own + length
@@ -83,20 +56,6 @@ def _block(data: bytes, start: int, size: int, room: int) -> dict[bytes, bytes]:
 
 
 def _handle(data: bytes, place: int) -> tuple[int, int, int]:
-    start, place = _varint(data, place)
-    size, place = _varint(data, place)
+    start, place = read_varint(data, place)
+    size, place = read_varint(data, place)
     return start, size, place
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number in groups of seven bits, lowest first, and the place behind it."""
-    number = 0
-    for shift in range(0, 70, 7):
-        if place >= len(data):
-            break
-        byte = data[place]
-        place += 1
-        number |= (byte & 127) << shift
-        if byte < 128:
-            return number, place
-    raise Malformed("a number is cut off")

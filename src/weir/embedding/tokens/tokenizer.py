@@ -1,4 +1,7 @@
-"""Texts to token ids: checked one by one, cut to the length, with the model's special tokens."""
+"""Texts to token ids: checked one by one, cut to the length, with the model's special tokens.
+
+A text that is wrong becomes an error that names the rule; the caller says which text it was.
+"""
 
 import re
 import struct
@@ -9,14 +12,174 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from weir.embedding.texts import AS_THE_SERVER, TOO_LONG, Text, TokenizeOptions
-from weir.embedding.tokens.failing import named
-from weir.embedding.tokens.options import AS_THE_FILES_SAY, TokenizerOptions
-from weir.embedding.tokens.pieces import load_pieces
-from weir.embedding.tokens.splitting import split_ids
-from weir.embedding.tokens.template import Template, read_template, shares
-from weir.embedding.tokens.texts import Read, read_text
+from weir.embedding.texts import (
+    AS_THE_FILES_SAY,
+    AS_THE_SERVER,
+    TOO_LONG,
+    Text,
+    Tokenized,
+    TokenizeOptions,
+    TokenizerOptions,
+)
+from weir.embedding.tokens.files import load_pieces, named
 from weir.errors import InvalidRequest, SettingsError
+
+
+def split_ids(ids: Sequence[int], words: Sequence[int | None], room: int, overlap: int) -> list[list[int]]:
+    """Return pieces of at most `room` tokens, each sharing `overlap` tokens with the one before.
+
+    `words` says of each token which word it is part of. A word that alone is longer than a piece is cut inside.
+    """
+    pieces: list[list[int]] = []
+    start = 0
+    while True:
+        stop = _stop(words, start, room, overlap)
+        pieces.append(list(ids[start:stop]))
+        if stop >= len(ids):
+            return pieces
+        start = stop - overlap
+
+
+def _stop(words: Sequence[int | None], start: int, room: int, overlap: int) -> int:
+    full = start + room
+    if full >= len(words):
+        return len(words)
+    stop = full
+    while stop > start + overlap and words[stop] == words[stop - 1] is not None:
+        stop -= 1
+    return stop if stop > start + overlap else full
+
+
+class Template(NamedTuple):
+    """Token ids before, between and after. One text: `first + ids + last`; two: `first + a + middle + b + end`."""
+
+    first: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
+    middle: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+    def room(self, max_length: int, *, pair: bool) -> int:
+        """Return how many tokens of the text, or of both, fit."""
+        special = len(self.middle) + len(self.end) if pair else len(self.last)
+        return max_length - len(self.first) - special
+
+
+def read_template(pieces: Any) -> Template:
+    """See what the tokenizer's own rules put around a text, by giving it one that is a token of the vocabulary."""
+    added = pieces.get_added_tokens_decoder()
+    sample = added[min(added)].content if added else "a"
+    one, two = pieces.encode(sample), pieces.encode(sample, sample)
+    first, last = _around(one.ids, one.sequence_ids, (0,))
+    _, end = _around(two.ids, two.sequence_ids, (0, 1))
+    own = two.sequence_ids
+    middle = two.ids[len(own) - own[::-1].index(0) : own.index(1)] if 0 in own and 1 in own else []
+    return Template(tuple(first), tuple(last), tuple(middle), tuple(end))
+
+
+def _around(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    places = [place for place, text in enumerate(own) if text in texts]
+    if not places:
+        return [], []
+    return ids[: places[0]], ids[places[-1] + 1 :]
+
+
+def shares(first: int, second: int, room: int) -> tuple[int, int]:
+    """Return how many tokens two texts of these lengths keep, so that both fit: the longer one is cut first.
+
+    As in the library: of two that are both cut, the second keeps the odd token, unless the first was the longer.
+    """
+    if first + second <= room:
+        return first, second
+    short = min(first, second)
+    long = room - short
+    if long < short:
+        short, long = room // 2, room - room // 2
+    return (long, short) if first > second else (short, long)
+
+
+SHOWN = 40  # characters of a text in an error
+
+
+class CheckedText(NamedTuple):
+    """A text, found valid: one or two texts, one or two lists of words, or the ids."""
+
+    texts: tuple[str, ...] = ()
+    words: tuple[list[str], ...] = ()
+    ids: list[int] | None = None
+
+
+def read_text(text: Any, separator: str | None, vocab_size: int) -> CheckedText:
+    """Find out what a text is, and whether it is one. Raises InvalidRequest naming the rule."""
+    if isinstance(text, str):
+        check_string(text, "the text")
+        return CheckedText(texts=_cut_string(text, separator))
+    if isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text):
+        for part, name in zip(text, ("the first text of the pair", "the second text of the pair"), strict=True):
+            check_string(part, name)
+        return CheckedText(texts=text)
+    if isinstance(text, Sequence) and not isinstance(text, bytes | bytearray | memoryview):
+        return _read_list(text, separator, vocab_size)
+    raise InvalidRequest(f"{_shown(text)} must be a string, a pair of strings, a list of words or a list of token ids")
+
+
+def check_string(text: str, name: str) -> None:
+    """Raise InvalidRequest if `text` is empty, has a NUL, or is not valid Unicode."""
+    if not text:
+        raise InvalidRequest(f"{name} is empty: it must have at least one character")
+    if "\0" in text:
+        raise InvalidRequest(f"{name} has a NUL at character {text.index(chr(0))}: texts must have none")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"{name} is not valid Unicode: character {error.start} is half of a surrogate pair"
+            ) from None
+
+
+def _read_list(items: Sequence[Any], separator: str | None, vocab_size: int) -> CheckedText:
+    if not items:
+        raise InvalidRequest("the list is empty: it must have at least one word or token id")
+    if isinstance(items[0], str):
+        for place, word in enumerate(items):
+            if not isinstance(word, str):
+                raise InvalidRequest(f"word {place} is {_shown(word)}: all must be strings")
+            check_string(word, f"word {place}")
+        return CheckedText(words=_cut_words(list(items), separator))
+    for place, number in enumerate(items):
+        if type(number) is not int:
+            raise InvalidRequest(
+                f"token id {place} is {_shown(number)}: must be whole numbers, or words that are strings"
+            )
+        if not 0 <= number < vocab_size:
+            raise InvalidRequest(f"token id {place} is {number}: the model's vocabulary has 0 to {vocab_size - 1}")
+    return CheckedText(ids=list(items))
+
+
+def _cut_string(text: str, separator: str | None) -> tuple[str, ...]:
+    """Cut at the last separator between spaces, as bert-as-service does; what has nothing beside it is no pair."""
+    if separator is None or separator not in text:
+        return (text,)
+    found = re.fullmatch(rf"(.*\S.*) {re.escape(separator)} (.*\S.*)", text, re.DOTALL)
+    return (found[1].strip(), found[2].strip()) if found else (text,)
+
+
+def _cut_words(words: list[str], separator: str | None) -> tuple[list[str], ...]:
+    if separator is None or separator not in words:
+        return (words,)
+    place = words.index(separator)
+    parts = words[:place], words[place + 1 :]
+    if not all(parts):
+        raise InvalidRequest(
+            f"word {place} is {separator!r}, which stands between two texts: there must be words on both sides"
+        )
+    return parts
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return f"{text[:SHOWN]}{'...' if len(text) > SHOWN else ''} ({type(value).__name__})"
+
 
 # A text is first read only so far, in characters for each token wanted: English has 4 to 5.
 GENEROUS = 12
@@ -36,16 +199,6 @@ STOCK_SEPARATOR = "|||"  # the word that bert-as-service has between two texts
 LOCAL = ("BertPreTokenizer", "ByteLevel", "Metaspace", "WhitespaceSplit", "Whitespace")
 
 
-class Tokenized(NamedTuple):
-    """One text's tokens: `ids` as in Tokens (int32, little-endian), where the second text begins, and whether any were cut off. `foreign`: the
-    caller gave token ids that this tokenizer would not make of the text that they stand for."""
-
-    ids: bytes
-    second: int = 0
-    truncated: bool = False
-    foreign: bool = False
-
-
 class Numbered(NamedTuple):
     """A text's token ids, without special ones, and which word each is part of."""
 
@@ -59,7 +212,7 @@ class Tokenizer:
     def __init__(
         self, directory: Path, options: TokenizerOptions = AS_THE_FILES_SAY, *, vocab_size: int | None = None
     ) -> None:
-        """Read the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
+        """CheckedText the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
         separator = options.pair_separator
         if separator is not None and not separator.strip():
             raise SettingsError(f"pair_separator={separator!r}: must have characters other than spaces")
@@ -101,16 +254,16 @@ class Tokenizer:
         `truncate` False, a text that is too long is an error. `manner` says what holds for these texts only.
         """
         whole_words, separator = self._words_of(manner)
-        found: list[Read | InvalidRequest] = []
+        found: list[CheckedText | InvalidRequest] = []
         for text in texts:
             try:
                 found.append(self._read(text, separator, manner.prompt))
             except InvalidRequest as error:
                 found.append(error)
-        cut = iter(self._cut([read for read in found if isinstance(read, Read)], max_length, whole_words))
+        cut = iter(self._cut([read for read in found if isinstance(read, CheckedText)], max_length, whole_words))
         return [
             self._framed(next(cut), max_length, truncate, self._is_bare(read, whole_words), read.ids is not None)
-            if isinstance(read, Read)
+            if isinstance(read, CheckedText)
             else read
             for read in found
         ]
@@ -135,7 +288,7 @@ class Tokenizer:
         except InvalidRequest as error:
             return error
 
-    def _is_bare(self, read: Read, whole_words: bool) -> bool:
+    def _is_bare(self, read: CheckedText, whole_words: bool) -> bool:
         """Tell whether no special tokens are put around a text: it has them already, or is a list of tokens that are to stay alone."""
         tokens = whole_words and len(read.words) == 1
         return read.ids is not None or (tokens and not self.options.word_special_tokens)
@@ -167,12 +320,12 @@ class Tokenizer:
         separator = STOCK_SEPARATOR if manner.whole_words and self.separator is None else self.separator
         return manner.whole_words or self.options.whole_words, separator
 
-    def _read(self, text: Any, separator: str | None, prompt: str | None) -> Read:
+    def _read(self, text: Any, separator: str | None, prompt: str | None) -> CheckedText:
         read = read_text(text, separator, self.vocab_size)
         prompt = self.options.prompt if prompt is None else prompt
-        return Read(texts=(prompt + read.texts[0],)) if prompt and len(read.texts) == 1 else read
+        return CheckedText(texts=(prompt + read.texts[0],)) if prompt and len(read.texts) == 1 else read
 
-    def _cut(self, found: list[Read], max_length: int, whole_words: bool) -> list[list[list[int]]]:
+    def _cut(self, found: list[CheckedText], max_length: int, whole_words: bool) -> list[list[list[int]]]:
         """Return the ids of the one or two parts of each text, without special tokens. All strings go to the library at once."""
         enough = GENEROUS * max_length + 64
         heads = [self._head(text, enough) for read in found for text in read.texts]
@@ -239,7 +392,7 @@ class Tokenizer:
             ids += [self.vocabulary[word]] if word in self.vocabulary else next(cut).ids
         return ids
 
-    def _numbered(self, read: Read, whole_words: bool) -> list[Numbered]:
+    def _numbered(self, read: CheckedText, whole_words: bool) -> list[Numbered]:
         """Return the one or two parts of a text."""
         if read.texts:
             with named(self.directory):
@@ -293,7 +446,7 @@ class Tokenizer:
         text = self.pieces.decode(own, skip_special_tokens=True)
         if not text or "\0" in text:
             return bool(own)
-        (again,) = self._cut([Read(texts=(text,))], 2 * len(ids), whole_words=False)
+        (again,) = self._cut([CheckedText(texts=(text,))], 2 * len(ids), whole_words=False)
         return [number for number in again[0] if number not in self.special_ids] != own
 
     def _shortened(self, ids: list[int], room: int) -> list[int]:

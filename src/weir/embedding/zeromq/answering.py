@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from structlog.stdlib import BoundLogger
 
-from weir.embedding.clients import Clients
-from weir.embedding.counts import Counts
 from weir.embedding.encoder import LONGEST_TIMEOUT
+from weir.embedding.metrics import TextClients, TextCounts
 from weir.embedding.status import Status
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.embedding.zeromq.drops import Drops
@@ -47,8 +46,8 @@ class Means(NamedTuple):
 
     served: Mapping[str, Encodes]
     publisher: Publisher
-    clients: Clients
-    counts: Counts
+    clients: TextClients
+    counts: TextCounts
     status: Status
     control: Control
     terminate: Callable[[], None]

@@ -11,8 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from weir.embedding.clients import Clients
-from weir.embedding.counts import Counts
+from weir.embedding.metrics import TextClients, TextCounts
 from weir.embedding.status import Status
 from weir.embedding.texts import Encodes
 from weir.embedding.zeromq.answering import Answering, Means
@@ -47,15 +46,15 @@ class ZeroMqDoor:
 
     def __init__(
         self, served: Mapping[str, Encodes], settings: ZeroMqSettings, http: HttpSettings, *, control: Control | None = None,
-        clients: Clients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
-        counts: Counts | None = None, max_texts: int = MAX_TEXTS, account: Account | None = None,
+        clients: TextClients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
+        counts: TextCounts | None = None, max_texts: int = MAX_TEXTS, account: Account | None = None,
     ) -> None:  # fmt: skip
         self._settings = settings
         self._host = http.host
         logger = get_logger("weir")
-        counts = counts or Counts()
+        counts = counts or TextCounts()
         self.drops = Drops(logger, counts.dropped)
-        self.clients = clients or Clients()
+        self.clients = clients or TextClients()
         self._account = account = account or Account(http)
         self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
         self._answering = Answering(

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.embedding.text_models import Cut, Words
+from tests.embedding.text_models import Words
 
-from weir.embedding.reading import BRIEF_CHARACTERS, CHUNK, URGENT_CHARACTERS, Readers, TokenizeRequest
-from weir.embedding.texts import Text, TokenizeOptions
+from weir.embedding.texts import Text, Tokenized, TokenizeOptions
+from weir.embedding.tokens.threads import BRIEF_CHARACTERS, CHUNK, URGENT_CHARACTERS, TokenizeRequest, TokenizerThreads
 from weir.errors import Draining, InvalidRequest, ModelError
 
 
 def read(
-    readers: Readers,
+    readers: TokenizerThreads,
     texts: list[Any],
     *,
     urgent: bool = True,
@@ -44,7 +44,7 @@ def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
     async def main() -> None:
         words = Words()
         heard: list[tuple[float, float, int]] = []
-        readers = Readers(words, 2, lambda *round_: heard.append(round_))
+        readers = TokenizerThreads(words, 2, lambda *round_: heard.append(round_))
         readers.start()
         readers.start()
         words.gate.clear()
@@ -69,7 +69,7 @@ def test_what_comes_while_a_thread_is_busy_goes_together() -> None:
 def test_what_is_urgent_does_not_wait_for_what_is_not() -> None:
     async def main() -> None:
         words = Words()
-        readers = Readers(words, 2)
+        readers = TokenizerThreads(words, 2)
         readers.start()
         words.gate.clear()
         bulk = [read(readers, ["x"] * CHUNK, urgent=False) for _ in range(9)]
@@ -93,7 +93,7 @@ class Where(Words):
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
-    ) -> list[Cut | InvalidRequest]:
+    ) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         self.threads.append(threading.current_thread().name)
         return super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
@@ -109,8 +109,8 @@ def test_the_loop_reads_what_is_brief_for_a_small_share_of_its_time(monkeypatch:
             now += 1.0
             return now
 
-        monkeypatch.setattr("weir.embedding.reading.time", SimpleNamespace(monotonic=monotonic))
-        readers = Readers(words, 2)
+        monkeypatch.setattr("weir.embedding.tokens.threads.time", SimpleNamespace(monotonic=monotonic))
+        readers = TokenizerThreads(words, 2)
         readers.start()
         own = threading.current_thread().name
         for _ in range(30):
@@ -134,7 +134,7 @@ class Held(Words):
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
-    ) -> list[Cut | InvalidRequest]:
+    ) -> list[Tokenized | InvalidRequest]:
         """Read texts."""
         if texts[0] in self.gates:
             self.reads[str(texts[0])].set()
@@ -145,7 +145,7 @@ class Held(Words):
 def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_the_urgent_first() -> None:
     async def main() -> None:
         words = Held("first", "second")
-        readers = Readers(words, 2)
+        readers = TokenizerThreads(words, 2)
         readers.start()
         first = read(readers, ["first"])
         await asyncio.to_thread(words.reads["first"].wait)
@@ -163,7 +163,7 @@ def test_what_is_not_urgent_is_read_by_the_thread_that_was_woken_for_it_and_did_
 
 def test_one_thread_does_all() -> None:
     async def main() -> None:
-        readers = Readers(Words(), 1)
+        readers = TokenizerThreads(Words(), 1)
         readers.start()
         results = await asyncio.gather(read(readers, ["a b"]), read(readers, ["c"], urgent=False))
         assert [len(each[0].ids) for each in results] == [8, 4]
@@ -180,7 +180,7 @@ class Panic(BaseException):
 def test_a_tokenizer_that_raises_harms_nobody_else(kind: type[BaseException]) -> None:
     async def main() -> None:
         words = Words()
-        readers = Readers(words, 2)
+        readers = TokenizerThreads(words, 2)
         readers.start()
         words.fault = kind("no")
         for urgent in (True, False):
@@ -200,7 +200,7 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
 
         def encode(
             self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
-        ) -> list[Cut | InvalidRequest]:
+        ) -> list[Tokenized | InvalidRequest]:
             """Read texts."""
             found = super().encode(texts, max_length=max_length, truncate=truncate, manner=manner)
             if "worst" in texts:
@@ -209,7 +209,7 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
 
     async def main() -> None:
         words = Choosy()
-        readers = Readers(words, 1)
+        readers = TokenizerThreads(words, 1)
         readers.start()
         words.gate.clear()
         first = read(readers, ["a"])
@@ -218,7 +218,7 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
         words.gate.set()
         await first
         failed = [[type(each) for each in results] for results in await asyncio.gather(*together)]
-        assert failed == [[Cut, Cut], [ModelError, ModelError], [Cut, Cut]]
+        assert failed == [[Tokenized, Tokenized], [ModelError, ModelError], [Tokenized, Tokenized]]
         readers.close()
 
     asyncio.run(main())
@@ -227,7 +227,7 @@ def test_only_who_asks_for_what_cannot_be_read_hears_of_it() -> None:
 def test_what_is_unread_at_the_end_hears_of_it() -> None:
     async def main() -> None:
         words = Words()
-        readers = Readers(words, 2)
+        readers = TokenizerThreads(words, 2)
         readers.start()
         words.gate.clear()
         begun = []
@@ -248,7 +248,7 @@ def test_what_is_unread_at_the_end_hears_of_it() -> None:
 def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
     async def main() -> None:
         chance = Random(threads)
-        readers = Readers(Words(), threads)
+        readers = TokenizerThreads(Words(), threads)
         readers.start()
         for _ in range(60):
             asked = []
@@ -265,7 +265,7 @@ def test_whatever_comes_in_whatever_order_is_read(threads: int) -> None:
 
 def test_threads_outlive_a_loop_that_is_gone() -> None:
     words = Words()
-    readers = Readers(words, 1)
+    readers = TokenizerThreads(words, 1)
 
     async def main() -> None:
         readers.start()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.embedding.prompts import MOST_CHARACTERS, prompt_of_server, prompt_text
+from weir.embedding.texts import MOST_CHARACTERS, prompt_of_server, prompt_text
 from weir.errors import InvalidRequest, SettingsError
 
 PROMPTS = {"query": "query: ", "document": "passage: "}

@@ -14,7 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Protocol
 
-from weir.embedding.texts import AS_THE_SERVER, Text, TokenizeOptions
+from weir.embedding.texts import AS_THE_SERVER, Text, Tokenized, TokenizeOptions
 from weir.errors import Draining, InvalidRequest, ModelError, WeirError
 
 CHUNK = 64  # texts that a thread reads at once
@@ -23,42 +23,22 @@ BRIEF_CHARACTERS = 1_000  # take a quarter of a millisecond
 REST = 10  # times as long as it has read, the loop leaves reading to the threads
 
 
-class Tokenized(Protocol):
-    """What a tokenizer makes of a text."""
-
-    @property
-    def ids(self) -> bytes:
-        """Token ids, int32, little-endian, special ones included."""
-
-    @property
-    def second(self) -> int:
-        """Where the second text of a pair begins; 0: there is one."""
-
-    @property
-    def truncated(self) -> bool:
-        """Whether the text was cut."""
-
-    @property
-    def foreign(self) -> bool:
-        """Whether they are token ids that the tokenizer would not make of the text that they stand for."""
-
-
 class Tokenizes(Protocol):
     """What the front needs of a tokenizer; called by several threads at once."""
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
-    ) -> "Sequence[Tokenized | InvalidRequest]":
+    ) -> Sequence[Tokenized | InvalidRequest]:
         """Return what each text is, in order; an error in the place of one that is wrong."""
 
-    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> "Sequence[Tokenized] | InvalidRequest":
+    def split(self, text: Text, *, max_length: int, manner: TokenizeOptions) -> Sequence[Tokenized] | InvalidRequest:
         """Return a long text, or pair of texts, in pieces that the model can read; never asked for token ids."""
 
     def tokens(self, ids: bytes) -> list[str]:
         """Return the tokens as texts."""
 
 
-Read = Tokenized | list[Tokenized] | WeirError  # a list: the pieces of a text
+TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list: the pieces of a text
 
 
 class TokenizeRequest:
@@ -68,7 +48,7 @@ class TokenizeRequest:
     __slots__ = ("done", "manner", "max_length", "split", "texts", "truncate")
 
     def __init__(
-        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[Read]], None],
+        self, texts: Sequence[Text], max_length: int, truncate: bool, done: Callable[[Sequence[TokenizeResult]], None],
         split: bool = False, manner: TokenizeOptions = AS_THE_SERVER,
     ) -> None:  # fmt: skip
         self.split = split
@@ -79,7 +59,7 @@ class TokenizeRequest:
         self.done = done
 
 
-class Readers:
+class TokenizerThreads:
     """Threads that read; with none, the event loop does. `heard`, if given, is told (began, ended, texts) of each round, in seconds of time.monotonic, on the loop's thread."""
 
     def __init__(
@@ -161,7 +141,7 @@ class Readers:
         except RuntimeError:
             return  # the loop is closed: nobody waits any more
 
-    def _results(self, readings: list[TokenizeRequest]) -> list[Sequence[Read]]:
+    def _results(self, readings: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
         try:
             return self._tokenized(readings)
         except BaseException as error:  # those who wait are to hear of it; Rust's panics are no Exceptions
@@ -170,13 +150,13 @@ class Readers:
             failure = ModelError(f"the texts could not be turned into tokens: {error!r}")
             return [[failure] * len(readings[0].texts)]
 
-    def _tokenized(self, readings: list[TokenizeRequest]) -> list[Sequence[Read]]:
-        """Read those that are to be read alike together."""
+    def _tokenized(self, readings: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
+        """TokenizeResult those that are to be read alike together."""
         alike: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
         for reading in readings:
             key = (reading.max_length, reading.truncate or reading.split, reading.manner)
             alike.setdefault(key, []).append(reading)
-        found: dict[int, Sequence[Read]] = {}
+        found: dict[int, Sequence[TokenizeResult]] = {}
         for (max_length, truncate, manner), members in alike.items():
             texts = [text for reading in members for text in reading.texts]
             results = iter(self._tokenizer.encode(texts, max_length=max_length, truncate=truncate, manner=manner))
@@ -185,17 +165,19 @@ class Readers:
                 found[id(reading)] = self._in_pieces(reading, mine) if reading.split else mine
         return [found[id(reading)] for reading in readings]
 
-    def _in_pieces(self, reading: TokenizeRequest, results: "list[Tokenized | InvalidRequest]") -> list[Read]:
+    def _in_pieces(self, reading: TokenizeRequest, results: list[Tokenized | InvalidRequest]) -> list[TokenizeResult]:
         return [self._whole(reading, *each) for each in zip(reading.texts, results, strict=True)]
 
-    def _whole(self, reading: TokenizeRequest, text: Text, found: "Tokenized | InvalidRequest") -> Read:
+    def _whole(self, reading: TokenizeRequest, text: Text, found: Tokenized | InvalidRequest) -> TokenizeResult:
         """Return all pieces of a text that was cut; token ids, with special ones of the caller's, stay cut."""
         if isinstance(found, InvalidRequest) or not found.truncated or isinstance(text[0], int):
             return found
         pieces = self._tokenizer.split(text, max_length=reading.max_length, manner=reading.manner)
         return pieces if isinstance(pieces, InvalidRequest) else list(pieces)
 
-    def _give(self, readings: list[TokenizeRequest], results: list[Sequence[Read]], began: float, ended: float) -> None:
+    def _give(
+        self, readings: list[TokenizeRequest], results: list[Sequence[TokenizeResult]], began: float, ended: float
+    ) -> None:
         for reading, result in zip(readings, results, strict=True):
             reading.done(result)
         if self._heard is not None:

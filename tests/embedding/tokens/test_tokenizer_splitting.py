@@ -7,11 +7,8 @@ import pytest
 from tests.embedding import tiny
 from tests.embedding.tokens.reading import ids
 
-from weir.embedding.texts import TokenizeOptions
-from weir.embedding.tokens.options import TokenizerOptions
-from weir.embedding.tokens.splitting import split_ids
-from weir.embedding.tokens.template import shares
-from weir.embedding.tokens.tokenizer import Tokenizer
+from weir.embedding.texts import TokenizeOptions, TokenizerOptions
+from weir.embedding.tokens.tokenizer import Tokenizer, shares, split_ids
 from weir.errors import InvalidRequest
 
 

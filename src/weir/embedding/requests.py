@@ -1,23 +1,66 @@
-"""One request for vectors while it is under way: its texts, and what has come of them."""
+"""One request for vectors while it is under way: its texts, what has come of them, and its place in a trace."""
 
 import asyncio
 import copy
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
-from weir.embedding.pieces import Pieces
-from weir.embedding.reading import Tokenized
-from weir.embedding.texts import AS_THE_SERVER, Text, TokenizeOptions, Tokens
+from weir.embedding.recipe import Pooling
+from weir.embedding.texts import AS_THE_SERVER, Text, Tokenized, TokenizeOptions, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
 from weir.serving.calls import InProcess
+from weir.telemetry.tracecontext import CURRENT, Trace
 
 if TYPE_CHECKING:
     from weir.embedding.encoder import Encoder
-    from weir.embedding.tracing import CallTrace
     from weir.protocols.account import Claim
+    from weir.serving.delivery import Tracer
     from weir.serving.service import Service
+
+
+_OF_HIGHEST = (Pooling.MAX, Pooling.HIERARCHICAL)
+
+
+def highest_places(poolings: Sequence[Pooling], size: int) -> list[bool]:
+    """Return of which of a vector's `size` numbers the highest is taken over pieces, as it is over tokens; of the others it is the mean."""
+    parts = [
+        part for each in poolings for part in ((Pooling.MEAN, Pooling.MAX) if each is Pooling.MEAN_MAX else (each,))
+    ]
+    return [part in _OF_HIGHEST for part in parts for _ in range(size // len(parts))]
+
+
+class Pieces:
+    """What has come of the pieces of one text: the mean of their vectors, each weighed by its tokens, but the highest of the numbers that
+    `highest` says (all others: None); or, where each token has a vector, all of them in order."""
+
+    __slots__ = ("_found", "_highest", "_left", "_normalize", "_weights")
+
+    def __init__(self, weights: list[int], normalize: bool, highest: Sequence[bool] | None = None) -> None:
+        self._highest = highest
+        self._weights = weights
+        self._left = len(weights)
+        self._found: list[Any] = [None] * len(weights)
+        self._normalize = normalize
+
+    def put(self, piece: int, vector: Any) -> Any:
+        """Keep the vector of a piece; return that of the text when all are there, else None."""
+        self._found[piece] = vector
+        self._left -= 1
+        if self._left:
+            return None
+        import numpy
+
+        if vector.ndim > 1:
+            return numpy.concatenate(self._found)
+        mean = numpy.average(self._found, axis=0, weights=self._weights)
+        if self._highest is not None:
+            mean = numpy.where(self._highest, numpy.max(self._found, axis=0), mean)
+        if self._normalize:
+            mean /= max(float(numpy.linalg.norm(mean)), 1e-12)
+        return mean.astype(numpy.float32)
 
 
 Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and that
@@ -251,3 +294,71 @@ def _saying(error: WeirError, message: str) -> WeirError:
     told.args = (message,)
     told.__cause__ = error.__cause__ or error
     return told
+
+
+MOST_SPANS = 128  # of texts, and of rounds of reading, of one request: the others of a large one have none
+
+
+class CallTrace:
+    """The span of one request for the vectors of `count` texts: it lasts as long as the block. `trace` is the `traceparent` that the caller
+    sent, or the Trace that a door has begun; it is the current one of the task from then on, so that the door can name it."""
+
+    __slots__ = (
+        "_attributes",
+        "_began",
+        "_door",
+        "_model",
+        "_others",
+        "_read_since",
+        "_service",
+        "_spans",
+        "_trace",
+        "_tracer",
+    )
+
+    def __init__(
+        self, tracer: "Tracer", service: "Service", model: str, trace: str | Trace | None, *, door: str, count: int
+    ) -> None:
+        self._tracer = tracer
+        self._service = service
+        self._model = model
+        self._door = door
+        self._attributes = {"weir.model": model, "weir.door": door, "weir.texts": count}
+        self._trace = trace if isinstance(trace, Trace) else tracer.new(trace)
+        self._others = Trace(self._trace.trace_id, self._trace.span_id, sampled=False)
+        self._spans = [
+            MOST_SPANS,
+            MOST_SPANS if self._trace.sampled else 0,
+        ]  # rounds of reading, texts: as many may still come
+        self._began = self._read_since = service.now()
+
+    def __enter__(self) -> Self:
+        CURRENT.set(self._trace)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        told = error if isinstance(error, WeirError) else None
+        self._tracer.ended(
+            f"encode {self._model}", self._trace, self._began, self._service.now(), attributes=self._attributes, error=told,
+            inside=self._door == "python",
+        )  # fmt: skip
+
+    def of_text(self) -> str | Trace:
+        """Return the trace of the next text: a child of this, as far as there are not too many."""
+        if not self._spans[1]:
+            return self._others
+        self._spans[1] -= 1
+        return self._trace.traceparent
+
+    def reads(self) -> None:
+        """A round of reading begins: texts are on their way to become tokens."""
+        self._read_since = self._service.now()
+
+    def has_read(self, count: int) -> None:
+        """It is over: so many texts have become tokens."""
+        if self._spans[0]:
+            self._spans[0] -= 1
+            said: dict[str, Any] = {"weir.texts": count}
+            self._tracer.step("tokenize", self._trace, self._read_since, self._service.now(), attributes=said)

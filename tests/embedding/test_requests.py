@@ -9,7 +9,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.embedding.test_encoder import of, serving
 from tests.telemetry.test_tracing import CALLER, Kept, attributes, ids, times
 
-from weir.embedding.tracing import MOST_SPANS
+from weir.embedding.requests import MOST_SPANS
 from weir.errors import InvalidRequest
 from weir.telemetry.tracing import Tracing
 

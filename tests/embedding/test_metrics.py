@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from weir.embedding.clients import Clients
+from weir.embedding.metrics import TextClients
 from weir.embedding.status import Status
 
 
@@ -16,7 +16,7 @@ class Clock:
 
 def test_what_the_stock_statistic_has_is_counted() -> None:
     clock = Clock()
-    clients = Clients(clock)
+    clients = TextClients(clock)
     for client, texts, after in (("a", 3, 0.0), ("b", 1, 0.5), ("a", 1, 0.25)):
         clock.now += after
         clients.asked(client, texts, door="zeromq")
@@ -34,7 +34,7 @@ def test_what_the_stock_statistic_has_is_counted() -> None:
 
 
 def test_nobody_has_asked() -> None:
-    assert Clients().statistics() == {
+    assert TextClients().statistics() == {
         "num_data_request": 0, "num_total_seq": 0, "num_sys_request": 0, "num_total_request": 0, "num_total_client": 0,
         "num_active_client": 0,
     }  # fmt: skip
@@ -42,7 +42,7 @@ def test_nobody_has_asked() -> None:
 
 def test_clients_are_active_for_three_minutes() -> None:
     clock = Clock()
-    clients = Clients(clock)
+    clients = TextClients(clock)
     clients.asked("a", 1, door="zeromq")
     clock.now += 179.0
     clients.asked("b", 2, door="http")
@@ -56,7 +56,7 @@ def test_clients_are_active_for_three_minutes() -> None:
 
 
 def test_the_clients_heard_of_last_are_remembered() -> None:
-    clients = Clients(most=3)
+    clients = TextClients(most=3)
     for name in ("a", "b", "c", "a", "d"):
         clients.asked(name, 1, door="zeromq")
     assert [row["identity"] for row in clients.table()] == ["d", "a", "c"]
@@ -71,7 +71,7 @@ class Encoder:
 
 
 def test_the_status_says_what_stock_clients_look_for() -> None:
-    clients = Clients()
+    clients = TextClients()
     served: Any = {"one": Encoder(), "two": Encoder()}
     status = Status(served, clients, lambda: {"pooling_layer": [-2]})
     config = status.config("me")
@@ -87,7 +87,7 @@ def test_the_status_says_what_stock_clients_look_for() -> None:
 def test_a_client_whose_token_ids_are_of_another_model_is_named_in_the_log_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clients = Clients()
+    clients = TextClients()
     clients.warn_of_ids("stranger", 1, "mini")  # nobody knows it
     clients.asked("chain", 2, door="openai")
     with caplog.at_level("WARNING", "weir"):

@@ -6,8 +6,8 @@ import pytest
 from tests.embedding.test_encoder import of, serving
 from tests.embedding.text_models import Words
 
-from weir.embedding.accepted import Accepted
-from weir.embedding.reading import BRIEF_CHARACTERS
+from weir.embedding.encoder import Accepted
+from weir.embedding.tokens.threads import BRIEF_CHARACTERS
 from weir.errors import Draining
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.embedding.doors import MAX_TEXTS, Served, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 
-from weir.embedding.listing import Listing, send_listing
+from weir.embedding.calling import Listing, send_listing
 
 TEXTS = ["one two three four five six seven", *(f"text {number}" for number in range(MAX_TEXTS - 1))]
 EXPECTED = [vector_of("one two three four five six"), *(vector_of(text) for text in TEXTS[1:])]
@@ -33,7 +33,7 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
         async with served(HashingEncoder()) as server:
             for largest in (1_000_000, 100):
                 monkeypatch.setattr("weir.embedding.calling._LARGEST", largest)
-                monkeypatch.setattr("weir.embedding.listing._NUMBERS_AT_ONCE", 10 * DIMENSIONS)
+                monkeypatch.setattr("weir.embedding.calling._NUMBERS_AT_ONCE", 10 * DIMENSIONS)
                 found.append(await server.client.post(path, json=said, headers={"x-request-id": "r1"}))
             sizes.append(server.counted()["weir_texts_total", "hashing", "encode" if path == "/encode" else "openai"])
 
@@ -51,7 +51,7 @@ def test_the_largest_answers_come_in_bits_and_say_the_same(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("at_once", [1, 90_000, 300_000])
 def test_whole_it_says_the_same_as_in_bits(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr("weir.embedding.listing._NUMBERS_AT_ONCE", at_once)
+    monkeypatch.setattr("weir.embedding.calling._NUMBERS_AT_ONCE", at_once)
     made = listing([])
     assert msgspec.json.decode(made.whole().body) == {"id": 1, "result": list(range(10))}
     assert made.whole().body == b"".join(made.parts())

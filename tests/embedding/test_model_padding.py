@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from weir.embedding.padding import Read, filled, runs
+from weir.embedding.model import TokenIds, filled, runs
 
 
-def read(*ids: int, second: int = 0) -> Read:
-    return Read(np.array(ids, np.int32), second)
+def read(*ids: int, second: int = 0) -> TokenIds:
+    return TokenIds(np.array(ids, np.int32), second)
 
 
 def test_texts_of_like_length_run_together() -> None:

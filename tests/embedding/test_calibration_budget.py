@@ -2,7 +2,7 @@
 
 import pytest
 
-from weir.embedding.budget import MAX_ROWS, Timed, choose
+from weir.embedding.calibration import MAX_ROWS, Timed, choose
 
 
 def timings(price: float, each: float, slower_from: int = 10**9) -> list[Timed]:

@@ -4,15 +4,24 @@ from collections.abc import Callable
 
 import pytest
 
-from weir.embedding.budget import SERVER_SECONDS, Timed
-from weir.embedding.rounds import LEAST_TIMES, LONGEST_SECONDS, MOST_SECONDS, MOST_TIMES, TWICE, Rounds, Size
+from weir.embedding.calibration import (
+    LEAST_TIMES,
+    LONGEST_SECONDS,
+    MOST_SECONDS,
+    MOST_TIMES,
+    SERVER_SECONDS,
+    TWICE,
+    MeasuringRounds,
+    Size,
+    Timed,
+)
 
 Seconds = Callable[[Size, int], float]
 
 
-def measured(seconds: Seconds, *lengths: int, mixed: bool = False) -> tuple[Rounds, list[Size]]:
+def measured(seconds: Seconds, *lengths: int, mixed: bool = False) -> tuple[MeasuringRounds, list[Size]]:
     """Measure: a size takes `seconds` the nth time. Return what came of it, and each size as often as it was measured."""
-    rounds, sizes = Rounds(lengths, mixed=mixed), list[Size]()
+    rounds, sizes = MeasuringRounds(lengths, mixed=mixed), list[Size]()
     while due := rounds.due():
         assert len(set(due)) == len(due)  # each once in a round
         for size in due:
