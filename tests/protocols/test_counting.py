@@ -10,11 +10,13 @@ import pytest
 
 from weir import InvalidRequest, Model, Service, Tensor
 from weir.catalog.registry import Registry
-from weir.errors import DeadlineExceeded, Overloaded
+from weir.errors import DeadlineExceeded, Overloaded, TooLarge
 from weir.messages import Batch
 from weir.protocols.account import CLAIM, Account, Counted
 from weir.protocols.bodies import Body, unpacked
+from weir.protocols.compression import CODINGS, compress
 from weir.protocols.kserve.context import KServeContext
+from weir.protocols.offloading import LONG_BODY
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeExecutor
@@ -155,27 +157,54 @@ def test_a_body_in_crumbs_arrives_whole_and_is_charged_as_it_comes() -> None:
     asyncio.run(main())
 
 
-def test_bodies_are_decompressed_a_few_at_a_time() -> None:
+LONG = b"x" * (LONG_BODY + 1)
+
+
+async def unpacked_by(account: Account, plain: bytes, within: float = 10.0, max_size: int = 4 * LONG_BODY) -> bytes:
+    """Return `plain` after it was compressed, and decompressed for a request of `account`."""
+    with account.claim() as claim:
+        CLAIM.set(claim)
+        return await unpacked(gzip.compress(plain), "gzip", max_size, within)
+
+
+def test_long_bodies_are_decompressed_a_few_at_a_time() -> None:
     async def main() -> None:
-        account = Account(HttpSettings(max_waiting_bytes=1000))
-        packed = gzip.compress(b"x" * 90)
-
-        async def one(within: float = 10.0, max_size: int = 400) -> bytes:
-            with account.claim() as claim:
-                CLAIM.set(claim)
-                return await unpacked(packed, "gzip", max_size, within)
-
-        assert await asyncio.gather(*[one() for _ in range(20)]) == [b"x" * 90] * 20
+        account = Account(HttpSettings(max_waiting_bytes=10 * LONG_BODY))
+        assert await asyncio.gather(*[unpacked_by(account, LONG) for _ in range(20)]) == [LONG] * 20
         for _ in range(2):
             await account.unpacking.acquire()
         with pytest.raises(DeadlineExceeded, match=r"could not be decompressed within 0\.01 s"):
-            await one(0.01)
+            await unpacked_by(account, LONG, 0.01)
         for _ in range(2):
             account.unpacking.release()
-        account.take(700)
+        account.take(7 * LONG_BODY)
         with pytest.raises(Overloaded):
-            await one()
-        assert account.held_bytes == 700
+            await unpacked_by(account, LONG)
+        assert account.held_bytes == 7 * LONG_BODY
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_short_bodies_wait_for_nobody_who_decompresses(coding: str) -> None:
+    async def main() -> None:
+        account = Account(HttpSettings())
+        for _ in range(2):  # two bodies that become large are decompressed
+            await account.unpacking.acquire()
+        with account.claim() as claim:
+            CLAIM.set(claim)
+            assert await unpacked(compress(b"short", coding), coding, 400, 0.01) == b"short"
+            assert account.held_bytes == 5
+            with pytest.raises(InvalidRequest):
+                await unpacked(b"junk", coding, 400, 0.01)
+
+    asyncio.run(main())
+
+
+def test_a_body_above_the_limit_is_refused_however_short_the_limit() -> None:
+    async def main() -> None:
+        with pytest.raises(TooLarge, match="at most 400 bytes"):
+            await unpacked_by(Account(HttpSettings()), b"x" * 401, max_size=400)
 
     asyncio.run(main())
 

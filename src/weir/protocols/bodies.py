@@ -7,11 +7,11 @@ from typing import Any, TypeVar
 
 from starlette.types import Message, Receive, Scope
 
-from weir.errors import DeadlineExceeded
+from weir.errors import DeadlineExceeded, TooLarge
 from weir.protocols.account import charge, unpacking
 from weir.protocols.compression import decompress
 from weir.protocols.native import too_large
-from weir.protocols.offloading import unpack
+from weir.protocols.offloading import LONG_BODY, unpack
 
 T = TypeVar("T")
 
@@ -60,17 +60,31 @@ class Body:
 
 
 async def unpacked(body: bytes, coding: str, max_size: int, within: float) -> bytes:
-    """Return `body`, which is in `coding`, as it was, charged to the account of the server. Many at once wait for each other.
+    """Return `body`, which is in `coding`, decompressed and charged to the account of the server.
+
+    What is short before and after is decompressed at once. All else waits for its turn, a few at a time, and is decompressed in a
+    thread; so whoever sends short bodies never waits for those who send what becomes large.
 
     Raises what `decompress` raises, DeadlineExceeded after `within` seconds, and Overloaded where the account has no room.
     """
-    try:
-        async with asyncio.timeout(within), unpacking(max_size):
-            plain = await unpack(len(body), partial(decompress, body, coding, max_size))
-    except TimeoutError:
-        raise DeadlineExceeded(f"body: could not be decompressed within {within:g} s") from None
+    plain = _unpacked_if_short(body, coding, max_size)
+    if plain is None:
+        try:
+            async with asyncio.timeout(within), unpacking(max_size):
+                plain = await unpack(len(body), partial(decompress, body, coding, max_size))
+        except TimeoutError:
+            raise DeadlineExceeded(f"body: could not be decompressed within {within:g} s") from None
     charge(len(plain))
     return plain
+
+
+def _unpacked_if_short(body: bytes, coding: str, max_size: int) -> bytes | None:
+    if len(body) > LONG_BODY:
+        return None
+    try:
+        return decompress(body, coding, min(max_size, LONG_BODY))
+    except TooLarge:
+        return None
 
 
 async def discard_body(receive: Receive, within: float) -> None:
