@@ -9,6 +9,7 @@ from tests.serving.kit import Square, request, squares, turns
 
 from weir import DeadlineExceeded, ModelNotReady, Service
 from weir.serving.driver import Driver
+from weir.serving.generation import Generation
 from weir.testing import FakeClock, FakeExecutor, FakeRequest, RecordingObserver
 
 
@@ -17,6 +18,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.clock, self.heard = FakeClock(), RecordingObserver()
+        self.replaced: list[Generation] = []
         self.executors = [FakeExecutor(None) for _ in range(3)]
         self.old, self.new, self.newest = (
             Service(
@@ -31,8 +33,8 @@ class Pair:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        for service in (self.old, self.new, self.newest):
-            await service.stop(0.0)
+        for generation in (*self.replaced, *(each.generation for each in (self.old, self.new, self.newest))):
+            await generation.stop(0.0)
 
     def answer(self, which: int) -> None:
         self.executors[which].answer_next(squares)
@@ -43,10 +45,10 @@ def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> N
         async with Pair() as pair:
             before = [request(pair.old, item) for item in (1, 2)]
             await turns()
-            pair.old.replaced_by(pair.new)
+            former = pair.old.replace_with(pair.new)
             after, call = request(pair.old, 3), pair.old.infer(4)
             await turns()
-            stopping = asyncio.ensure_future(pair.old.stop(10.0))
+            stopping = asyncio.ensure_future(former.stop(10.0))
             await turns()
             for _ in range(2):
                 pair.answer(0)
@@ -68,8 +70,8 @@ def test_what_was_accepted_is_answered_by_the_old_and_the_rest_by_the_new() -> N
 def test_the_old_one_is_as_ready_as_the_newest() -> None:
     async def main() -> None:
         async with Pair() as pair:
-            pair.old.replaced_by(pair.new)
-            pair.new.replaced_by(pair.newest)
+            for newer in (pair.new, pair.newest):
+                pair.replaced.append(pair.old.replace_with(newer))
             assert pair.old.ready and not pair.old.draining
             asked = request(pair.old, 3)
             await turns()
@@ -88,7 +90,7 @@ def test_a_caller_who_leaves_is_forgotten_by_whoever_has_the_request() -> None:
         async with Pair() as pair:
             running, waiting = request(pair.old, 1), request(pair.old, 2)
             await turns()
-            pair.old.replaced_by(pair.new)
+            former = pair.old.replace_with(pair.new)
             passed_on, call = request(pair.old, 3), pair.old.infer(4)
             await turns()
             for each in (waiting, passed_on):
@@ -99,7 +101,7 @@ def test_a_caller_who_leaves_is_forgotten_by_whoever_has_the_request() -> None:
             assert pair.executors[0].cancelled == [(0, 1, [0])]
             pair.answer(0)
             pair.answer(1)
-            await pair.old.stop(10.0)
+            await former.stop(10.0)
             assert {each.ends for each in (running, waiting, passed_on)} == {0}
             assert pair.heard.ends == 4
 
@@ -111,8 +113,7 @@ def test_calls_outside_of_a_full_line_are_answered_by_the_old() -> None:
         async with Pair() as pair:
             calls = [pair.old.infer(item) for item in range(6)]
             await turns()
-            pair.old.replaced_by(pair.new)
-            stopping = asyncio.ensure_future(pair.old.stop(10.0))
+            stopping = asyncio.ensure_future(pair.old.replace_with(pair.new).stop(10.0))
             calls[5].cancel()
             for _ in range(5):
                 await turns()
@@ -126,7 +127,7 @@ def test_calls_outside_of_a_full_line_are_answered_by_the_old() -> None:
 def test_a_refusal_is_the_new_ones_and_told_once() -> None:
     async def main() -> None:
         async with Pair() as pair:
-            pair.old.replaced_by(pair.new)
+            pair.replaced.append(pair.old.replace_with(pair.new))
             late = FakeRequest(1, arrival=pair.clock() - 60.0, timeout=30.0)
             with pytest.raises(DeadlineExceeded):
                 pair.old.submit(late)
@@ -141,7 +142,7 @@ def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:
             for executor in pair.executors:
                 executor.give_blocks = True
             block = pair.old.reserve(10)
-            pair.old.replaced_by(pair.new)
+            pair.replaced.append(pair.old.replace_with(pair.new))
             asked = request(pair.old, block)
             assert pair.old.reserve(10) is pair.executors[1].blocks[0]
             await turns()
@@ -152,28 +153,58 @@ def test_memory_of_the_old_one_may_be_submitted_to_the_new_one() -> None:
     asyncio.run(main())
 
 
-def test_whoever_holds_an_old_service_reaches_the_newest_and_keeps_none_between() -> None:
+def test_a_stop_ends_the_generations_that_were_replaced_too() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            pair.old.replace_with(pair.new)
+            await pair.old.stop(0.0)
+            assert [executor.stopped for executor in pair.executors] == [True, True, False]
+
+    asyncio.run(main())
+
+
+def test_the_older_form_leaves_the_new_generation_to_its_own_service() -> None:
+    async def main() -> None:
+        async with Pair() as pair:
+            running = pair.old.infer(3)
+            await turns()
+            pair.old.replaced_by(pair.new)
+            stopping = asyncio.ensure_future(pair.old.stop(10.0))
+            await turns()
+            pair.answer(0)
+            await stopping
+            assert await running == 9
+            assert [executor.stopped for executor in pair.executors] == [True, False, False]
+            after = pair.old.infer(4)
+            await turns()
+            pair.answer(1)
+            assert await after == 16
+
+    asyncio.run(main())
+
+
+def test_whoever_holds_a_service_reaches_the_newest_and_keeps_none_between() -> None:
     async def main() -> None:
         clock = FakeClock()
 
         def fresh() -> Service:
             return Service(Square, executor=FakeExecutor(squares), clock=clock)
 
-        first = last = fresh()
-        await first.start()
+        service = fresh()
+        await service.start()
         between: list[weakref.ref[Driver]] = []
         for _ in range(1500):
             new = fresh()
             await new.start()
-            last.replaced_by(new)
-            await last.stop(0.0)
-            between.append(weakref.ref(last._driver))
-            last = new
-        call, asked = first.infer(3), request(first, 4)
+            former = service.replace_with(new)
+            await former.stop(0.0)
+            between.append(weakref.ref(former.driver))
+        del former, new
+        call, asked = service.infer(3), request(service, 4)
         await turns()
         assert (await call, asked.output) == (9, 16)
         gc.collect()
-        assert sum(each() is not None for each in between[1:]) == 0
-        await last.stop(0.0)
+        assert sum(each() is not None for each in between) == 0
+        await service.stop(0.0)
 
     asyncio.run(main())

@@ -5,7 +5,7 @@ it has its end. How the items of many batches are put together again is up to th
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, NamedTuple, Union
 
@@ -20,9 +20,10 @@ from weir.errors import (
     WeirError,
     brief,
 )
-from weir.messages import Batch, Dispatch, EventKind, Events, Request, Timing
+from weir.messages import Batch, EventKind, Events, Request, Timing
 from weir.model import Model, Tensor, is_batched, is_tensor_model
 from weir.serving.calls import Call
+from weir.serving.generation import Generation
 from weir.serving.service import Service
 from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.faults import model_error
@@ -30,8 +31,6 @@ from weir.workers.local.common import LocalState, no_arena
 from weir.workers.run.codecs import Reader, Writer
 
 PLACES = 4096  # batches under way at a time; what the models' own lines hold is the true limit
-
-ItemWay = Callable[[Request, Any], Awaitable[Any]]
 
 
 class UnderWay:
@@ -44,34 +43,31 @@ class UnderWay:
 
 
 class ChainExecutor(FixedWorkers):
-    """Sends every item `way`, which returns its answer or raises. `dispatch_of` knows the requests of a batch; `now` is the
-    service's clock; `model` declares what is read and written. See the Executor protocol."""
+    """Sends every item through the steps of `chain`. `now` is the service's clock; `generation`, which is set before the start, knows
+    the requests of a batch. See the Executor protocol."""
 
-    def __init__(
-        self, model: type[Model], label: str, way: ItemWay, dispatch_of: Callable[[int], Dispatch | None],
-        now: Callable[[], float], check: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self._way = way
-        self._dispatch_of = dispatch_of
+    generation: Generation
+
+    def __init__(self, chain: "ChainSteps", now: Callable[[], float]) -> None:
+        self.chain = chain
         self._now = now
-        self._check = check
         self._batches: dict[int, UnderWay] = {}
         self._state = LocalState(0)
         self._listener: Listener
-        self._reader = Reader(model(), (KeyboardInterrupt,))
-        self._writer = Writer(model(), (KeyboardInterrupt,), label)
+        self._reader = Reader(chain.model(), (KeyboardInterrupt,))
+        self._writer = Writer(chain.model(), (KeyboardInterrupt,), chain.label)
 
     async def start(self, listener: Listener) -> None:
         """See that the steps can be. Raises SettingsError."""
         self._listener = listener
         self._state.state = "starting"
-        self._check()
+        self.chain.check()
         self._state.state = "ready"
         listener.worker_ready(0, PLACES)
 
     def run(self, worker: int, batch: Batch) -> None:
         """Send the entries of `batch` on their way."""
-        dispatch = self._dispatch_of(batch.batch_id)
+        dispatch = self.generation.driver.batcher.dispatch_of(batch.batch_id)
         if dispatch is None:
             return
         under_way = self._batches[batch.batch_id] = UnderWay(batch, self._now())
@@ -127,7 +123,7 @@ class ChainExecutor(FixedWorkers):
         if isinstance(column[0], WeirError):
             return column[0]
         heads = self._reader.heads(column, content_type)
-        answer = await self._way(request, column[0])
+        answer = await self.chain.answer(request, column[0])
         return self._writer.write([answer], accept, heads)[0]
 
     def _ended(self, under_way: UnderWay, indices: list[int], outputs: list[Any]) -> None:
@@ -438,43 +434,50 @@ class Chain(Service):
             "outputs": kind.outputs if outputs is None else outputs, "examples": kind.examples,
         }  # fmt: skip
         model = type(kind.__name__, (Chained,), attributes)
-        self.parts: Steps = kind.steps if steps is None else steps
-        self._registry_get = _nowhere
-        self._tensors = is_tensor_model(model)
-        label = name or kind.__name__.lower()
-        check_steps(self.parts, label, tensors=self._tensors)
-        version = said.get("version", "")
-        executor = ChainExecutor(
-            model, f"{label}/{version}" if version else label, self._way, self._dispatch, self.now, self.check
-        )
-        super().__init__(model, **{**CAPACITY, **said, **FORCED, "name": name, "executor": executor})
+        name = name or kind.__name__.lower()
+        chain = ChainSteps(kind.steps if steps is None else steps, name, said.get("version", ""), model)
+        executor = ChainExecutor(chain, self.now)
+        options: dict[str, Any] = {**CAPACITY, **said, **FORCED, "name": name, "executor": executor}
+        super().__init__(model, **options)
+        executor.generation = self.generation
+        self.generation.unmet = chain.unmet  # it is as ready as its steps
 
-    def join(self, find: Any) -> None:
-        """Have steps be found by `find`, of a name and a version ("": the default one)."""
-        self._registry_get = find
+
+class ChainSteps:
+    """The steps of one chain: what they need, whether they fit together, and an item's way through them.
+
+    `find` finds the service of a step, of a name and a version ("": the default one); the Registry sets it. `model` declares the
+    tensors of the chain. Raises SettingsError for steps that cannot be.
+    """
+
+    def __init__(self, parts: Steps, name: str, version: str, model: type[Model]) -> None:
+        self.parts = parts
+        self.name = name
+        self.label = f"{name}/{version}" if version else name
+        self.model = model
+        self.find: Find = _nowhere
+        self._tensors = is_tensor_model(model)
+        check_steps(parts, name, tensors=self._tensors)
 
     def needs(self, name: str, versions: Collection[str] | None = None) -> bool:
         """Tell whether a step is the model `name`; with `versions`, whether it names one of these."""
         steps = [step for step in steps_in(self.parts) if step.model == name]
         return any(versions is None or (step.version and step.version in versions) for step in steps)
 
-    @property
-    def not_ready_reason(self) -> str:
-        """Why no requests are taken; "" if they are. A chain is as ready as its steps."""
-        return super().not_ready_reason or self._waits_for()
-
-    def _waits_for(self) -> str:
+    def unmet(self) -> str:
+        """Return why a step takes no requests; "" if all do."""
         for step in steps_in(self.parts):
             try:
-                reason = service_of(step, self._registry_get).not_ready_reason
+                reason = service_of(step, self.find).not_ready_reason
             except ModelNotFound:
                 reason = "not loaded"
             if reason:
                 return f"step {name_of(step)!r} is not ready: {reason}"
         return ""
 
-    async def _way(self, request: Request, item: Any) -> Any:
-        answer = await Walk(request, self._registry_get, tensors=self._tensors).go(self.parts, item)
+    async def answer(self, request: Request, item: Any) -> Any:
+        """Return the chain's answer to `item`, on behalf of `request`. Raises the error of the step that fails."""
+        answer = await Walk(request, self.find, tensors=self._tensors).go(self.parts, item)
         return self._declared(answer) if self._tensors else answer
 
     def _declared(self, tensors: dict[str, Any]) -> dict[str, Any]:
@@ -489,17 +492,12 @@ class Chain(Service):
         except InvalidRequest as error:
             raise ModelError(f"the chain's outputs: {error.message}") from error
 
-    def _dispatch(self, batch_id: int) -> Dispatch | None:
-        return self._driver.batcher.dispatch_of(batch_id)
-
     def check(self, find: Find | None = None) -> None:
         """Raise SettingsError unless each step is there, gives one answer, does not lead back here, and has its tensors. `find`
         knows the models instead of the Registry, to tell what would be so with others."""
         self._check_steps(self, (self.name,), find)
         if self._tensors:
-            there = self._flow(
-                self.parts, {tensor.name: tensor for tensor in self.model.inputs}, find or self._registry_get
-            )
+            there = self._flow(self.parts, {tensor.name: tensor for tensor in self.model.inputs}, find or self.find)
             for tensor in self.model.outputs:
                 self._check_fits(f"output {tensor.name!r}", tensor, tensor.name, there, is_batched(self.model))
 
@@ -534,10 +532,10 @@ class Chain(Service):
                 f"{self.label}: {what}: has shape {list(tensor.shape)}, {source!r} has {list(given.shape)} there"
             )
 
-    def _check_steps(self, chain: "Chain", way: tuple[str, ...], find: Find | None) -> None:
+    def _check_steps(self, chain: "ChainSteps", way: tuple[str, ...], find: Find | None) -> None:
         for step in steps_in(chain.parts):
             try:
-                service = service_of(step, find or chain._registry_get)
+                service = service_of(step, find or chain.find)
             except ModelNotFound as error:
                 raise SettingsError(f"{self.label}: step {name_of(step)!r}: {error.message}") from error
             if service.streaming:
@@ -551,22 +549,28 @@ class Chain(Service):
                 )
             if service.name in way:
                 raise SettingsError(f"{self.label}: steps lead in a circle: {' -> '.join((*way, service.name))}")
-            if isinstance(service, Chain):
-                self._check_steps(service, (*way, service.name), find)
+            if (inner := chain_of(service)) is not None:
+                self._check_steps(inner, (*way, service.name), find)
+
+
+def chain_of(service: Service) -> ChainSteps | None:
+    """Return the steps of the chain that `service` serves; None if it serves no chain."""
+    executor = service.generation.executor
+    return executor.chain if isinstance(executor, ChainExecutor) else None
 
 
 def _nowhere(name: str, version: str) -> Service:
     raise ModelNotFound(f"model {name!r}: the chain is in no Registry, where its steps could be found by name")
 
 
-def dependents(name: str, services: Iterable[Service], versions: Collection[str] | None = None) -> list[Chain]:
+def dependents(name: str, services: Iterable[Service], versions: Collection[str] | None = None) -> list[ChainSteps]:
     """Return the chains among `services` of which the model `name` is a step; with `versions`, in one of these by its number."""
-    return [service for service in services if isinstance(service, Chain) and service.needs(name, versions)]
+    return [chain for chain in map(chain_of, services) if chain is not None and chain.needs(name, versions)]
 
 
 def missing(services: Iterable[Service], there: Collection[str]) -> list[str]:
     """Return the models that are steps of chains among `services` and not `there`, each once."""
-    chains = [service for service in services if isinstance(service, Chain)]
+    chains = [chain for chain in map(chain_of, services) if chain is not None]
     names = [step.model for chain in chains for step in steps_in(chain.parts) if isinstance(step.model, str)]
     return [name for name in dict.fromkeys(names) if name not in there]
 

@@ -32,6 +32,7 @@ from weir.errors import (
 )
 from weir.profiling.machine import Hardware, find_hardware
 from weir.serving.delivery import logger
+from weir.serving.generation import Generation
 from weir.serving.service import Service
 
 T = TypeVar("T")
@@ -387,8 +388,7 @@ class Manager:
         if running and version in ("", self.registry.get(name).version):
             await self._give_workers(name, reading, new)
         services = [*kept.values(), *new]
-        self._put(name, services, reading.default, reading.versions)
-        await self._retire([service for key, service in running.items() if key not in kept])
+        await self._retire(self._put(name, services, reading.default, reading.versions))
         logger.info("model %r: loaded, %d versions run", name, len(services))
 
     async def _check_chains(
@@ -526,18 +526,25 @@ class Manager:
     def _running(self, name: str) -> dict[str, Service]:
         return self.registry.versions(name) if name in self.registry.services else {}
 
-    def _put(self, name: str, services: Sequence[Service], default: str | None, models: Iterable[ModelToServe]) -> None:
-        """Let `services` be those of `name`; what comes to those before goes to them from now on."""
+    def _put(
+        self, name: str, services: Sequence[Service], default: str | None, models: Iterable[ModelToServe]
+    ) -> list[Generation]:
+        """Let `services` be those of `name`. One of a version that runs gives its generation to the service that is registered; a version
+        that is not among them passes what still comes to it on to the default one. Return the generations that are to be stopped."""
         before = self._running(name)
         for model in models:
             self.registry.claim(name, model.routes)
-        self.registry.put(services, default)
-        after = self.registry.versions(name)
-        for version, service in before.items():
-            successor = after.get(version, self.registry.get(name))
-            if successor is not service:
-                service.replaced_by(successor)
-        self._states.forget(name, after)
+        former = []
+        entries = []
+        for service in services:
+            entry = before.pop(service.version, service)
+            if entry is not service:
+                former.append(entry.replace_with(service))
+            entries.append(entry)
+        self.registry.put(entries, default)
+        former += [entry.replace_with(self.registry.get(name)) for entry in before.values()]
+        self._states.forget(name, self.registry.versions(name))
+        return former
 
     def _keep(self, name: str, services: Sequence[Service]) -> None:
         if services:
@@ -546,12 +553,12 @@ class Manager:
             self.registry.remove(name)
             self._endpoints.remove(name)
 
-    async def _retire(self, services: Sequence[Service]) -> None:
-        """Have services that were replaced finish what they had accepted, and end them."""
-        ends = await asyncio.gather(*[service.stop() for service in services], return_exceptions=True)
-        for service, end in zip(services, ends, strict=True):
+    async def _retire(self, former: Sequence[Generation]) -> None:
+        """Have generations that were replaced finish what they had accepted, and end them."""
+        ends = await asyncio.gather(*[generation.stop() for generation in former], return_exceptions=True)
+        for generation, end in zip(former, ends, strict=True):
             if isinstance(end, Exception):
-                logger.error("model %r: the one that was replaced did not end well", service.label, exc_info=end)
+                logger.error("model %r: the one that was replaced did not end well", generation.label, exc_info=end)
 
 
 def _version(reading: ModelReading, version: str | None) -> ModelToServe:

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from weir.catalog.chains import Chain
+from weir.catalog.chains import chain_of
 from weir.catalog.loading import load_target
 from weir.errors import SettingsError
 from weir.model import Model
@@ -59,7 +59,7 @@ def profile_service(
     about: Mapping[str, Any] | None = None, progress: Progress = lambda share, what: None,
 ) -> Profile:  # fmt: skip
     """Measure the first worker of `service`, which has not been started, and return its profile. See `profile`."""
-    if isinstance(service, Chain):
+    if chain_of(service) is not None:
         raise SettingsError(
             f"{service.label}: is a chain, which computes nothing itself: measure the models of its steps"
         )

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mappi
 from contextlib import asynccontextmanager
 from typing import Any
 
-from weir.catalog.chains import Chain, waves
+from weir.catalog.chains import chain_of, waves
 from weir.errors import ModelNotFound, ModelNotReady, SettingsError
 from weir.serving.service import Service
 
@@ -139,8 +139,8 @@ class Registry:
     def join(self, services: Iterable[Service]) -> None:
         """Have the chains among `services` find their steps here."""
         for service in services:
-            if isinstance(service, Chain):
-                service.join(self.get)
+            if (chain := chain_of(service)) is not None:
+                chain.find = self.get
 
     def put(self, services: Iterable[Service], default: str | None = None) -> None:
         """Let these services, all of one name, be those of that name from now on, and no others. `default` names the version

@@ -39,7 +39,7 @@ def enter_stream(ask: RequestHead, works: Sequence[QueueEntry | WeirError]) -> S
 def new_request(work: QueueEntry, service: Any, timeout: float, priority: int, door: str) -> Streamed:
     """Return the request that asks `service` for a stream; tensors are one item, which is not divided."""
     return Streamed(
-        work.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, kind=Kind.ITEM,
+        work.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=work.content_type, accept=work.accept, rows=work.rows, cost=work.cost, key=work.key,
         priority=priority, large=work.large, door=door,
     )  # fmt: skip

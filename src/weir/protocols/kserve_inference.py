@@ -96,7 +96,7 @@ async def stream(
     work = works[0]._replace(kind=Kind.ITEM, payload=item)  # tensors too: a stream is not divided
     buffer = service.settings.stream_buffer
     streamed = Streamed(
-        work.payload, service.now(), limit, buffer, service.cancel, **_said(work, priority, door, trace)
+        work.payload, service.now(), limit, buffer, service.cancel, service.now, **_said(work, priority, door, trace)
     )
     service.submit(streamed)
     try:

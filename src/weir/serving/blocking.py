@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.model import Model
-from weir.serving.calls import Streamed, ThreadCall, fail_all, new_stream
+from weir.serving.calls import Streamed, ThreadCall, fail_all
 from weir.serving.service import Service
 from weir.serving.streaming import Window, preprocessing, stream_blocking
 
@@ -395,7 +395,7 @@ class BlockingService:
     ) -> Generator[Any, None, None]:  # fmt: skip
         """Yield the answers to one `item` as a streaming model gives them. See Service.infer_stream."""
         background = self._running()
-        request = new_stream(self.service, item, timeout, priority, key)
+        request = self.service.new_stream(item, timeout, priority, key)
         background.post(Posted(request, partial(self.service.enter, backpressure=backpressure)))
         try:
             while True:

@@ -8,19 +8,15 @@ import concurrent.futures
 import gc
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from contextlib import suppress
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
 from weir.messages import NO_ANSWER, OBJECT, Dispatch, Kind, Request, with_key
 from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 from weir.serving.delivery import discard, is_block
-
-if TYPE_CHECKING:
-    from weir.serving.service import Service
 
 
 class InProcess:
@@ -226,6 +222,7 @@ class Streamed(RequestBase):
     __slots__ = (
         "_behind_since",
         "_burst_bytes",
+        "_clock",
         "_error",
         "_kept",
         "_last",
@@ -239,13 +236,14 @@ class Streamed(RequestBase):
 
     def __init__(
         self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["Streamed"], None],
-        **attributes: Any,
+        clock: Callable[[], float], **attributes: Any,
     ) -> None:  # fmt: skip
         super().__init__(payload, arrival, timeout, **attributes)
         self.outside = False  # waits for room in the line
         self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer
         self._limit = limit
         self._withdraw = withdraw
+        self._clock = clock
         self._kept: deque[Any] = deque()
         self._over = False
         self._last = False  # the model gave the newest of those kept as its last
@@ -318,7 +316,7 @@ class Streamed(RequestBase):
         self._wake()
 
     def _too_far_behind(self, output: Any) -> bool:
-        now = monotonic()
+        now = self._clock()
         if self._behind_since is None:
             self._behind_since, self._burst_bytes = now, 0
         self._burst_bytes += _size_of(output)
@@ -339,27 +337,6 @@ def _size_of(output: Any) -> int:
     if is_block(output):
         return len(output.view)
     return sum(map(_size_of, output.values())) if isinstance(output, dict) else int(getattr(output, "nbytes", 0))
-
-
-def new_stream(service: "Service", item: Any, timeout: float | None, priority: int, key: Hashable) -> Streamed:
-    """Return a request for `item` that has not been entered; from any thread."""
-    settings = service.settings
-    seconds = settings.timeout if timeout is None else timeout
-    return Streamed(
-        item, service.now(), seconds, settings.stream_buffer, service.cancel, priority=priority, key=key
-    )  # fmt: skip
-
-
-async def read(service: "Service", request: Streamed, backpressure: bool | None) -> AsyncGenerator[Any, None]:
-    """Enter `request` and yield its answers; whoever leaves, leaves the line or the worker too."""
-    try:
-        service.enter(request, backpressure)
-        async for answer in request:
-            yield answer
-    except ModelError as error:
-        raise for_caller(error) from error.__cause__
-    finally:
-        request.close()
 
 
 def takes_one(request: Request) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from weir.batching.batcher import Batcher
 from weir.batching.collate import entries_of, fail_entries, to_batch
 from weir.batching.group import Deadlines
-from weir.batching.request_state import refuse, settle
+from weir.batching.request_state import settle
 from weir.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -122,46 +122,6 @@ class BackpressureQueue:
         self._deadlines.trim(len(self.waiting))
 
 
-class Leaving:
-    """The workers of one driver that are to go: they get no more batches."""
-
-    def __init__(self, batcher: Batcher) -> None:
-        self._batcher = batcher
-        self._empty: dict[int, asyncio.Event] = {}
-
-    def __contains__(self, worker: int) -> bool:
-        return worker in self._empty
-
-    def __len__(self) -> int:
-        return len(self._empty)
-
-    def finished(self, worker: int) -> None:
-        """A batch of `worker` is back."""
-        if worker in self._empty and self._batcher.worker_leaves(worker):
-            self._empty[worker].set()
-
-    def lost(self, worker: int) -> bool:
-        """`worker` is gone; tell whether it was to go."""
-        if worker not in self._empty:
-            return False
-        self._empty[worker].set()
-        return True
-
-    async def let_go(self, worker: int, driver: "Driver", clock: Callable[[], float], seconds: float) -> None:
-        """Let `worker` finish what it has, for up to so many seconds, and end it. What it had then runs again elsewhere."""
-        empty = self._empty[worker] = asyncio.Event()
-        limit = Timer(clock, asyncio.get_running_loop(), empty.set)
-        try:
-            if not self._batcher.worker_leaves(worker):
-                limit.arm(clock() + seconds)
-                await empty.wait()
-        finally:
-            limit.cancel()
-            driver.worker_lost(worker, "")
-            await driver.executor.remove_worker()
-            del self._empty[worker]
-
-
 class Phase(Enum):
     """The life of a driver."""
 
@@ -171,24 +131,20 @@ class Phase(Enum):
 
 
 class Driver:
-    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop.
-
-    Once it has a `successor` all that comes goes there; what it had accepted before, it finishes.
-    """
+    """Drives one batcher with one executor, whose Listener it is. Lives from one start to the next stop."""
 
     def __init__(self, batcher: Batcher, executor: Executor, delivery: Delivery, clock: Callable[[], float]) -> None:
         self.batcher = batcher
         self.outside = BackpressureQueue()
         self.streaming = False  # requests have several answers
-        self.leaving = Leaving(batcher)
         self.executor = executor
         self.phase = Phase.NEW
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
         self.failed = ""  # why no worker can be started any more
-        self.successor: Driver | None = None  # see driver.py
-        self.kept: dict[int, Request] = {}  # by id(): what was accepted before there was a successor
+        self._leaving: dict[int, asyncio.Event] = {}  # workers that get no more batches; set once they have none
+        self._accepted: dict[int, Request] = {}  # by id(), see note_accepted
         self._alertness: Alertness | None = None
         self._delivery = delivery
         self._clock = clock
@@ -258,65 +214,59 @@ class Driver:
         else:
             limit.arm(give_up)
 
+    async def remove_worker(self, worker: int, seconds: float) -> None:
+        """Give `worker`, the last one, no more batches, let it finish what it has for up to so many seconds, and end it. What it had
+        then runs again elsewhere."""
+        empty = self._leaving[worker] = asyncio.Event()
+        limit = Timer(self._clock, self._loop, empty.set)
+        try:
+            if not self.batcher.worker_leaves(worker):
+                limit.arm(self._clock() + seconds)
+                await empty.wait()
+        finally:
+            limit.cancel()
+            self.worker_lost(worker, "")
+            await self.executor.remove_worker()
+            del self._leaving[worker]
+
     # What callers ask.
 
-    def submit(self, request: Request, now: float) -> None:
-        """Put `request` into the line. Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken
-        then, and the payload is still the caller's."""
+    def submit(self, request: Request, now: float, waits: bool = False) -> None:
+        """Put `request` into the queue. With `waits` it is a WaitingCall, which waits for room while the queue is full.
+
+        Raises ModelNotReady, Draining, Overloaded or DeadlineExceeded; it was not taken then, the observers have heard of it, and the
+        payload is still the caller's.
+        """
         if self.not_ready_reason or self.draining or self.outside.waiting:
-            self._pass_on(request, now)
+            self._wait_or_refuse(request, waits, None)
             return
         try:
             self.batcher.submit(request, now)
+        except Overloaded as error:
+            self._wait_or_refuse(request, waits, error)
         except Exception as error:
             settle(request)
             if isinstance(error, WeirError):
                 self._delivery.refused(request, error)
             raise
-        if not self._polling:
-            self._polling, self._turn_began = True, now
-            self._loop.call_soon(self._poll_arrivals)
+        else:
+            if not self._polling:
+                self._polling, self._turn_began = True, now
+                self._loop.call_soon(self._poll_arrivals)
 
-    def _pass_on(self, request: Request, now: float) -> None:
-        successor = heir(self)
-        if successor is not None:
-            successor.submit(request, now)
+    def _wait_or_refuse(self, request: Request, waits: bool, overloaded: Overloaded | None) -> None:
+        if waits and not self.not_ready_reason and not self.draining:
+            self.outside.append(cast(WaitingCall, request))
+            self._timer.arm(request.deadline)
             return
-        error = self._refusal()
+        error = overloaded or self._refusal()
+        settle(request)
         self._delivery.refused(request, error)
         raise error
 
-    def enter(self, call: WaitingCall, patient: bool) -> None:
-        """Put `call` into the line. While the line is full it waits outside, if it is `patient`; if it is refused, it
-        fails with the reason."""
-        if self.not_ready_reason or self.draining or self.outside.waiting:
-            self._wait_or_refuse(call, patient)
-            return
-        try:
-            self.batcher.submit(call, call.arrival)
-        except Overloaded as error:
-            self._wait_or_refuse(call, patient, error)
-        except WeirError as error:
-            self.refuse(call, error)
-        else:
-            if not self._polling:
-                self._polling, self._turn_began = True, call.arrival
-                self._loop.call_soon(self._poll_arrivals)
-
-    def _wait_or_refuse(self, call: WaitingCall, patient: bool, refusal: WeirError | None = None) -> None:
-        successor = heir(self)
-        if successor is not None:
-            successor.enter(call, patient)
-        elif patient and not self.not_ready_reason and not self.draining:
-            self.outside.append(call)
-            self._timer.arm(call.deadline)
-        else:
-            self.refuse(call, refusal or self._refusal())
-
-    def refuse(self, call: WaitingCall, error: WeirError) -> None:
-        """Fail `call`, which was never taken."""
-        self._delivery.refused(call, error)
-        refuse(call, error)
+    def tell_refused(self, request: Request, error: WeirError) -> None:
+        """Tell the observers that `request` was not taken."""
+        self._delivery.refused(request, error)
 
     def _refusal(self) -> WeirError:
         name = self._delivery.model
@@ -327,12 +277,18 @@ class Driver:
         # Who came first goes first: calls that wait outside are before any that come now.
         return Overloaded(f"the line of model {name!r} is full", retry_after=self.batcher.drain_time())
 
+    def note_accepted(self) -> None:
+        """Remember which requests are here: none is submitted any more, and `accepted` tells them from those of another driver."""
+        requests: list[Request] = [*self.batcher.unsettled(), *self.outside.waiting]
+        self._accepted = {id(request): request for request in requests}
+
+    def accepted(self, request: Request) -> bool:
+        """Tell whether `request` was here when `note_accepted` was called."""
+        return id(request) in self._accepted
+
     def cancel(self, request: Request) -> None:
         """Forget `request`, wherever it is; nothing happens if it already has its end."""
         if request.settled:
-            return
-        if self.successor is not None and id(request) not in self.kept:
-            cast(Driver, heir(self)).cancel(request)
             return
         now = self._clock()
         if getattr(request, "outside", False):
@@ -357,8 +313,6 @@ class Driver:
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""
-        if self.successor is not None:
-            return cast(Driver, heir(self)).reserve(size_bytes)
         if self.phase is not Phase.RUNNING:
             return None
         block = self.executor.reserve(size_bytes)
@@ -370,11 +324,6 @@ class Driver:
         """Tell the observers of a failure of the model."""
         self._delivery.tell_failed([error], self._clock())
 
-    @property
-    def finished(self) -> bool:
-        """Whether it has stopped, so that no request is left here."""
-        return self.phase is Phase.STOPPED
-
     def may_have_blocks(self, other: "Driver") -> None:
         """Requests may come with the memory of `other`."""
         self._delivery.blocks_in_use |= other._delivery.blocks_in_use
@@ -382,7 +331,7 @@ class Driver:
     # What the executor says (Listener).
 
     def worker_ready(self, worker: int, places: int) -> None:
-        if worker in self.leaving:
+        if worker in self._leaving:
             return
         if self.failed:
             self.failed = self.not_ready_reason = ""
@@ -392,7 +341,10 @@ class Driver:
         self._poll(Wakeup.WORKER, now)
 
     def worker_lost(self, worker: int, reason: str) -> None:
-        self._worker_changed(worker, "stopped" if self.leaving.lost(worker) else "lost", reason)
+        leaving = self._leaving.get(worker)
+        if leaving is not None:
+            leaving.set()
+        self._worker_changed(worker, "lost" if leaving is None else "stopped", reason)
         now = self._clock()
         for lost in self.batcher.worker_lost(worker, now):
             self._delivery.give_each(fail_entries(lost, reason), lost.dispatch, now)
@@ -410,8 +362,8 @@ class Driver:
         if events.final:
             # The freed worker gets its next batch before the answers of this one are delivered.
             self.batcher.finished(events.batch_id, now)
-            if self.leaving:
-                self.leaving.finished(worker)
+            if worker in self._leaving and self.batcher.worker_leaves(worker):
+                self._leaving[worker].set()
             self._poll(Wakeup.WORKER, now)
         refused = self._delivery.give_parts(dispatch, events, now) if self.streaming else ()
         self._delivery.give(dispatch, events, now)
@@ -536,30 +488,3 @@ class Driver:
 def too_late(request: Request) -> WeirError:
     """Return the error of a request whose deadline has passed."""
     return DeadlineExceeded(f"no answer within the timeout of {request.timeout:g} s")
-
-
-def replace_driver(old: "Driver", new: "Driver") -> None:
-    """Have `new`, which runs, take all that comes to `old` from now on. What `old` had accepted it finishes; its `stop` waits
-    for that."""
-    new.may_have_blocks(old)  # a door may be receiving into one, and will submit it there
-    kept: list[Request] = [*old.batcher.unsettled(), *old.outside.waiting]
-    old.kept = {id(request): request for request in kept}
-    old.successor = new
-    old.draining = True
-
-
-def latest(driver: "Driver") -> "Driver":
-    """Return the one that takes what comes to `driver` now."""
-    while driver.successor is not None:
-        driver = driver.successor
-    return driver
-
-
-def heir(driver: "Driver") -> "Driver | None":
-    """Return who takes what comes to `driver`, if it was replaced: its successor, or, once that has finished, its own.
-
-    Those between are forgotten, so whoever holds an old one does not keep all that came after it.
-    """
-    while (next_one := driver.successor) is not None and next_one.successor is not None and next_one.finished:
-        driver.successor = next_one.successor
-    return driver.successor

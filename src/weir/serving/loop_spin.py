@@ -94,7 +94,7 @@ class Rehearsal:
     def once(self) -> Call:
         """Begin a call; it is answered, with 0, in the next turns of the loop."""
         call = Call(0, self._clock(), PATIENCE, self._loop, self._driver.cancel)
-        self._driver.enter(call, False)
+        self._driver.submit(call, call.arrival)
         return call
 
 
@@ -131,3 +131,10 @@ class Echo(FixedWorkers):
     def gauges(self) -> dict[str, Any]:
         """Return nothing worth counting."""
         return {"arena_bytes": 0, "arena_free_bytes": 0, "restarts": 0}
+
+
+async def stay_alert(driver: Driver, seconds: float, clock: Callable[[], float]) -> None:
+    """Keep the running loop awake around what `driver` expects, `seconds` before and after, until it is stopped."""
+    rehearsal = Rehearsal(clock)
+    await rehearsal.start()
+    driver.stay_alert(Alertness(seconds, clock, asyncio.get_running_loop(), rehearsal.once))

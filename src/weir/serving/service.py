@@ -5,21 +5,19 @@ import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
-from weir.batching.batcher import Batcher
-from weir.errors import Conflict, InvalidRequest, ModelError, ModelNotReady, SettingsError, WeirError
+from weir.batching.request_state import refuse
+from weir.errors import Conflict, InvalidRequest, ModelError, WeirError, for_caller
 from weir.messages import Express, Kind, Observer, Request
-from weir.model import Example, Measure, Model, check_model, is_tensor_model, overrides
-from weir.policy.decision import complete
-from weir.policy.loading import load_policy
+from weir.model import Example, Measure, Model, check_model
+from weir.policy.decision import Policy
 from weir.serving.calls import (
     Call,
     ListCall,
@@ -28,237 +26,16 @@ from weir.serving.calls import (
     describe,
     is_hashable,
     measure,
-    new_stream,
-    read,
     several,
     takes_one,
 )
-from weir.serving.clock import TimekeepingClock
-from weir.serving.delivery import Delivery, submit_traced, tracer_among
-from weir.serving.driver import Driver, Phase, latest, replace_driver
-from weir.serving.hooks import Hook, HookedExecutor
+from weir.serving.delivery import submit_traced
+from weir.serving.generation import Generation, Hooks, Loaded, summary
 from weir.serving.settings import check_name, check_version, compose
 from weir.serving.streaming import Window, preprocessing, stream_async, stream_sync
 from weir.telemetry.statistics import Statistics
-from weir.tuning.report import RollingWindow, explain_policy
-from weir.workers.executor import Block, Executor, suspension
+from weir.workers.executor import Block, Executor
 from weir.workers.settings import WorkerSettings
-
-if TYPE_CHECKING:
-    from weir.tuning.resolver import Resolver
-
-
-def make_executor(
-    model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
-) -> Executor:
-    """Return an executor that has not been started. Each kind is imported only when it is asked for."""
-    if settings.executor == "inline":
-        from weir.workers.local.inline import InlineExecutor
-
-        return InlineExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
-    if settings.executor == "thread":
-        from weir.workers.local.thread import ThreadExecutor
-
-        return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
-    if settings.executor == "external":
-        from weir.workers.remote.external import ExternalExecutor
-
-        return ExternalExecutor(model, settings, name=name)
-    from weir.workers.pool import ProcessPool
-
-    return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)
-
-
-def new_resolver(service: "Service") -> "Resolver | None":
-    """Return what looks after the tables of a solved policy; None for any other."""
-    if not complete(service.policy).adopts_banks:
-        return None
-    from weir.tuning.resolver import make_resolver  # numpy is for those who need it
-
-    return make_resolver(service.label, service.policy, service.batching.max_batch_size)
-
-
-def make_driver(
-    service: "Service", executor: Executor | None, resolver: "Resolver | None", clock: Callable[[], float],
-    before: Hook | None, after: Hook | None,
-) -> tuple[Driver, RollingWindow]:  # fmt: skip
-    """Return a driver for `service` that has not been started, and what measures it. Without `executor` it is the one that the
-    settings ask for. `before` and `after` are the hooks that the service really has."""
-    if after and service.streaming:
-        raise SettingsError(
-            f"{type(service).__name__}.after_batch: sees no answers of a streaming model; use its postprocess"
-        )
-    largest = service.batching.max_batch_size
-    if executor is None:
-        executor = make_executor(
-            service.model, service.params, service.workers, name=service.label, max_batch_size=largest
-        )
-    if resolver is not None:
-        from weir.tuning.resolver import with_profile
-
-        executor = with_profile(executor, resolver, service.model, service.workers, largest)
-    batcher = Batcher(service.batching, service.policy)
-    measured = RollingWindow(clock, lambda: batcher.arrivals, largest)
-    observers = (*service.observers, service.statistics, measured, *([] if resolver is None else [resolver]))
-    driver = Driver(batcher, executor, Delivery(service.label, observers), clock)
-    driver.streaming = service.streaming
-    if resolver is not None:
-        resolver.attach(partial(_swapped, driver, measured), watch=not (before or after))
-    if before or after:
-        driver.executor = HookedExecutor(executor, before, after, driver.handed)
-        driver.handed_later = True
-    return driver, measured
-
-
-def _swapped(driver: Driver, measured: RollingWindow) -> None:
-    measured.forget()  # what was measured belongs to the tables before
-    driver.policy_changed()
-
-
-async def run_examples(service: "Service") -> dict[str, Any]:
-    """Run every example of the model and compare where the answer is known.
-
-    Returns {"healthy", "model", "examples": [{"ok", "seconds", "error"}, ...]}; without examples it is healthy if it is
-    ready. A model that is not ready is not healthy, and `reason` says why.
-    """
-    examples = [each if isinstance(each, Example) else Example(each) for each in service.model.examples]
-    results = await asyncio.gather(*[_run_example(service, example) for example in examples])
-    healthy = service.ready and all(result["ok"] for result in results)
-    return {"healthy": healthy, "model": service.name, "reason": service.not_ready_reason, "examples": results}
-
-
-async def _run_example(service: "Service", example: Example) -> dict[str, Any]:
-    started = service.now()
-    error = ""
-    try:
-        answer: Any = (
-            [part async for part in service.infer_stream(example.item)]
-            if service.streaming
-            else await service.infer(example.item)
-        )
-    except WeirError as failure:
-        error = f"{type(failure).__name__}: {failure.message}"
-    else:
-        if example.expected is not ... and not same(answer, example.expected):
-            error = f"expected {example.expected!r:.200}, got {answer!r:.200}"
-    return {"ok": not error, "seconds": service.now() - started, "error": error}
-
-
-def same(answer: Any, expected: Any) -> bool:
-    """Tell whether an answer is the expected one; numbers within rounding, arrays and lists element by element, values of
-    a declared type field by field."""
-    answer, expected = _comparable(answer), _comparable(expected)
-    if isinstance(expected, dict):
-        return (
-            isinstance(answer, dict)
-            and answer.keys() == expected.keys()
-            and all(same(answer[key], expected[key]) for key in expected)
-        )
-    if isinstance(expected, (str, bytes)) or expected is None:
-        return bool(answer == expected)
-    if isinstance(expected, (list, tuple)):
-        return isinstance(answer, (list, tuple)) and len(answer) == len(expected) and all(map(same, answer, expected))
-    if isinstance(expected, float) and isinstance(answer, (int, float)):
-        return math.isclose(answer, expected, rel_tol=1e-4, abs_tol=1e-6) or (
-            math.isnan(expected) and math.isnan(answer)
-        )
-    return bool(answer == expected)
-
-
-def _comparable(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if hasattr(value, "model_dump"):
-        return value.model_dump()
-    if isinstance(value, msgspec.Struct):
-        return msgspec.structs.asdict(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return value
-
-
-async def infer_each(service: "Service", items: list[Any], return_errors: bool, options: dict[str, Any]) -> list[Any]:
-    """Return the answers to `items`, in order, each from a request of its own or of as many items as the line holds.
-
-    The first error ends it and cancels the rest, or stands in its item's place with `return_errors`.
-    """
-    if not items:
-        return []
-    calls = [service.infer(item, **options) for item in items]
-    try:
-        answers = await asyncio.gather(*calls, return_exceptions=return_errors)
-    except BaseException:
-        for call in calls:
-            call.cancel()
-        raise
-    for answer in answers:
-        if isinstance(answer, BaseException) and not isinstance(answer, WeirError):
-            raise answer
-    return answers
-
-
-def snapshot(service: "Service", driver: "Driver") -> dict[str, Any]:
-    """Return the state of `service`. Sizes are in rows unless the name says otherwise, ages in seconds."""
-    batcher = driver.batcher
-    return present(service, driver) | {
-        "settings": settings_of(service),
-        "batches": {reason.name.lower(): count for reason, count in batcher.counts.items()},
-        "recent": list(batcher.recent),
-        "policy": brief_policy(service.explain_policy()),
-    }
-
-
-def present(service: "Service", driver: "Driver") -> dict[str, Any]:
-    """Return of the state what can be looked at every second: neither settings nor history, and nothing of the policy."""
-    batcher, now = driver.batcher, service.now()
-    return {
-        "model": service.name,
-        "ready": service.ready,
-        "reason": service.not_ready_reason,
-        "draining": service.draining,
-        "waiting": batcher.waiting_rows,
-        "waiting_requests": batcher.waiting_requests,
-        "waiting_outside": len(driver.outside),
-        "oldest_age": batcher.oldest_age(now),
-        "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
-        "in_flight_batches": len(batcher.running),
-        "workers": [worker_line(state) for state in driver.executor.states()],
-        "gauges": driver.executor.gauges(),
-    }
-
-
-def brief_policy(explained: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a policy's explanation, without tables and settings."""
-    predicted, measured, solved = explained["predicted"], explained["measured"], explained["solved"]
-    return {
-        "rate": explained["rate"],
-        "limit": explained["table"]["limit"],
-        "predicted_response_time_ms": predicted["response_time_ms"],
-        "measured_response_time_ms": measured["response_time_ms"],
-        "predicted_power_w": predicted["power_w"],
-        "measured_power_w": measured["power_w"],
-        "learning": explained["learning"],
-        "resolves": {} if solved is None else solved["reasons"],
-        "failed_resolves": 0 if solved is None else solved["failures"],
-        "drift": None if explained["drift"] is None else explained["drift"]["factor"],
-    }
-
-
-def settings_of(service: "Service") -> dict[str, Any]:
-    """Return the settings of all three kinds; values that JSON cannot carry are shown by their repr."""
-    merged = asdict(service.batching) | asdict(service.workers) | asdict(service.settings)
-    # Variables are often secrets: only their names are shown.
-    merged["env"] = [sorted(variables) for variables in service.workers.env]
-    return {key: value if isinstance(value, PLAIN) else repr(value) for key, value in merged.items()}
-
-
-PLAIN = (bool, int, float, str, list, dict, type(None))
-
-
-def worker_line(state: Any) -> dict[str, Any]:
-    """Return one worker's state."""
-    return {name: getattr(state, name) for name in ("index", "state", "pid", "in_flight", "restarts", "reason")}
-
 
 C = TypeVar("C", bound=Call)
 
@@ -279,6 +56,11 @@ class Service:
     `clock` returns seconds; one with a method `call_at` keeps the timers too (testing.FakeClock). `platform` is what the
     metadata calls the kind of model.
 
+    A service is a stable entry: it serves with one `generation` (model, settings, policy, executor, driver) after the other, and
+    `replace_with` puts another one in. A request ends in the generation that took it, in whose queue it waits or on whose worker it
+    runs; whatever comes later goes to the new one. A subclass keeps its own methods when it is reloaded, but for the hooks, which are
+    those of the new generation.
+
     Raises SettingsError for an unusable model or setting.
     """
 
@@ -294,33 +76,63 @@ class Service:
         self.name = check_name(name or self.model.__name__.lower())
         self.version = check_version(version)
         self.label = f"{self.name}/{version}" if version else self.name
-        self.platform = platform
-        self.params = params or {}
         if isinstance(executor, str):
             settings["executor"], executor = executor, None
-        self.batching, self.workers, self.settings = compose(self.model, settings)
-        self.policy = load_policy(
-            self.batching.policy,
-            max_batch_size=self.batching.max_batch_size,
-            max_queue_delay=self.batching.max_queue_delay,
+        kind = type(self)
+        hooks = Hooks(
+            self.before_batch if kind.before_batch is not Service.before_batch else None,
+            self.after_batch if kind.after_batch is not Service.after_batch else None,
         )
-        self._resolver = new_resolver(self)
-        self.observers = tuple(observers)
-        self.tracing = tracer_among(observers)
-        self.statistics = Statistics()
-        self.needs_measure = overrides(self.model, "measure")
-        self._executor = executor
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0  # that runs the loop
         self._resizing = asyncio.Lock()
-        self._timeout = self.settings.timeout
-        self._patient = self.settings.backpressure
-        self.streaming = self.model.streaming
-        self._plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
+        self._former: list[Generation] = []  # which still finish what they accepted
+        self._lent = False  # the generation is another service's to stop: see replaced_by
+        self._use(
+            Generation(
+                Loaded(self.model, params or {}, platform), self.label, compose(self.model, settings), executor=executor,
+                hooks=hooks, observers=observers, clock=clock,
+            )
+        )  # fmt: skip
+
+    def _use(self, generation: Generation) -> None:
+        """Serve with `generation` from now on. What is looked up for each request is an attribute of the service itself."""
+        self.generation = generation
+        self.model = generation.model
+        self.batching, self.settings = generation.batching, generation.settings
+        self.observers, self.tracing = generation.observers, generation.tracing
+        self.streaming, self.needs_measure = generation.streaming, generation.needs_measure
+        self._plain = generation.plain
         self._simple = self._plain and self.tracing is None
-        self._driver = self._new_driver()
+        self._timeout, self._patient = self.settings.timeout, self.settings.backpressure
+        self._driver = generation.driver
         self._withdraw = self._driver.cancel
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The keyword arguments of the model's constructor."""
+        return self.generation.params
+
+    @property
+    def platform(self) -> str:
+        """What the metadata calls the kind of model."""
+        return self.generation.platform
+
+    @property
+    def policy(self) -> Policy:
+        """What decides when a batch is dispatched."""
+        return self.generation.policy
+
+    @property
+    def workers(self) -> WorkerSettings:
+        """The settings of the workers; `workers` in them is how many there are now."""
+        return self.generation.workers
+
+    @property
+    def statistics(self) -> Statistics:
+        """Counts of requests and batches since this model was loaded."""
+        return self.generation.statistics
 
     # The life of a service.
 
@@ -330,35 +142,21 @@ class Service:
         Raises ModelError with the worker's traceback when one cannot; nothing is left running then. A stopped service
         can be started again.
         """
-        if self._driver.phase is Phase.RUNNING:
-            raise Conflict(f"service {self.name!r} is already running")
-        if self._driver.phase is not Phase.NEW:
-            self._driver = self._new_driver()
-            self._withdraw = self._driver.cancel
+        self.generation.renew()
+        self._use(self.generation)
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        await self._driver.start()
-        if self.settings.loop_spin and not isinstance(self._clock, TimekeepingClock):
-            await self._stay_alert(self.settings.loop_spin)
-        self._measured.forget()
-        if self._resolver is not None:
-            self._resolver.open()
-
-    async def _stay_alert(self, seconds: float) -> None:
-        from weir.serving.loop_spin import Alertness, Rehearsal
-
-        rehearsal = Rehearsal(self._clock)
-        await rehearsal.start()
-        self._driver.stay_alert(Alertness(seconds, self._clock, asyncio.get_running_loop(), rehearsal.once))
+        await self.generation.start()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
-        """Take no more, finish what was accepted, end the workers.
+        """Take no more, finish what was accepted, end the workers, also those of generations that were replaced.
 
         What is unfinished after `drain_timeout` seconds (None: the setting) fails with Draining. Idempotent.
         """
-        if self._resolver is not None:
-            await self._resolver.close()
-        await self._driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+        if self._former:
+            await asyncio.gather(*[former.stop(drain_timeout) for former in self._former])
+        if not self._lent:
+            await self.generation.stop(drain_timeout)
 
     async def drain(self, drain_timeout: float | None = None) -> None:
         """Take no more; return when all that was accepted has its end, or after the timeout. The workers stay."""
@@ -371,28 +169,40 @@ class Service:
         unless the service runs.
         """
         async with self._resizing:
-            await self._running_driver().executor.add_worker()
-            self.workers = replace(self.workers, workers=self.workers.workers + 1)
+            await self.generation.add_worker()
 
     async def remove_worker(self) -> None:
         """Give the last worker no more batches, let it finish what it has, and end it. What it has not finished after the
         `drain_timeout` runs again elsewhere. Raises Conflict for the only worker, ModelNotReady unless the service runs."""
         async with self._resizing:
-            driver, count = self._running_driver(), self.workers.workers
-            if count == 1:
-                raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
-            self.workers = replace(self.workers, workers=count - 1)
-            await driver.leaving.let_go(count - 1, driver, self._clock, self.settings.drain_timeout)
+            await self.generation.remove_worker()
 
-    def _running_driver(self) -> Driver:
-        if self._driver.not_ready_reason == "loading" or self._driver.phase is not Phase.RUNNING:
-            raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
-        return self._driver
+    def replace_with(self, other: "Service") -> Generation:
+        """Serve with the generation of `other`, which runs in the same event loop, from now on: whoever holds this service reaches the
+        new one, with its model, settings and hooks. Return the generation before, for the caller to stop: it takes nothing more, and
+        its `stop` waits for what it had accepted."""
+        former = self.generation
+        former.driver.note_accepted()
+        self._former.append(former)
+        former.ended = partial(self._has_ended, former)
+        other.generation.driver.may_have_blocks(
+            former.driver
+        )  # a payload may be on its way into one, and will be submitted here
+        self._loop, self._thread = other._loop, other._thread
+        self._use(other.generation)
+        return former
 
     def replaced_by(self, successor: "Service") -> None:
-        """Have `successor`, which runs in the same event loop, take all that comes here from now on, calls and doors alike.
-        What was accepted is finished here: `stop` waits for it."""
-        replace_driver(self._driver, successor._driver)
+        """Have `successor` answer what comes here from now on; it keeps its generation, and goes on when this service is stopped.
+
+        An older form of `replace_with`, which goes with the next release.
+        """
+        self.replace_with(successor)
+        self._lent = True
+
+    def _has_ended(self, former: Generation) -> None:
+        if former in self._former:
+            self._former.remove(former)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -418,7 +228,10 @@ class Service:
         """
         call = self._new_call(Call, item, timeout, priority, key)
         if self._simple and timeout is None and backpressure is None and key is None and not priority:
-            self._driver.enter(call, self._patient)
+            try:
+                self._driver.submit(call, call.arrival, self._patient)
+            except WeirError as error:
+                refuse(call, error)
         else:
             self.enter(call, backpressure)
         return call
@@ -443,7 +256,23 @@ class Service:
             call.rows, call.cost, call.return_errors = len(items), float(len(items)), return_errors
             self.enter(call, backpressure)
             return call
-        return asyncio.ensure_future(infer_each(self, items, return_errors, options))
+        return asyncio.ensure_future(self._infer_each(items, return_errors, options))
+
+    async def _infer_each(self, items: list[Any], return_errors: bool, options: dict[str, Any]) -> list[Any]:
+        """Do `infer_many` with a request for each item: for measured items, tensors, and lists longer than the queue."""
+        if not items:
+            return []
+        calls = [self.infer(item, **options) for item in items]
+        try:
+            answers = await asyncio.gather(*calls, return_exceptions=return_errors)
+        except BaseException:
+            for call in calls:
+                call.cancel()
+            raise
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, WeirError):
+                raise answer
+        return answers
 
     def stream(
         self, items: Iterable[Any] | AsyncIterable[Any], *, timeout: float | None = None, priority: int = 0,
@@ -478,7 +307,26 @@ class Service:
         Nothing happens before the first `anext`; `timeout` is for all answers together. A reader more than `stream_buffer`
         answers behind gets those, then Overloaded. Leaving half-way (`aclose`) ends the item at the model too. See `infer`.
         """
-        return read(self, new_stream(self, item, timeout, priority, key), backpressure)
+        return self._read(self.new_stream(item, timeout, priority, key), backpressure)
+
+    async def _read(self, request: Streamed, backpressure: bool | None) -> AsyncGenerator[Any, None]:
+        """Enter `request` and yield its answers; whoever leaves, leaves the queue or the worker too."""
+        try:
+            self.enter(request, backpressure)
+            async for answer in request:
+                yield answer
+        except ModelError as error:
+            raise for_caller(error) from error.__cause__
+        finally:
+            request.close()
+
+    def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> Streamed:
+        """Return a request for `item` that has not been entered; from any thread."""
+        settings = self.settings
+        seconds = settings.timeout if timeout is None else timeout
+        return Streamed(
+            item, self._clock(), seconds, settings.stream_buffer, self.cancel, self._clock, priority=priority, key=key
+        )  # fmt: skip
 
     @property
     def stream_size(self) -> int:
@@ -519,20 +367,24 @@ class Service:
 
     def has_room(self, rows: int) -> bool:
         """Tell whether a request of so many rows would be taken now, as far as the length of the queue goes."""
-        return latest(self._driver).batcher.room(rows)
+        return self._driver.batcher.room(rows)
 
     def best_rate(self, now: float) -> float:
         """Return the rows like those of late that all workers serve together in a second; infinity while too little is known."""
-        return latest(self._driver).batcher.best_rate(now)
+        return self._driver.batcher.best_rate(now)
 
     @property
     def ready_workers(self) -> int:
         """How many workers take batches."""
-        return latest(self._driver).batcher.workers
+        return self._driver.batcher.workers
 
     def cancel(self, request: Request) -> None:
         """Forget a request whose peer has left; nothing happens if it already has its end."""
-        self._driver.cancel(request)
+        driver = self._driver
+        for former in self._former:
+            if former.driver.accepted(request):
+                driver = former.driver
+        driver.cancel(request)
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory for a payload to be received into; None if there is none (free)."""
@@ -564,27 +416,26 @@ class Service:
     @property
     def not_ready_reason(self) -> str:
         """Why no requests are taken, or run; "" if they are. Those that come while all workers are suspended wait."""
-        driver = latest(self._driver)
-        refused = driver.not_ready_reason or ("draining" if driver.draining else "")
-        return refused or suspension(driver.executor.states())
+        return self.generation.not_ready_reason
 
     @property
     def failed(self) -> str:
         """Why no worker can be started any more, though it is tried again and again; "" while one can."""
-        return latest(self._driver).failed
+        return self._driver.failed
 
     @property
     def draining(self) -> bool:
         """Whether the service is finishing what it accepted, before it stops."""
-        return latest(self._driver).draining
+        return self._driver.draining
 
     def state(self, *, brief: bool = False) -> dict[str, Any]:
         """Return what there is to see, as a JSON-able dict; `brief`: what changes from moment to moment, which costs little."""
-        return (present if brief else snapshot)(self, self._driver)
+        own = {"model": self.name, "ready": self.ready, "reason": self.not_ready_reason} | self.generation.present()
+        return own if brief else own | self.generation.history() | {"policy": summary(self.explain_policy())}
 
     def explain_policy(self) -> dict[str, Any]:
         """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
-        return explain_policy(self.name, self.batching.policy, self._driver.batcher, self._measured, self._resolver)
+        return self.generation.explain_policy(self.name)
 
     async def set_prices(self, /, **said: Any) -> dict[str, Any]:
         """Solve the policy for other prices and return its explanation once it goes by them: what `PUT
@@ -595,16 +446,40 @@ class Service:
         InvalidRequest for what is none of these, SettingsError with the reason when no policy can do that,
         DeadlineExceeded, and ModelNotReady or Draining unless the service runs. Nothing has changed then.
         """
-        if self._resolver is None:
+        resolver = self.generation.resolver
+        if resolver is None:
             raise Conflict(
                 f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved one has prices"
             )
-        await self._resolver.change(said)
+        await resolver.change(said)
         return self.explain_policy()
 
     async def deep_health(self) -> dict[str, Any]:
-        """Run the model's examples through the service and return what came of each; see service.py."""
-        return await run_examples(self)
+        """Run the model's examples through the same queue and workers as everybody's requests, and compare where the answer is known.
+
+        Returns {"healthy", "model", "reason", "examples": [{"ok", "seconds", "error"}, ...]}; without examples it is healthy if it is
+        ready. A model that is not ready is not healthy, and `reason` says why.
+        """
+        examples = [each if isinstance(each, Example) else Example(each) for each in self.model.examples]
+        results = await asyncio.gather(*[self._run_example(example) for example in examples])
+        healthy = self.ready and all(result["ok"] for result in results)
+        return {"healthy": healthy, "model": self.name, "reason": self.not_ready_reason, "examples": results}
+
+    async def _run_example(self, example: Example) -> dict[str, Any]:
+        started = self.now()
+        error = ""
+        try:
+            answer: Any = (
+                [part async for part in self.infer_stream(example.item)]
+                if self.streaming
+                else await self.infer(example.item)
+            )
+        except WeirError as failure:
+            error = f"{type(failure).__name__}: {failure.message}"
+        else:
+            if example.expected is not ... and not same(answer, example.expected):
+                error = f"expected {example.expected!r:.200}, got {answer!r:.200}"
+        return {"ok": not error, "seconds": self.now() - started, "error": error}
 
     def _new_call(self, kind: type[C], payload: Any, timeout: float | None, priority: int, key: Hashable) -> C:
         if timeout is None:
@@ -626,15 +501,19 @@ class Service:
         return loop
 
     def enter(self, call: Call | ThreadCall | Streamed, backpressure: bool | None) -> None:
-        """Put a call into the line or let it wait outside; if it is refused, it fails with the reason."""
+        """Put a call into the queue, or let it wait for room; if it is refused, it fails with the reason."""
         if self.tracing is not None:
             self.tracing.begin(call)
         try:
             self._look_at(call)
         except WeirError as error:
-            self._driver.refuse(call, error)
+            self._driver.tell_refused(call, error)
+            refuse(call, error)
             return
-        self._driver.enter(call, self._patient if backpressure is None else backpressure)
+        try:
+            self._driver.submit(call, call.arrival, self._patient if backpressure is None else backpressure)
+        except WeirError as error:
+            refuse(call, error)
 
     def _look_at(self, call: Call | ThreadCall | Streamed) -> None:
         if self.streaming and not isinstance(call, Streamed):
@@ -650,9 +529,35 @@ class Service:
         if not self._plain and call.kind is Kind.ITEM:
             describe(self.model, call)
 
-    def _new_driver(self) -> Driver:
-        kind = type(self)
-        before = self.before_batch if kind.before_batch is not Service.before_batch else None
-        after = self.after_batch if kind.after_batch is not Service.after_batch else None
-        driver, self._measured = make_driver(self, self._executor, self._resolver, self._clock, before, after)
-        return driver
+
+def same(answer: Any, expected: Any) -> bool:
+    """Tell whether an answer is the expected one; numbers within rounding, arrays and lists element by element, values of
+    a declared type field by field."""
+    answer, expected = _comparable(answer), _comparable(expected)
+    if isinstance(expected, dict):
+        return (
+            isinstance(answer, dict)
+            and answer.keys() == expected.keys()
+            and all(same(answer[key], expected[key]) for key in expected)
+        )
+    if isinstance(expected, (str, bytes)) or expected is None:
+        return bool(answer == expected)
+    if isinstance(expected, (list, tuple)):
+        return isinstance(answer, (list, tuple)) and len(answer) == len(expected) and all(map(same, answer, expected))
+    if isinstance(expected, float) and isinstance(answer, (int, float)):
+        return math.isclose(answer, expected, rel_tol=1e-4, abs_tol=1e-6) or (
+            math.isnan(expected) and math.isnan(answer)
+        )
+    return bool(answer == expected)
+
+
+def _comparable(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if hasattr(value, "model_dump"):
+        return value.model_dump()
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value

@@ -127,13 +127,13 @@ def test_requests_that_say_more_are_not_remembered(request_: InferenceRequest) -
     assert learned(request_).find(write_request(request_)) is None
 
 
-def test_a_service_that_was_replaced_is_not_served_nor_kept() -> None:
+def test_a_generation_that_was_replaced_is_not_served_nor_kept() -> None:
     known = learned(asking_both(0))
     form = known.find(write_request(asking_both(0)))
     assert form is not None and not form.serves(Service(Both, executor="inline"))
     del known.service  # type: ignore[attr-defined]
     gc.collect()
-    assert form._service() is None
+    assert form._generation() is None
 
 
 def test_the_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ class Form:
     """What requests to one service have in common. `work` is that of the first one: others have other arrays."""
 
     __slots__ = (
-        "_answers", "_dtypes", "_names", "_request", "_service", "_size_bytes", "_tags", "_tensors", "model", "version", "work",
+        "_answers", "_dtypes", "_names", "_request", "_generation", "_size_bytes", "_tags", "_tensors", "model", "version", "work",
     )  # fmt: skip
 
     def __init__(
@@ -40,7 +40,7 @@ class Form:
     ) -> None:  # fmt: skip
         """Take the first request, and where in its `body` each of its raw tensors has its field, its bytes and its end."""
         self.model, self.version, self.work = request.model, request.version, work
-        self._service = weakref.ref(service)
+        self._generation = weakref.ref(service.generation)
         self._request = InferenceRequest(request.model, [], version=request.version, outputs=request.outputs)
         self._size_bytes = len(body)
         self._tensors = [
@@ -61,8 +61,8 @@ class Form:
         return all(body.startswith(tag, start) for tag, start in self._tags)
 
     def serves(self, service: "Service") -> bool:
-        """Tell whether this is what requests to `service` are, and not to one that it has replaced."""
-        return self._service() is service
+        """Tell whether this is what requests to `service` are, and it has not been loaded anew since."""
+        return self._generation() is service.generation
 
     def arrays(self, body: bytes) -> Arrays:
         """Return the tensors of a message that fits. They cannot be written to."""

@@ -27,6 +27,7 @@ from weir.protocols.payloads import QueueEntry, as_work
 from weir.protocols.response import HttpResponse, trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
+from weir.serving.generation import Generation
 from weir.serving.hooks import HookedExecutor
 from weir.serving.service import Service
 from weir.wire.inference import ArenaArrays, InferenceRequest
@@ -261,7 +262,7 @@ class HotKserve:
 
     def __init__(self, site: KServeContext) -> None:
         self.site = site
-        self._outliners: WeakKeyDictionary[Service, BodyPeek] = WeakKeyDictionary()
+        self._outliners: WeakKeyDictionary[Generation, BodyPeek] = WeakKeyDictionary()
 
     def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
         """See RouteHandler. Compressed bodies, items that differ in size and what a deputy answers are for the ASGI application."""
@@ -299,7 +300,7 @@ class HotKserve:
         """Return what reads the outlines of JSON bodies; None if a hook of the service wants to see the tensors."""
         if isinstance(service.executor, HookedExecutor):
             return None
-        outliner = self._outliners.get(service)
+        outliner = self._outliners.get(service.generation)
         if outliner is None:
-            outliner = self._outliners[service] = BodyPeek(service.model.inputs)
+            outliner = self._outliners[service.generation] = BodyPeek(service.model.inputs)
         return outliner

@@ -1,0 +1,244 @@
+"""What a service runs from one load to the next: a model with its settings, its policy, and what drives its batches."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weir.batching.batcher import Batcher
+from weir.errors import Conflict, ModelNotReady, SettingsError
+from weir.messages import Observer
+from weir.model import Model, is_tensor_model, overrides
+from weir.policy.decision import complete
+from weir.policy.loading import load_policy
+from weir.serving.clock import TimekeepingClock
+from weir.serving.delivery import Delivery, tracer_among
+from weir.serving.driver import Driver, Phase
+from weir.serving.hooks import Hook, HookedExecutor
+from weir.serving.settings import Composed
+from weir.telemetry.statistics import Statistics
+from weir.tuning.report import RollingWindow, explain_policy
+from weir.workers.executor import Executor, suspension
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.tuning.resolver import Resolver
+
+JSON_TYPES = (bool, int, float, str, list, dict, type(None))
+WORKER_FIELDS = ("index", "state", "pid", "in_flight", "restarts", "reason")
+
+
+class Loaded(NamedTuple):
+    """What was loaded: the class of the model, the arguments of its constructor, and what the metadata calls its kind."""
+
+    model: type[Model]
+    params: dict[str, Any]
+    platform: str
+
+
+class Hooks(NamedTuple):
+    """The hooks of a service; None for one that it does not have."""
+
+    before: Hook | None = None
+    after: Hook | None = None
+
+
+class Generation:
+    """One loaded form of a model: its class and settings, its policy, its executor, and the driver of its batches.
+
+    A service serves with one generation at a time. A reload makes and starts another, which takes the place of this one; this one
+    then finishes what it accepted, and is stopped. A stopped generation can be started again; it gets a new driver then.
+
+    `label` is the name that observers and logs know. `executor`, if there is one, replaces the workers that the settings ask for.
+    `unmet` returns why other services that this model needs are not ready, "" if they are.
+    Raises SettingsError for a policy that cannot be used, and for an `after` hook of a streaming model.
+    """
+
+    def __init__(
+        self, loaded: Loaded, label: str, settings: Composed, *, executor: Executor | None, hooks: Hooks,
+        observers: Sequence[Observer], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
+        self.model, self.params, self.platform = loaded
+        self.label = label
+        self.batching, self.workers, self.settings = settings
+        largest = self.batching.max_batch_size
+        self.policy = load_policy(
+            self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay
+        )
+        self.resolver: Resolver | None = None
+        if complete(self.policy).adopts_banks:
+            from weir.tuning.resolver import make_resolver  # numpy is for those who need it
+
+            self.resolver = make_resolver(label, self.policy, largest)
+        self.observers = tuple(observers)
+        self.tracing = tracer_among(observers)
+        self.statistics = Statistics()
+        self.streaming = self.model.streaming
+        self.needs_measure = overrides(self.model, "measure")
+        self.plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
+        self.executor = executor
+        self.unmet: Callable[[], str] = lambda: ""
+        self.ended: Callable[[], None] = lambda: None  # called when it has been stopped
+        self._hooks = hooks
+        self._clock = clock
+        self.driver = self._new_driver()
+
+    def _new_driver(self) -> Driver:
+        largest, hooks = self.batching.max_batch_size, self._hooks
+        if hooks.after and self.streaming:
+            service = type(getattr(hooks.after, "__self__", self)).__name__
+            raise SettingsError(f"{service}.after_batch: sees no answers of a streaming model; use its postprocess")
+        executor = self.executor or make_executor(
+            self.model, self.params, self.workers, name=self.label, max_batch_size=largest
+        )
+        if self.resolver is not None:
+            from weir.tuning.resolver import with_profile
+
+            executor = with_profile(executor, self.resolver, self.model, self.workers, largest)
+        batcher = Batcher(self.batching, self.policy)
+        self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
+        more = [] if self.resolver is None else [self.resolver]
+        delivery = Delivery(self.label, (*self.observers, self.statistics, self.window, *more))
+        driver = Driver(batcher, executor, delivery, self._clock)
+        driver.streaming = self.streaming
+        if self.resolver is not None:
+            self.resolver.attach(self._policy_solved, watch=not any(hooks))
+        if any(hooks):
+            driver.executor = HookedExecutor(executor, hooks.before, hooks.after, driver.handed)
+            driver.handed_later = True
+        return driver
+
+    def _policy_solved(self) -> None:
+        self.window.forget()  # what was measured belongs to the tables before
+        self.driver.policy_changed()
+
+    # Its life.
+
+    def renew(self) -> None:
+        """Have a driver that can be started. Raises Conflict if the one that there is runs."""
+        if self.driver.phase is Phase.RUNNING:
+            raise Conflict(f"service {self.label!r} is already running")
+        if self.driver.phase is not Phase.NEW:
+            self.driver = self._new_driver()
+
+    async def start(self) -> None:
+        """Start the workers, on the running event loop; return when all are ready. Raises what the executor raises."""
+        await self.driver.start()
+        if self.settings.loop_spin and not isinstance(self._clock, TimekeepingClock):
+            from weir.serving.loop_spin import stay_alert
+
+            await stay_alert(self.driver, self.settings.loop_spin, self._clock)
+        self.window.forget()
+        if self.resolver is not None:
+            self.resolver.open()
+
+    async def stop(self, drain_timeout: float | None = None) -> None:
+        """Take no more, finish what was accepted within `drain_timeout` seconds (None: the setting), fail the rest with Draining,
+        and end the workers. Idempotent."""
+        if self.resolver is not None:
+            await self.resolver.close()
+        await self.driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
+        self.ended()
+
+    # Its workers.
+
+    async def add_worker(self) -> None:
+        """Start one more worker; return when it is ready. Raises ModelNotReady unless the generation runs."""
+        await self._running_driver().executor.add_worker()
+        self.workers = replace(self.workers, workers=self.workers.workers + 1)
+
+    async def remove_worker(self) -> None:
+        """Let the last worker finish what it has, for up to `drain_timeout` seconds, and end it. Raises Conflict for the only worker,
+        ModelNotReady unless the generation runs."""
+        driver, count = self._running_driver(), self.workers.workers
+        if count == 1:
+            raise Conflict(f"model {self.label!r} has one worker left; stop the service to end it too")
+        self.workers = replace(self.workers, workers=count - 1)
+        await driver.remove_worker(count - 1, self.settings.drain_timeout)
+
+    def _running_driver(self) -> Driver:
+        if self.driver.not_ready_reason == "loading" or self.driver.phase is not Phase.RUNNING:
+            raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
+        return self.driver
+
+    # What there is to see.
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why no requests are taken, or run; "" if they are."""
+        driver = self.driver
+        refused = driver.not_ready_reason or ("draining" if driver.draining else "")
+        return refused or suspension(driver.executor.states()) or self.unmet()
+
+    def present(self) -> dict[str, Any]:
+        """Return what changes from moment to moment, as a JSON-able dict. Sizes are in rows unless the name says otherwise, ages in
+        seconds."""
+        driver, batcher = self.driver, self.driver.batcher
+        return {
+            "draining": driver.draining,
+            "waiting": batcher.waiting_rows,
+            "waiting_requests": batcher.waiting_requests,
+            "waiting_outside": len(driver.outside),
+            "oldest_age": batcher.oldest_age(self._clock()),
+            "in_flight": sum(dispatch.rows for dispatch in batcher.running.values()),
+            "in_flight_batches": len(batcher.running),
+            "workers": [{name: getattr(state, name) for name in WORKER_FIELDS} for state in driver.executor.states()],
+            "gauges": driver.executor.gauges(),
+        }
+
+    def history(self) -> dict[str, Any]:
+        """Return the settings, and counts and the last of the batches, as a JSON-able dict."""
+        batcher = self.driver.batcher
+        return {
+            "settings": self._settings(),
+            "batches": {reason.name.lower(): count for reason, count in batcher.counts.items()},
+            "recent": list(batcher.recent),
+        }
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings of all three kinds; values that JSON cannot carry are shown by their repr."""
+        merged = asdict(self.batching) | asdict(self.workers) | asdict(self.settings)
+        # Variables are often secrets: only their names are shown.
+        merged["env"] = [sorted(variables) for variables in self.workers.env]
+        return {key: value if isinstance(value, JSON_TYPES) else repr(value) for key, value in merged.items()}
+
+    def explain_policy(self, name: str) -> dict[str, Any]:
+        """Return what the policy of the model `name` does and what came of it, as a JSON-able dict."""
+        return explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.resolver)
+
+
+def summary(explained: dict[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a policy's explanation, without tables and settings."""
+    predicted, measured, solved = explained["predicted"], explained["measured"], explained["solved"]
+    return {
+        "rate": explained["rate"],
+        "limit": explained["table"]["limit"],
+        "predicted_response_time_ms": predicted["response_time_ms"],
+        "measured_response_time_ms": measured["response_time_ms"],
+        "predicted_power_w": predicted["power_w"],
+        "measured_power_w": measured["power_w"],
+        "learning": explained["learning"],
+        "resolves": {} if solved is None else solved["reasons"],
+        "failed_resolves": 0 if solved is None else solved["failures"],
+        "drift": None if explained["drift"] is None else explained["drift"]["factor"],
+    }
+
+
+def make_executor(
+    model: type[Model], params: dict[str, Any], settings: WorkerSettings, *, name: str, max_batch_size: int
+) -> Executor:
+    """Return an executor that has not been started. Each kind is imported only when it is asked for."""
+    if settings.executor == "inline":
+        from weir.workers.local.inline import InlineExecutor
+
+        return InlineExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
+    if settings.executor == "thread":
+        from weir.workers.local.thread import ThreadExecutor
+
+        return ThreadExecutor(model, params, settings, name=name, max_batch_size=max_batch_size)
+    if settings.executor == "external":
+        from weir.workers.remote.external import ExternalExecutor
+
+        return ExternalExecutor(model, settings, name=name)
+    from weir.workers.pool import ProcessPool
+
+    return ProcessPool(model, params, settings, name=name, max_batch_size=max_batch_size)
