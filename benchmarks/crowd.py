@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.children import ask_own
 from benchmarks.text_load import model_directory
-from weir.bench.textserver import Running, text_server
+from weir.bench.vectors import Running, text_server
 
 SMALL = 4  # clients of one sentence a second
 BATCHES = 3.0  # times, wished at most

@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from benchmarks.result import mebibytes
-from weir.bench.textserver import text_server
+from weir.bench.vectors import text_server
 
 KEPT = 1.5  # times what it had before
 PATIENCE = 40.0

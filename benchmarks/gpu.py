@@ -20,7 +20,7 @@ from benchmarks.result import Result, Run
 from benchmarks.sweep import Meter, Sweep, sweep
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Profile
-from weir.profiling.nvml import find_nvml
+from weir.profiling.energy import find_nvml
 
 MODEL = "benchmarks.gpu_model:Encoder"
 LARGEST = 64

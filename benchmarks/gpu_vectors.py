@@ -21,7 +21,7 @@ from benchmarks.servers import Server
 from benchmarks.text_load import described, model_directory, sample, write_bodies
 from benchmarks.text_servers import serving_texts, weir_texts
 from weir.errors import SettingsError
-from weir.profiling.nvml import find_nvml
+from weir.profiling.energy import find_nvml
 
 CLIENTS = (1, 64, 256)
 OLD = 900  # sentences/s of bert-as-service on one GPU

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weir import Model, Service
-from weir.bench.textserver import Running, text_server
+from weir.bench.vectors import Running, text_server
 from weir.embedding.encoder import Encoder
 from weir.embedding.texts import Text, TokenizeOptions
 from weir.errors import DeadlineExceeded, WeirError

@@ -13,8 +13,7 @@ import typer
 
 from weir._version import __version__
 from weir.commands import COMMANDS
-from weir.commands.options import EPILOG, parameter, settings_of, settings_parameters, with_signature
-from weir.commands.registering import register
+from weir.commands.options import EPILOG, parameter, register, settings_of, settings_parameters, with_signature
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.settings import Declared, Settings, declared_settings
 

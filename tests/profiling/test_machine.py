@@ -2,9 +2,8 @@ from pathlib import Path
 
 from weir import __version__
 from weir.errors import SettingsError
-from weir.profiling.energy import Meter
+from weir.profiling.energy import Meter, RaplMeter
 from weir.profiling.machine import cpu_name, describe_machine, find_meters
-from weir.profiling.rapl import RaplMeter
 
 
 def test_a_profile_says_where_it_was_made() -> None:

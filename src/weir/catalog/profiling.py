@@ -15,10 +15,9 @@ from weir.model import Model
 from weir.policy.cost.profile import Profile
 from weir.profiling.items import Items, items_of, read_items
 from weir.profiling.machine import Meters, describe_machine, find_meters
-from weir.profiling.measure import Progress, measure
+from weir.profiling.measure import Progress, grid, measure
 from weir.profiling.measuring import Measuring
 from weir.profiling.settings import ProfilingSettings
-from weir.profiling.sizes import grid
 from weir.serving.service import Service
 
 Target = str | type[Model] | type[Service]

@@ -1,11 +1,13 @@
-"""Options of commands: each follows from a declared setting (settings.py), and typer reads them from a signature."""
+"""The options of commands, each from a declared setting (settings.py), and how a command joins its group."""
 
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from weir.errors import SettingsError
 from weir.settings import MODELS, Declared, Kind, Settings, read_settings
@@ -75,3 +77,21 @@ def _only(config: list[str] | None) -> str | None:
     if config and len(config) > 1:
         raise SettingsError(f"--config: given {len(config)} times ({', '.join(config)}); must be given once")
     return config[0] if config else None
+
+
+def register(
+    cli: typer.Typer, commands: Mapping[str, str], package: str, kind: type[TyperCommand] = TyperCommand
+) -> None:
+    """Add each of `commands`, by name with an example, to `cli`; options are the function's arguments, its help the docstring and the
+    example. Each is a command of `kind`, which reads the words that stand behind it."""
+    for name, example in commands.items():
+        command = getattr(import_module(f"{package}.{name}"), name)
+        if isinstance(command, typer.Typer):
+            cli.add_typer(command, name=name, epilog=f"Example: {example}")
+        else:
+            cli.command(name, cls=kind, help=_paragraphs(command), epilog=f"Example: {example}")(command)
+
+
+def _paragraphs(command: Callable[..., Any]) -> str:
+    """Return the docstring with a line for each paragraph, which the terminal breaks as it needs."""
+    return "\n\n".join(" ".join(each.split()) for each in (inspect.getdoc(command) or "").split("\n\n"))

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from weir.catalog.sources import ModelToServe
-from weir.commands.files import check_drawing, check_figure, check_writable, write_atomically
 from weir.commands.options import option, parameter, settings_of, settings_parameters, text_of, with_signature
-from weir.commands.tables import print_table
+from weir.commands.output import check_drawing, check_figure, check_writable, print_table, write_atomically
 from weir.errors import SettingsError
 from weir.profiling.settings import ProfilingSettings
 from weir.settings import declared_by, declared_settings, value_of

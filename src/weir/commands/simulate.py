@@ -63,7 +63,7 @@ def simulate(
     from weir.workers.launch import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.commands.files import check_results
+    from weir.commands.output import check_results
     from weir.policy.cost.prices import Prices
     from weir.simulation.policies import settings_for, split_policies
     from weir.simulation.reading import read_profile
@@ -102,8 +102,7 @@ def _show(compared: "Comparison", json: Path | None, figure: Path | None) -> Non
     import msgspec
     from rich.console import Console
 
-    from weir.commands.files import STDOUT, write_atomically
-    from weir.commands.tables import print_table
+    from weir.commands.output import STDOUT, print_table, write_atomically
     from weir.simulation.report import draw, heading, table
 
     text = msgspec.json.format(msgspec.json.encode(compared.to_dict()), indent=2).decode() + "\n"

@@ -7,7 +7,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.tables import print_table
+from weir.commands.output import print_table
 from weir.policy.cost.profile import Floats
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.solver import Solution

@@ -61,7 +61,7 @@ def solve(
     from weir.workers.launch import compute_in_one_thread
 
     compute_in_one_thread()
-    from weir.commands.files import check_results
+    from weir.commands.output import check_results
     from weir.policy.cost.prices import Prices
     from weir.simulation.reading import read_profile
 
@@ -118,7 +118,7 @@ def _solve_bank(
 ) -> None:
     from time import perf_counter
 
-    from weir.commands.files import write_atomically
+    from weir.commands.output import write_atomically
     from weir.commands.solutions import about_bank, show_bank
     from weir.simulation.banks import beside
     from weir.simulation.banks import solve as solve_rates
@@ -156,7 +156,7 @@ def _write_json(document: dict[str, Any], path: Path | None) -> None:
         return
     import msgspec
 
-    from weir.commands.files import write_atomically
+    from weir.commands.output import write_atomically
 
     text = msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
     if path == Path("-"):

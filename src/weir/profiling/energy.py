@@ -5,8 +5,10 @@ One batch is far below what any counter resolves (NVIDIA's is refreshed every 20
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+from weir.errors import SettingsError
 from weir.profiling.sampling import Sampler
 
 WINDOW = 3.0  # seconds of one size; at least a hundred times the refresh interval of most counters
@@ -153,3 +155,163 @@ def _measured(reading: Reading) -> Energy:
     if below:
         energy.warnings.append(f"batches of {below[0]} used no more than the idle machine: their energy is taken as 0")
     return energy
+
+
+# The energy counters of CPU packages that Linux shows under /sys/class/powercap (Intel's RAPL; AMD's by the same name).
+
+
+POWERCAP = Path("/sys/class/powercap")
+
+
+class RaplMeter:
+    """The packages of this machine together. They include whatever else runs on it."""
+
+    source = "rapl"
+
+    def __init__(self, packages: Sequence["Package"]) -> None:
+        self._packages = packages
+        self.name = f"{len(packages)} CPU package{'s' if len(packages) > 1 else ''}"
+
+    @property
+    def limit_w(self) -> float | None:
+        """The sum of the packages' highest power limits, if all say one."""
+        limits = [package.limit_w for package in self._packages]
+        return sum(limit for limit in limits if limit is not None) if None not in limits else None
+
+    def read_mj(self) -> float:
+        """Return the millijoules used since this was made. To be asked more often than the counters go round, which takes
+        minutes."""
+        return sum(package.read_mj() for package in self._packages)
+
+
+class Package:
+    """One counter, in a folder of the powercap tree. It counts microjoules and begins again at `max_energy_range_uj`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._range_uj = _number(folder / "max_energy_range_uj")
+        self._last_uj = self._read_uj()
+        self._total_uj = 0
+
+    @property
+    def limit_w(self) -> float | None:
+        """The highest of its power limits, in watts; None if it has none."""
+        limits = [_number(path) for path in self._folder.glob("constraint_*_power_limit_uw")]
+        return max(limits) / 1e6 if any(limits) else None
+
+    def read_mj(self) -> float:
+        """Return the millijoules used since this was made."""
+        now_uj = self._read_uj()
+        passed = now_uj - self._last_uj
+        self._total_uj += passed if passed >= 0 else passed + self._range_uj + 1
+        self._last_uj = now_uj
+        return self._total_uj / 1000.0
+
+    def _read_uj(self) -> int:
+        return _number(self._folder / "energy_uj")
+
+
+def find_rapl(root: Path = POWERCAP) -> RaplMeter:
+    """Return the meter of all CPU packages. Raises SettingsError that says why there is none.
+
+    Only packages count: core, uncore and dram are parts of them or unsteadily supported, and psys is all of them again.
+    """
+    packages = [folder for folder in sorted(root.glob("intel-rapl:*")) if _is_package(folder)]
+    if not packages:
+        raise SettingsError(f"RAPL: there are no CPU packages in {root} (virtual machines have none)")
+    try:
+        return RaplMeter([Package(folder) for folder in packages])
+    except PermissionError as error:
+        raise SettingsError(f"RAPL: {error.filename} is readable by root only") from None
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"RAPL: cannot be read: {error}") from None
+
+
+def _is_package(folder: Path) -> bool:
+    try:
+        return (folder / "name").read_text().startswith("package")
+    except OSError:
+        return False
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+# The total energy counter of NVIDIA's GPUs (Volta and later), read with nvidia-ml-py (the extra `gpu`).
+
+
+class NvmlMeter:
+    """The GPUs that a worker can see, together. `library` is the module pynvml, initialised."""
+
+    source = "nvml"
+
+    def __init__(self, library: Any, handles: Sequence[Any]) -> None:
+        self._library = library
+        self._handles = handles
+        names = [_text(library.nvmlDeviceGetName(handle)) for handle in handles]
+        self.name = ", ".join(names)
+
+    @property
+    def limit_w(self) -> float | None:
+        """The sum of the boards' power limits, if they say."""
+        try:
+            limits = [self._library.nvmlDeviceGetEnforcedPowerLimit(handle) for handle in self._handles]
+        except self._library.NVMLError:
+            return None
+        return float(sum(limits)) / 1000.0
+
+    def read_mj(self) -> float:
+        """Return the millijoules used since the driver was loaded."""
+        return float(sum(self._library.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in self._handles))
+
+
+def find_nvml(visible: str | None = None, library: Any = None) -> NvmlMeter:
+    """Return the meter of the GPUs that `visible` lists, in the form of CUDA_VISIBLE_DEVICES; None: of all.
+
+    `library` stands for pynvml. Raises SettingsError that says why there is none.
+    """
+    library = library or load_library()
+    try:
+        handles = [_handle(library, device) for device in _devices(library, visible)]
+        if not handles:
+            raise SettingsError("NVML: there is no GPU" + ("" if visible is None else f" in {visible!r}"))
+        meter = NvmlMeter(library, handles)
+        meter.read_mj()
+    except library.NVMLError as error:
+        raise SettingsError(f"NVML: the GPU's energy counter cannot be read: {error}") from None
+    return meter
+
+
+def load_library() -> Any:
+    """Return pynvml, initialised. Raises SettingsError if it, or NVIDIA's driver, is not there."""
+    try:
+        import pynvml
+    except ImportError:
+        raise SettingsError("NVML: nvidia-ml-py is not installed (pip install 'weir-serving[gpu]')") from None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise SettingsError(f"NVML: {error}") from None
+    return pynvml
+
+
+def _devices(library: Any, visible: str | None) -> list[str]:
+    if visible is None:
+        return list(map(str, range(library.nvmlDeviceGetCount())))
+    devices = []
+    for device in filter(None, map(str.strip, visible.split(","))):
+        if device == "-1":  # this and what follows is hidden
+            break
+        devices.append(device)
+    return devices
+
+
+def _handle(library: Any, device: str) -> Any:
+    if device.isdigit():
+        return library.nvmlDeviceGetHandleByIndex(int(device))
+    return library.nvmlDeviceGetHandleByUUID(device)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name

@@ -2,7 +2,7 @@
 
 http.py        with address, dialling, connection, pool, answers, fetching: whatever takes POST
 payloads.py       what a URL means
-kserve.py, grpc.py, websocket.py   inference requests (payloads.py), to a server that says of itself what it takes (http.py)
+http.py, grpc.py, websocket.py   inference requests (payloads.py), to a server that says of itself what it takes (http.py)
 inprocess.py   no network
 payloads.py    what --data says
 """
@@ -22,7 +22,7 @@ def make_target(url: str, data: str | Sequence[Any] | None = None, options: Http
     if door.kind == "http":
         return HttpTarget(url, data, options)
     if door.kind == "kserve":
-        from weir.bench.targets.kserve import KserveTarget
+        from weir.bench.targets.http import KserveTarget
 
         return KserveTarget(url, door, data, options)
     if door.kind == "ws":

@@ -3,7 +3,7 @@
 import typer
 
 from weir.commands.embed.bert_flags import StockCommand
-from weir.commands.registering import register
+from weir.commands.options import register
 
 COMMANDS = {  # each with an example
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",

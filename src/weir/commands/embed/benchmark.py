@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weir.commands.files import STDOUT, check_results, write_atomically
+from weir.commands.output import STDOUT, check_results, write_atomically
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -98,8 +98,7 @@ def _run(plan: "TablesPlan", flags: list[str], zmq: bool, timeout: float, *, sho
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from weir.bench.textserver import text_server
-    from weir.bench.vectors import Tables
+    from weir.bench.vectors import Tables, text_server
 
     console, tables, began = Console(stderr=True), [], time.monotonic()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())

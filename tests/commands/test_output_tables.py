@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from weir.commands.tables import print_table
+from weir.commands.output import print_table
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -1,9 +1,15 @@
-"""Files that commands write: refused before anything takes time, and never seen half written."""
+"""What commands print and write: tables whose columns are never cut off, and files that are checked first and written whole."""
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from weir.errors import SettingsError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 
 STDOUT = Path("-")
 
@@ -69,3 +75,28 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         raise SettingsError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+UNBOUNDED = 10_000  # columns
+
+
+def print_table(console: "Console", table: "Table") -> None:
+    """Print `table`, as wide as it must be: a terminal that is narrower breaks its lines, a file has no width.
+
+    Only columns that say that they fold are made narrower.
+    """
+    from rich.measure import Measurement
+
+    before, unbounded = console.width, console.options.update_width(UNBOUNDED)
+    most = least = Measurement.get(console, unbounded, table).maximum
+    for column in table.columns:
+        width = max(Measurement.get(console, unbounded, cell).maximum for cell in column.cells)
+        if column.overflow == "fold":
+            least -= max(0, width - (column.min_width or 1))
+        else:
+            column.no_wrap, column.min_width = True, width
+    console.width = max(least, min(most, before)) if console.is_terminal else most
+    try:
+        console.print(table)
+    finally:
+        console.width = before

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from weir.commands.files import check_drawing, check_results, check_writable, write_atomically
+from weir.commands.output import check_drawing, check_results, check_writable, write_atomically
 from weir.errors import SettingsError
 
 

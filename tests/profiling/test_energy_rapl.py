@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from weir.errors import SettingsError
-from weir.profiling.rapl import find_rapl
+from weir.profiling.energy import find_rapl
 
 RANGE_UJ = 262_143_328_850
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weir.errors import SettingsError
-from weir.profiling.sizes import Point, edges, grid, suspects
+from weir.profiling.measure import Point, edges, grid, suspects
 
 
 def searched(time: Callable[[int], float], max_batch_size: int) -> dict[int, Point]:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError
-from weir.profiling.nvml import find_nvml
+from weir.profiling.energy import find_nvml
 
 
 class Library:
