@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from rich.console import Console
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.rate_bands import SILENCE, RateBand, Stages
+from weir.policy.online.rate import SILENCE, RateBand, Stages
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.simulation.arrivals import Trace
+from weir.simulation.arrivals import RecordedArrivals
 from weir.simulation.results import Comparison
 from weir.simulation.simulator import run, simulate
 
@@ -103,7 +103,7 @@ def compare(name: str, weight: float, count: int) -> list[str]:
         "mean": SolvedPolicy(one_table(bank, rate)),
         "greedy": "greedy",
     }
-    seen = simulate(PROFILE, policies, Trace(times), prices=prices)
+    seen = simulate(PROFILE, policies, RecordedArrivals(times), prices=prices)
     rest = [beyond(seen, each) for each in ("solved", "mean", "greedy")]
     late = [f"{seen.outcomes[each].p99_ms.value:.1f}" for each in policies]
     return [name, f"{weight:g}", *rest, *late]

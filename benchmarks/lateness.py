@@ -22,7 +22,7 @@ from rich.table import Table
 
 import weir
 from benchmarks.result import Result
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import solve_bank
 

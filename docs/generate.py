@@ -19,9 +19,8 @@ from weir.protocols.metrics import Held
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
-from weir.telemetry.exposition import Exposition
-from weir.telemetry.metrics import Metrics
-from weir.telemetry.triton import TritonNames
+from weir.telemetry.exposition import Exposition, TritonNames
+from weir.telemetry.recorder import Metrics
 from weir.textserver import TEXTS
 from weir.wire.elements import BINARY_ONLY
 from weir.wire.tensors import DTYPES

@@ -18,7 +18,7 @@ from reproduction.published import (
 )
 from reproduction.sweeps import Sweep
 from reproduction.truncated import cost_of, law_of, model_of, overflow_cost_rate, solve_truncated
-from weir.policy.solve.solver import solve
+from weir.policy.solve.bank import solve
 
 LARGE, SMALL = (10_000.0, 1_000.0, 100.0), (10.0, 0.0)
 CONVERGED_STATED = {10_000.0: 35, 1_000.0: 50, 100.0: 70, 10.0: 170, 0.0: 200}  # section V-C, read off Fig. 8

@@ -17,7 +17,7 @@ from reproduction.structure import (
     search,
     stepped_grid,
 )
-from weir.policy.solve.solver import Solution
+from weir.policy.solve.bank import Solution
 from weir.policy.solve.tables import limit_of
 
 RANDOM = 300  # models of each kind

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 
 PROFILE = GOOGLENET_P4

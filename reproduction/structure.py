@@ -7,9 +7,9 @@ import numpy as np
 
 from reproduction.published import PROFILE
 from reproduction.truncated import law_of, model_of
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.solver import Solution, solve
+from weir.policy.solve.bank import Solution, solve
 
 VISITED = 1e-6  # share of the decisions from which on a state counts
 MATTERS = 1e-6  # ms of the mean cost: a choice that is worth less is a tie

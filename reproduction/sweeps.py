@@ -1,6 +1,6 @@
 """Relative value iteration as the paper runs it (sections IV-B, IV-C, V-C): also where it comes to wait for ever.
 
-`weir.policy.solve.solver.solve` refuses such a truncation; here it is part of what is reproduced.
+`weir.policy.solve.bank.solve` refuses such a truncation; here it is part of what is reproduced.
 """
 
 from typing import NamedTuple

@@ -22,11 +22,10 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import unavoidable_power_w
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.bank import NOTHING, TOLERANCE, Solution
 from weir.policy.solve.smdp import VISITED, Actions, arrivals, check_rate, weights_of
-from weir.policy.solve.solver import NOTHING, TOLERANCE, Solution
 from weir.policy.solve.stationary import band, decay, stationary
 from weir.policy.solve.tables import Table, checked_table, extended, with_full_batches
 

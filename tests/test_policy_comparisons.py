@@ -13,8 +13,7 @@ from benchmarks.policies.lines import Effort, estimate, known, play_all, real, r
 from benchmarks.policies.table import Compared, keep, marks, write_page
 from tests.policy.random_models import SHAPES
 
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
 from weir.simulation.arrivals import Poisson

@@ -20,7 +20,7 @@ from weir.protocols.auth_middleware import Refuse
 from weir.protocols.door import Door, DoorContext
 from weir.protocols.fastlane.plan import RouteHandler
 from weir.settings import read_settings
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 
 TARGET = "tests.served_models:Square"
 

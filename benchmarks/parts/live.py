@@ -11,7 +11,7 @@ from benchmarks.result import Part, Result, Run
 from benchmarks.runs.live import AUTO
 from benchmarks.runs.theory import COUNTED, ENERGY_WEIGHT
 from benchmarks.servers import ROOT
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import predict
 from weir.policy.solve.bank import Bank, solve_bank

@@ -16,10 +16,9 @@ from benchmarks.result import Part, Result, Run
 from benchmarks.runs.theory import COUNTED, LOOP_SPIN
 from benchmarks.servers import ROOT
 from benchmarks.traces import SEEDS, representative
-from weir.policy.cost.prices import Prices
-from weir.policy.solve.bank import solve_bank
+from weir.policy.cost.objective import Prices
+from weir.policy.solve.bank import solve, solve_bank
 from weir.policy.solve.evaluation import Performance, evaluate
-from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import Table, greedy_table, static_table
 from weir.simulation.statistics import estimate
 

@@ -14,13 +14,12 @@ import numpy as np
 
 from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import ROOT, Compared, Comparison
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Poisson, Sine, Trace
+from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Poisson, RecordedArrivals, Sine
 from weir.simulation.simulator import run
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
 from weir.simulation.traces import read_trace
@@ -86,13 +85,13 @@ def _requests(load: float, period: float) -> int:
 def arrivals(traffic: Traffic, rate: float, requests: int) -> Floats:
     """Return arrivals, stretched so that their mean rate is just `rate`: it is what prices are constant at."""
     times = traffic.make(rate).times(np.random.default_rng([7, 0]), requests)
-    return times * (Trace(times).rate / rate)
+    return times * (RecordedArrivals(times).rate / rate)
 
 
-def recorded(name: str, rate: float) -> Trace:
+def recorded(name: str, rate: float) -> RecordedArrivals:
     """Return the recorded arrivals, as quick as makes `rate`."""
     times, _ = read_trace(TRACES / f"azure-{name}.csv")
-    return Trace(times * (Trace(times).rate / rate))
+    return RecordedArrivals(times * (RecordedArrivals(times).rate / rate))
 
 
 COLUMNS = ["traffic", "w2", "greedy costs", "solved, beside it", "auto, beside it", "clairvoyant, beside it"]

@@ -16,7 +16,7 @@ from benchmarks.policies.lines import (
     tuned_limit,
 )
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank

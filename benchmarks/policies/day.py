@@ -2,7 +2,7 @@
 
 from benchmarks.policies.lines import Effort, Player, of, percent, play_all, real, saved, show, tuned_delay, tuned_limit
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import solve_bank

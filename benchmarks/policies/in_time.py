@@ -4,7 +4,7 @@ import numpy as np
 
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, show
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.simulation.arrivals import Poisson

@@ -5,13 +5,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
 from weir.simulation.arrivals import Arrivals
-from weir.simulation.engine import Services
-from weir.simulation.rounds import Figures, Rounds, Rule, figures, play
+from weir.simulation.engine import ServiceTimes
+from weir.simulation.rounds import Figures, PlayedRounds, Rule, figures, play
 from weir.simulation.search import Tuned, best_limit, best_size_or_delay
 from weir.simulation.simulator import run
 from weir.simulation.statistics import LEVEL, Estimate
@@ -51,7 +50,7 @@ def real(profile: Profile, policy: str | Policy, *, workers: int = 1, deadline: 
         made = run(profile, policy, times, workers=workers, services_seed=seed)
         batches = made.batches
         served = made.arrival[np.isfinite(made.end)]
-        rounds = Rounds(batches.start, batches.end, batches.rows, served, int(made.refused.sum()))
+        rounds = PlayedRounds(batches.start, batches.end, batches.rows, served, int(made.refused.sum()))
         return figures(rounds, profile, deadline)
 
     return player
@@ -61,7 +60,7 @@ def ruled(profile: Profile, rule: Rule, *, workers: int = 1, deadline: float = n
     """A rule that nothing adapts, without the batcher."""
 
     def player(times: Floats, seed: int) -> Figures:
-        rounds = play(times.tolist(), rule, Services(profile, seed), profile.max_batch_size, workers)
+        rounds = play(times.tolist(), rule, ServiceTimes(profile, seed), profile.max_batch_size, workers)
         return figures(rounds, profile, deadline)
 
     return player

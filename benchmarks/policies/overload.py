@@ -4,7 +4,7 @@ from functools import partial
 
 from benchmarks.policies.lines import Effort, Player, of, play_all, real, ruled, show
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.tables import greedy_table

@@ -18,8 +18,7 @@ from benchmarks.policies.lines import (
     tuned_limit,
 )
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.tables import Table, limit_table

@@ -19,13 +19,12 @@ from benchmarks.kept import resumed
 from benchmarks.policies.bursts import ALLOWED, CYCLES, LEAST, MOST, costs
 from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import ROOT, Compared, Comparison
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Policy
-from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.bank import solve_bank
-from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Sine, Trace
+from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, RecordedArrivals, Sine
 
 FEWEST_LINES, MOST_LINES = 4, 32
 LEVEL = 0.99  # of the intervals that decide
@@ -130,7 +129,7 @@ def found(number: int) -> Found:
 def _line(given: Case, line: int) -> Floats:
     """Return that line of arrivals, stretched so that its mean rate is just the case's: prices are constant at it."""
     times = given.process.times(np.random.default_rng([given.number, 12, line]), given.requests)
-    return times * (Trace(times).rate / given.rate)
+    return times * (RecordedArrivals(times).rate / given.rate)
 
 
 def _decided(seen: Interval) -> bool:

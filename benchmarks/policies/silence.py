@@ -14,10 +14,10 @@ from benchmarks.policies.lines import (
     tuned_limit,
 )
 from benchmarks.policies.table import Compared, Comparison
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.rate_bands import SILENCE
+from weir.policy.online.rate import SILENCE
 from weir.policy.solve.bank import solve_bank
 from weir.simulation.arrivals import Arrivals, OnOff, Poisson
 from weir.simulation.rounds import Figures, Rule

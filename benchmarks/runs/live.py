@@ -19,10 +19,10 @@ import weir
 from benchmarks.models import TEN_TIMES, Exactly
 from benchmarks.runs.theory import AFTER, ENERGY_WEIGHT, PATIENCE, Floats, Ledger, counted, feed, mean_of, trace
 from weir.batching.settings import BatchingSettings
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.adaptive import AutoPolicy
 from weir.policy.solve.bank import solve_bank
 from weir.simulation.simulator import run as simulate
 

@@ -27,7 +27,7 @@ from weir.messages import Dispatch, Request, Timing
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.simulator import run as simulate
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 
 LOOP_SPIN = 0.001
 COUNTED = (0.1, 0.97)  # shares of the arrivals between which they count: warm by then, and followed by others

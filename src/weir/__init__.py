@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from weir.catalog.profiling import profile
     from weir.catalog.registry import Registry
     from weir.hosting import asgi
-    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import Profile
     from weir.policy.online.adaptive import SolvedPolicy
     from weir.policy.solve.bank import Bank
@@ -79,7 +79,7 @@ _LAZY = {
     "BlockingService": "weir.serving.blocking",
     "Branch": "weir.catalog.chains",
     "Chain": "weir.catalog.chains",
-    "Prices": "weir.policy.cost.prices",
+    "Prices": "weir.policy.cost.objective",
     "Profile": "weir.policy.cost.profile",
     "Registry": "weir.catalog.registry",
     "Service": "weir.serving.service",

@@ -44,10 +44,9 @@ from weir.protocols.server import HttpServer
 from weir.protocols.websocket import WebSockets
 from weir.settings import Settings, read_model_table
 from weir.telemetry.exposition import Exposition
-from weir.telemetry.logs import AccessLog, LogObserver, get_logger
-from weir.telemetry.metrics import Metrics
-from weir.telemetry.opening import open_tracing
-from weir.telemetry.recording import recorders
+from weir.telemetry.logs import AccessLog, LogObserver, get_logger, recorders
+from weir.telemetry.recorder import Metrics
+from weir.telemetry.settings import open_tracing
 from weir.workers.launch import pinned
 
 # What begins the drain. A hangup comes together with SIGTERM, from a service manager, or twice, from a shell: it ends nothing at once.

@@ -20,7 +20,7 @@ from weir.protocols.product import Product
 from weir.serving.service import Service
 from weir.settings import Settings
 from weir.telemetry.logs import get_logger, logging_to
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 from weir.wire.values import UNWRITABLE, encode
 
 _LONGEST_EXAMPLE = 200  # characters of JSON that still fit into a line to be copied

@@ -28,7 +28,7 @@ from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.telemetry.exposition import NAMESPACE, Exposition
 from weir.telemetry.logs import AccessLog, LogObserver, get_logger
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 from weir.telemetry.settings import TelemetrySettings
 
 Target = str | type[Model] | type[Service] | Service

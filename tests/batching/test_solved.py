@@ -11,7 +11,7 @@ from tests.policy.banks import PROFILE, RATES, bank
 from weir.errors import Overloaded
 from weir.messages import Reason
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.rate_bands import SILENCE, filling_of
+from weir.policy.online.rate import SILENCE, filling_of
 
 FOR_EVER = 1e9
 

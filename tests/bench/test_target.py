@@ -1,11 +1,11 @@
 import pytest
-from tests.telemetry.test_metrics import ask, code_of, dispatch
+from tests.telemetry.test_recorder import ask, code_of, dispatch
 
 from weir.bench.target import Batches, Counts, batches_of, read_counts
 from weir.errors import SettingsError
 from weir.messages import Reason, Timing
 from weir.telemetry.exposition import Exposition
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 
 def shown(metrics: Metrics, namespace: str = "weir") -> str:

@@ -8,7 +8,7 @@ import weir
 from weir.catalog.registry import Registry
 from weir.dashboard.sampling import Sampler
 from weir.serving.service import Service
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 
 

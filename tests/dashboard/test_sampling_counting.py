@@ -7,7 +7,7 @@ from tests.dashboard.kit import Scene
 from weir.dashboard.sampling import change, count
 from weir.errors import Cancelled, ModelNotFound, Overloaded
 from weir.protocols.metrics import code_of, make_exposition
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 
 def test_the_counts_are_those_of_the_metrics_page() -> None:

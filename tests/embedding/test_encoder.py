@@ -22,7 +22,7 @@ from weir.messages import Dispatch, Request
 from weir.model import Model
 from weir.protocols.account import CLAIM, Account
 from weir.protocols.settings import HttpSettings
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 from weir.testing import FakeClock, FakeExecutor
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 
 from weir.messages import Reason
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.solve.bank import Bank

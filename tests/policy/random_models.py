@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 
 SHAPES = ("linear", "concave", "convex", "staircase")

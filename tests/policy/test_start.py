@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy

@@ -8,7 +8,7 @@ from weir.errors import Cancelled, DeadlineExceeded, ModelCrashed, Overloaded, W
 from weir.protocols.account import Account
 from weir.protocols.metrics import Held, code_of, make_exposition
 from weir.protocols.settings import HttpSettings
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 
 

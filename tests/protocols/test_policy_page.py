@@ -8,14 +8,14 @@ from tests.protocols.doors import Serve
 from tests.protocols.models import Square
 
 from weir.catalog.registry import Registry
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.protocols.metrics import make_exposition
 from weir.serving.service import Service
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
 
 PROFILE = Profile.linear(alpha_ms=0.02, tau0_ms=0.08, max_batch_size=4)

@@ -5,9 +5,9 @@ from reproduction.neighbours import dominating
 from reproduction.published import PROFILE
 
 from reproduction import neighbours
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
+from weir.policy.solve.bank import solve
 from weir.policy.solve.evaluation import evaluate
-from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import static_table
 
 LOAD = 0.7

@@ -7,10 +7,10 @@ from tests.policy.event_loop import needs_compiler, served
 from tests.policy.line_simulation import interval, simulated
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
+from weir.policy.solve.bank import solve
 from weir.policy.solve.evaluation import evaluate
-from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_table, static_table
 
 VARIED = Profile.linear(

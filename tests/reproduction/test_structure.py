@@ -1,9 +1,9 @@
 import numpy as np
 from reproduction.structure import Case, look, paper_grid, random_lines, random_tables, search
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
-from weir.policy.solve.solver import solve
+from weir.policy.solve.bank import solve
 
 STEPS = np.repeat([1.0, 2.0], 8)
 PADDED = Profile(2.4 * STEPS + 1.0, 160.0 * STEPS + 20.0, np.zeros(16))

@@ -18,9 +18,9 @@ from reproduction.truncated import (
 )
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.solver import solve
+from weir.policy.solve.bank import solve
 
 RATE = 0.9 * GOOGLENET_P4.max_rate
 STEPPED = Profile(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from reproduction.truncated import TruncatedModel, eta_bound, iterate_values, law_of, model_of, quick_law, start_actions
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.smdp import arrivals
 

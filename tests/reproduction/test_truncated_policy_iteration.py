@@ -6,7 +6,7 @@ from reproduction.truncated import TruncatedModel, cost_of, iterate_policies, la
 
 from reproduction import truncated
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.smdp import Actions
 

@@ -26,7 +26,7 @@ from weir import (
     WorkerLost,
 )  # fmt: skip
 from weir.serving.calls import BURST
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 EXECUTORS = ["process", "thread", "inline"]

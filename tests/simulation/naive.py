@@ -10,7 +10,7 @@ from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Wakeup
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.simulation.engine import Services
+from weir.simulation.engine import ServiceTimes
 from weir.simulation.traces import Floats
 
 
@@ -45,7 +45,7 @@ class Naive:
         self, profile: Profile, policy: Policy, settings: BatchingSettings, *, workers: int = 1, timeout: float = inf
     ) -> None:
         self.batcher = Batcher(settings, policy)
-        self.services = Services(profile, 1)
+        self.services = ServiceTimes(profile, 1)
         self.timeout = timeout
         self.now = 0.0
         self.cuts: list[Cut] = []

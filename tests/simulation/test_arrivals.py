@@ -13,8 +13,8 @@ from weir.simulation.arrivals import (
     OnOff,
     Poisson,
     Ramp,
+    RecordedArrivals,
     Sine,
-    Trace,
     parse_arrivals,
 )
 from weir.simulation.traces import Floats
@@ -120,19 +120,19 @@ def test_constant_gaps_are_equal_to_the_last_bit_of_the_time() -> None:
 
 
 def test_a_trace_plays_what_was_recorded() -> None:
-    trace = Trace(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
+    trace = RecordedArrivals(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
     assert trace.times(rng(1), 100).tolist() == trace.times(rng(2), 100).tolist() == [0.0, 1.0, 1.0, 3.0]
     assert trace.times(rng(), 2).tolist() == [0.0, 1.0]
     assert trace.sizes(1, 3).tolist() == [2, 3]
     assert trace.length == 4
     assert trace.rate == pytest.approx(8 / 4.0)  # 3 gaps of 1 s on average, and one more after the last
     assert trace.request_rate == pytest.approx(1.0)
-    assert trace != Trace(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
+    assert trace != RecordedArrivals(np.array([5.0, 6.0, 6.0, 8.0]), np.array([1, 2, 3, 2]))
 
 
 def test_a_long_trace_comes_in_blocks() -> None:
     times = np.arange(2.5 * BLOCK)
-    blocks = list(Trace(times).blocks(rng(), len(times)))
+    blocks = list(RecordedArrivals(times).blocks(rng(), len(times)))
     assert len(blocks) == 3
     assert np.array_equal(np.concatenate(blocks), times)
 
@@ -193,7 +193,7 @@ def test_a_process_checks_its_rate(rate: float) -> None:
 @pytest.mark.parametrize("times", [[], [1.0], [1.0, 1.0], [2.0, 1.0]])
 def test_a_trace_checks_its_times(times: list[float]) -> None:
     with pytest.raises(SettingsError, match="at least two arrivals, ascending"):
-        Trace(np.array(times))
+        RecordedArrivals(np.array(times))
 
 
 def test_processes_are_values() -> None:

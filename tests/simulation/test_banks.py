@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.tables import multi_worker_table

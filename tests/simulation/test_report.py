@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import SolvedPolicy

@@ -5,7 +5,7 @@ import pytest
 
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.tables import limit_table
-from weir.simulation.engine import Services
+from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import Rule, figures, play
 from weir.simulation.search import DELAYS
 from weir.simulation.simulator import run
@@ -21,7 +21,7 @@ def poisson(load: float, count: int = 4_000, workers: int = 1, seed: int = 5) ->
 
 def same(profile: Profile, rule: Rule, policy: str, arrivals: Floats, workers: int = 1) -> None:
     """Hold the two against each other, but for the last rows: the server drains them, the short cut leaves them out."""
-    ours = play(arrivals.tolist(), rule, Services(profile, 1), profile.max_batch_size, workers)
+    ours = play(arrivals.tolist(), rule, ServiceTimes(profile, 1), profile.max_batch_size, workers)
     theirs = run(profile, policy, arrivals, workers=workers, services_seed=1)
     count = len(ours.starts)
     assert count > 50
@@ -48,7 +48,7 @@ def test_sizes_and_delays(load: float) -> None:
 
 def test_counts_what_it_serves_and_refuses() -> None:
     arrivals = poisson(1.5)
-    rounds = play(arrivals.tolist(), Rule(limit_table(8, 32).tolist(), max_waiting=40), Services(P4, 1), 32)
+    rounds = play(arrivals.tolist(), Rule(limit_table(8, 32).tolist(), max_waiting=40), ServiceTimes(P4, 1), 32)
     seen = figures(rounds, P4, deadline=0.02)
     assert rounds.refused > 1_000
     assert rounds.refused + rounds.sizes.sum() <= len(arrivals) < rounds.refused + rounds.sizes.sum() + 80
@@ -60,7 +60,7 @@ def test_figures_are_those_of_a_line_worked_out_by_hand() -> None:
     profile = Profile(np.array([1.0, 1.5]), np.array([3.0, 4.0]), np.zeros(2), latency_offset_ms=0.5)
     # Two rows 1 ms apart go together when the second comes; so do the next two, and the next.
     arrivals = [0.001, 0.002, 0.011, 0.012, 0.021, 0.022]
-    rounds = play(arrivals, Rule([0, 0, 2]), Services(profile, 1), 2)
+    rounds = play(arrivals, Rule([0, 0, 2]), ServiceTimes(profile, 1), 2)
     assert rounds.starts.tolist() == [0.002, 0.012, 0.022]
     assert rounds.sizes.tolist() == [2, 2, 2]
     seen = figures(rounds, profile, deadline=0.0025, warm_up=0.0)

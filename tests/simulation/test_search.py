@@ -5,16 +5,16 @@ import pytest
 from scipy.special import ndtri
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.rate_bands import admission
+from weir.policy.online.rate import admission
 from weir.policy.solve.bank import Bank
 from weir.simulation import banks, search
 from weir.simulation.arrivals import parse_arrivals
 from weir.simulation.banks import PROMISE_LOADS, make_bank
-from weir.simulation.engine import Services
-from weir.simulation.rounds import Rounds, Rule, figures, play
+from weir.simulation.engine import ServiceTimes
+from weir.simulation.rounds import PlayedRounds, Rule, figures, play
 from weir.simulation.search import REFUSED, SloSearch, best_limit
 from weir.simulation.simulator import run
 
@@ -40,7 +40,9 @@ def test_an_objective_is_kept_and_saves_two_fifths_of_what_the_best_limit_spends
     times = poisson(load, 40_000)
     made = run(P4, SolvedPolicy(promised), times)
     batches = made.batches
-    rounds = Rounds(batches.start, batches.end, batches.rows, made.arrival[~made.refused], int(made.refused.sum()))
+    rounds = PlayedRounds(
+        batches.start, batches.end, batches.rows, made.arrival[~made.refused], int(made.refused.sum())
+    )
     seen = figures(rounds, P4, P99.deadline)
     assert seen.late_share + 2.0 * seen.late_error <= P99.late_share
     assert seen.refused_share == 0.0
@@ -122,7 +124,7 @@ def test_the_bound_holds_for_any_arrivals(deadline: float, workers: int) -> None
     table, gate = made.overloaded(P4)
     rule = Rule(table.tolist(), gate=gate._replace(times=()))
     for text in ("poisson:0.9", "poisson:1.3", "poisson:20", "gamma:1.2,cv=4", "on-off:1,on=0.02s,off=0.03s"):
-        rounds = play(traffic(text, 6_000, workers).tolist(), rule, Services(P4, 1), 32, workers)
+        rounds = play(traffic(text, 6_000, workers).tolist(), rule, ServiceTimes(P4, 1), 32, workers)
         assert rounds.responses.max() <= deadline + 1e-8
 
 
@@ -130,10 +132,12 @@ def test_the_short_cut_refuses_whom_the_batcher_refuses(promised: Bank) -> None:
     """At a rate that is known, but for the first rows, the searches' rule is the policy's."""
     keeper, times = SloSearch(P4, P99), traffic("constant:0.82", 3_000)
     limit, share = int(promised.limits()[9]), float(promised.shares[9])
-    seen = figures(play(times.tolist(), keeper.rule(limit, share), Services(P4, 1), 32), P4, P99.deadline, 0.3)
+    seen = figures(play(times.tolist(), keeper.rule(limit, share), ServiceTimes(P4, 1), 32), P4, P99.deadline, 0.3)
     made = run(P4, SolvedPolicy(promised), times)
     batches = made.batches
-    rounds = Rounds(batches.start, batches.end, batches.rows, made.arrival[~made.refused], int(made.refused.sum()))
+    rounds = PlayedRounds(
+        batches.start, batches.end, batches.rows, made.arrival[~made.refused], int(made.refused.sum())
+    )
     assert figures(rounds, P4, P99.deadline, 0.3).excess_w == pytest.approx(seen.excess_w, rel=0.1)
 
 
@@ -263,13 +267,13 @@ def test_where_times_vary_much_nobody_waits_on_purpose(monkeypatch: pytest.Monke
     assert limits[0] > 1 and limits[1] > 1 and limits[2] == 1
 
 
-def lognormal(services: Services, rows: int, index: int) -> float:
+def lognormal(services: ServiceTimes, rows: int, index: int) -> float:
     cv = CV
     width = float(np.sqrt(np.log1p(cv * cv)))
     return services._mean[rows] * float(np.exp(width * ndtri(services._share(index)) - width * width / 2.0))
 
 
-def two_points(services: Services, rows: int, index: int) -> float:
+def two_points(services: ServiceTimes, rows: int, index: int) -> float:
     """One batch in ten is slow."""
     slow = 1.0 + 3.0 * CV
     return services._mean[rows] * (slow if services._share(index) < 0.1 else (1.0 - 0.1 * slow) / 0.9)
@@ -303,7 +307,7 @@ def test_whatever_the_service_law_never_are_fewer_in_time(
     profile = Profile(times, 10.0 + times, np.full(largest, 0.0 if law == "fixed" else CV))
     made = make_bank(profile, objective=LatencySLO(deadline, refusal_price=1.0), workers=workers)
     if time := LAWS[law]:
-        monkeypatch.setattr(Services, "time", time)
+        monkeypatch.setattr(ServiceTimes, "time", time)
     for text in TRAFFIC:
         arrivals = parse_arrivals(text, capacity=workers * profile.max_rate).times(np.random.default_rng(5), 15_000)
         lost = []

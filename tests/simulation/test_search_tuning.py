@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.tables import limit_table

@@ -10,13 +10,13 @@ from reproduction.response import response_time
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, Greedy
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
-from weir.simulation.arrivals import Poisson, Trace
+from weir.simulation.arrivals import Poisson, RecordedArrivals
 from weir.simulation.simulator import run, simulate
 from weir.simulation.traces import Ints
 
@@ -235,12 +235,12 @@ def test_the_latency_offset_adds_to_the_response_only() -> None:
 
 
 def test_a_trace_is_played_whole() -> None:
-    trace = Trace(np.cumsum(np.random.default_rng(1).exponential(0.004, 1_000)))
+    trace = RecordedArrivals(np.cumsum(np.random.default_rng(1).exponential(0.004, 1_000)))
     seen = simulate(ONE, ["greedy"], trace, warm_up=0.0)
     assert seen.rate == pytest.approx(250.0, rel=0.1)
     assert 960 <= seen.outcomes["greedy"].requests <= 1_000  # what does not fill a stretch is left out
     assert simulate(ONE, ["greedy"], trace, requests=300, warm_up=0.0).outcomes["greedy"].requests <= 300
-    fast = simulate(ONE, ["greedy"], Trace(np.linspace(0.0, 0.1, 1_000)), warm_up=0.0).outcomes["greedy"]
+    fast = simulate(ONE, ["greedy"], RecordedArrivals(np.linspace(0.0, 0.1, 1_000)), warm_up=0.0).outcomes["greedy"]
     assert not fast.stable
 
 

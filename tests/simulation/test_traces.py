@@ -6,7 +6,7 @@ import pytest
 from weir.errors import SettingsError
 from weir.simulation.engine import SimulatedRequest
 from weir.simulation.traces import read_trace, write_trace
-from weir.telemetry.recording import Recorder
+from weir.telemetry.logs import ArrivalLog
 
 
 def test_what_is_written_is_read_to_the_bit(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
 
 def test_what_a_server_records_is_read(tmp_path: Path) -> None:
     path = tmp_path / "it.csv"
-    with Recorder(path) as recorder:
+    with ArrivalLog(path) as recorder:
         recorder.answered("square", [SimulatedRequest(0, 7.5), SimulatedRequest(1, 7.75, rows=3)], None, 8.0)
     times, rows = read_trace(path)
     assert times.tolist() == [0.0, 0.25]

@@ -14,8 +14,7 @@ from weir.batching.request_state import RequestBase
 from weir.errors import DeadlineExceeded, ModelError, Overloaded
 from weir.model import Model
 from weir.serving.service import Service
-from weir.telemetry.opening import open_tracing
-from weir.telemetry.settings import TelemetrySettings
+from weir.telemetry.settings import TelemetrySettings, open_tracing
 from weir.telemetry.tracecontext import Trace
 from weir.telemetry.tracing import Tracing, make_tracing
 from weir.testing import FakeExecutor

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.tuning.solving import SolveRequest

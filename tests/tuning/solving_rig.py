@@ -8,7 +8,7 @@ from typing import Any
 from tests.tuning.banks import bank_for, small_bank
 
 from weir.messages import Dispatch, Reason, Timing, Wakeup
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
 from weir.tuning.resolver import Resolver

@@ -8,9 +8,8 @@ from tests.tuning.banks import PROFILE
 from tests.tuning.solving_rig import running, turns
 
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.cost.objective import LatencySLO, Prices
+from weir.policy.online.adaptive import AutoPolicy
 from weir.tuning.solving import SolveRequest
 
 

@@ -16,7 +16,7 @@ from tests.tuning.banks import small_bank
 
 import weir
 from weir.errors import Conflict, Draining, ModelError, ModelNotReady, SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank

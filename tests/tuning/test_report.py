@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from weir.messages import Dispatch, Kind, Reason, Request, Timing, Wakeup
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.testing import FakeClock, FakeRequest
 from weir.tuning.report import HALF, RollingWindow

@@ -7,8 +7,8 @@ from tests.tuning.banks import PROFILE
 from tests.tuning.solving_rig import Rig, running, turns
 
 from weir.errors import ModelError, SettingsError
-from weir.policy.cost.prices import Prices
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.cost.objective import Prices
+from weir.policy.online.adaptive import AutoPolicy
 from weir.testing import FakeClock
 from weir.tuning import resolver as resolving
 from weir.tuning.learning import OnlineProfile

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from weir.errors import InvalidRequest, SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.tuning.resolver import changed_prices
 
 BEFORE = Prices(2.0, 3.0, 100.0)

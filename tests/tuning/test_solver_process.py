@@ -18,8 +18,7 @@ import uvloop
 from tests.leaks import processes
 
 from weir.errors import ModelError, SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.tuning import solver_process

@@ -64,7 +64,7 @@ def simulate(
 
     compute_in_one_thread()
     from weir.commands.output import check_results
-    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.objective import Prices
     from weir.simulation.policies import settings_for, split_policies
     from weir.simulation.reading import read_profile
     from weir.simulation.report import Bars

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from weir.commands.output import print_table
 from weir.policy.cost.profile import Floats
-from weir.policy.solve.bank import Bank
-from weir.policy.solve.solver import Solution
+from weir.policy.solve.bank import Bank, Solution
 from weir.simulation.banks import Beside
 
 _ROWS_SHOWN = 24

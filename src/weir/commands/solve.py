@@ -11,8 +11,7 @@ from weir.errors import SettingsError
 
 if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
-    from weir.policy.solve.bank import Bank
-    from weir.policy.solve.solver import Solution
+    from weir.policy.solve.bank import Bank, Solution
     from weir.simulation.banks import Beside
 
 _PRICES, _SERVED, _ONE, _RESULT = "What it is worth", "What is served", "One rate only", "Result"
@@ -62,7 +61,7 @@ def solve(
 
     compute_in_one_thread()
     from weir.commands.output import check_results
-    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.objective import Prices
     from weir.simulation.reading import read_profile
 
     measured = read_profile(profile)
@@ -105,7 +104,7 @@ def _solve_one(profile: "Profile", rate: float, prices: Any, values: bool, json:
     from time import perf_counter
 
     from weir.commands.solutions import about_solution, show_solution
-    from weir.policy.solve.solver import solve as solve_rate
+    from weir.policy.solve.bank import solve as solve_rate
 
     solution: Solution = solve_rate(profile, rate, prices, clock=perf_counter)
     if json != Path("-"):

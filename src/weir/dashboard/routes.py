@@ -18,7 +18,7 @@ from weir.dashboard.watching import Watch
 from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.rest import Added
 from weir.protocols.sending import as_response
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry

@@ -11,8 +11,7 @@ from prometheus_client.registry import Collector
 from weir.errors import WeirError
 from weir.messages import Reason
 from weir.protocols.metrics import code_of
-from weir.telemetry.histogram import Histogram
-from weir.telemetry.metrics import Metrics, ModelRecord
+from weir.telemetry.recorder import Histogram, Metrics, ModelRecord
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry

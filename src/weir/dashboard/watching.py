@@ -12,7 +12,7 @@ from weir._version import __version__
 from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import Sampler
 from weir.protocols.response import encode_safely
-from weir.telemetry.histogram import ROWS, SECONDS
+from weir.telemetry.recorder import ROWS, SECONDS
 
 # Calls a function once a second while somebody looks and a while longer, and seldom when nobody does.
 

@@ -25,7 +25,7 @@ from weir.messages import Dispatch, Timing
 from weir.model import Model
 from weir.profiling.machine import cpu_name
 from weir.serving.service import Service
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 from weir.workers.launch import available_cpus
 
 SHORTEST = 8  # tokens of a short text: so many times may a batch have fewer texts than tokens

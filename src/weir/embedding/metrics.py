@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from weir.embedding.texts import Tokens
 from weir.messages import Dispatch, Timing
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 
 _log = logging.getLogger("weir")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weir.messages import Dispatch, Timing
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 
 MOST = 100_000  # spans that are kept, the last ones
 

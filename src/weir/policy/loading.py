@@ -153,7 +153,7 @@ def _from_text(text: str) -> Any:
     if name in RULES:
         return build(RULES[name], arguments, text)
     if name == AUTO:
-        from weir.policy.online.auto import AutoPolicy  # numpy is for those who need it
+        from weir.policy.online.adaptive import AutoPolicy  # numpy is for those who need it
 
         return build(AutoPolicy, arguments, text)
     for entry in entry_points(group=ENTRY_POINTS):

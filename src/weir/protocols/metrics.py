@@ -10,9 +10,8 @@ from prometheus_client.registry import Collector
 from weir.errors import WeirError
 from weir.protocols.account import Account
 from weir.protocols.status import codes_of_type
-from weir.telemetry.exposition import NAMESPACE, Exposition, Levels
-from weir.telemetry.metrics import Metrics
-from weir.telemetry.triton import Counted, TritonNames
+from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
+from weir.telemetry.recorder import Metrics
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
@@ -58,9 +57,9 @@ class Held(Collector):
         yield CounterMetricFamily("weir_held_refusals", text, account.refused)
 
 
-def counted(service: "Service") -> Counted:
+def counted(service: "Service") -> ModelCounts:
     """Return what there is to be shown of `service` under Triton's names."""
-    return Counted(service.name, service.version, service.statistics, service.state()["waiting_requests"])
+    return ModelCounts(service.name, service.version, service.statistics, service.state()["waiting_requests"])
 
 
 def code_of(door: str, kind: type[WeirError] | None) -> str:

@@ -9,7 +9,7 @@ from weir.batching.collate import answers_in, deliver, dropped_in
 from weir.batching.request_state import finish_each, gathered
 from weir.errors import ModelError, WeirError
 from weir.messages import Dispatch, Events, Kind, Observer, Request
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 from weir.telemetry.tracecontext import Trace
 
 logger = logging.getLogger("weir")

@@ -15,7 +15,7 @@ from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import Driver, Phase
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
-from weir.telemetry.statistics import Statistics
+from weir.telemetry.recorder import Statistics
 from weir.tuning.report import RollingWindow, explain_policy
 from weir.workers.executor import Executor, suspension
 from weir.workers.settings import WorkerSettings

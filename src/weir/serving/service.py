@@ -33,7 +33,7 @@ from weir.serving.delivery import submit_traced
 from weir.serving.generation import Generation, Hooks, Loaded, summary
 from weir.serving.settings import check_name, check_version, compose
 from weir.serving.streaming import Window, preprocessing, stream_async, stream_sync
-from weir.telemetry.statistics import Statistics
+from weir.telemetry.recorder import Statistics
 from weir.workers.executor import Block, Executor
 from weir.workers.settings import WorkerSettings
 

@@ -179,7 +179,7 @@ class Ramp(Arrivals):
         return _thinned(rng, first * peak, kept)
 
 
-class Trace(Arrivals):
+class RecordedArrivals(Arrivals):
     """Arrivals as they were recorded. The same each time, whatever the generator."""
 
     name = "trace"
@@ -283,12 +283,14 @@ def parse_arrivals(text: str, *, capacity: float | None = None) -> Arrivals:
     Raises SettingsError naming the key, the value and the rule; also for a load where no capacity is known.
     """
     name, colon, rest = text.partition(":")
-    if name == Trace.name:
+    if name == RecordedArrivals.name:
         if not rest:
             raise SettingsError(f"arrivals={text!r}: the file must be given, as in trace:arrivals.csv")
-        return Trace(*read_trace(rest), source=rest)
+        return RecordedArrivals(*read_trace(rest), source=rest)
     if name not in KINDS:
-        raise SettingsError(f"arrivals={text!r}: must be one of {', '.join(KINDS)}, {Trace.name}, such as {EXAMPLE}")
+        raise SettingsError(
+            f"arrivals={text!r}: must be one of {', '.join(KINDS)}, {RecordedArrivals.name}, such as {EXAMPLE}"
+        )
     said = _said(rest if colon else None, KINDS[name], text)
     if ("load" in said) == ("rate" in said):
         raise SettingsError(f"arrivals={text!r}: must state the load or the rate, one of them, as in {EXAMPLE}")
@@ -346,6 +348,6 @@ def _rate(said: dict[str, float], unit: float) -> float:
 
 
 __all__ = [
-    "Arrivals", "Constant", "GammaRenewal", "MarkovModulated", "OnOff", "Poisson", "Ramp", "Sine", "Trace",
+    "Arrivals", "Constant", "GammaRenewal", "MarkovModulated", "OnOff", "Poisson", "Ramp", "RecordedArrivals", "Sine",
     "parse_arrivals",
 ]  # fmt: skip

@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weir.policy.cost.latency_slo import ROUNDING, LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import ROUNDING, LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank

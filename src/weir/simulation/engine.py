@@ -86,7 +86,7 @@ V = TypeVar("V", np.float64, np.int64)
 PART = 65_536  # requests after which a part is handed over
 
 
-class Batches(NamedTuple):
+class BatchLog(NamedTuple):
     """Batches in the order of their decisions. Instants are in seconds.
 
     `at` is when the batch was cut, `start` when its worker began it (later than `at` if the worker had another in flight)
@@ -110,7 +110,7 @@ class LogPart(NamedTuple):
     the indices of requests that were never run.
     """
 
-    batches: Batches
+    batches: BatchLog
     request: Ints
     arrival: Floats
     end: Floats
@@ -168,9 +168,9 @@ class EventLog:
 
     def hand_over(self) -> None:
         """Hand over what has been seen since the last time."""
-        columns = [self._batches[field :: len(Batches._fields)] for field in range(len(Batches._fields))]
+        columns = [self._batches[field :: len(BatchLog._fields)] for field in range(len(BatchLog._fields))]
         at, start, end_of_batch = map(_floats, columns[:3])
-        batches = Batches(at, start, end_of_batch, *map(_ints, columns[3:]))
+        batches = BatchLog(at, start, end_of_batch, *map(_ints, columns[3:]))
         end = np.repeat(end_of_batch, batches.requests)
         rows = np.ones(len(end), dtype=np.int64)
         if self._odd:
@@ -200,7 +200,7 @@ STREAM = 2  # arrivals draw from 0, and searches from 1; what they shared would 
 EXACT = 1e-4  # a smaller coefficient of variation than this is none
 
 
-class Services:
+class ServiceTimes:
     """Service times in seconds, with the mean and the coefficient of variation that `profile` says (a Gamma law).
 
     Luck belongs to requests: a batch has that of its first request. So two policies that start a batch with the same
@@ -245,7 +245,7 @@ class Engine:
     """
 
     def __init__(
-        self, settings: BatchingSettings, policy: Policy, services: Services, book: EventLog, *, workers: int = 1,
+        self, settings: BatchingSettings, policy: Policy, services: ServiceTimes, book: EventLog, *, workers: int = 1,
         places: int = 1, timeout: float = inf,
     ) -> None:  # fmt: skip
         self.now = 0.0
@@ -353,7 +353,7 @@ class Run:
     end: Floats
     refused: NDArray[np.bool_]
     expired: NDArray[np.bool_]
-    batches: Batches
+    batches: BatchLog
 
     @property
     def response_time_ms(self) -> Floats:
@@ -391,7 +391,7 @@ class Whole:
         """Return the run of the requests that arrived at `arrival`."""
         parts, count = self._parts, len(arrival)
         columns = zip(*(part.batches for part in parts), strict=True)
-        batches = Batches(*(np.concatenate(column) for column in columns))
+        batches = BatchLog(*(np.concatenate(column) for column in columns))
         index = np.concatenate([part.request for part in parts])
         end = np.concatenate([part.end for part in parts])
         start = np.concatenate([part.of_batch(part.batches.start) for part in parts])

@@ -7,8 +7,7 @@ from sys import maxsize
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy, complete
 from weir.policy.loading import load_policy

@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.figures import COLOURS, INK, figure, plain_log, styles
-from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.objective import LatencySLO
 from weir.policy.solve.bank import Bank
-from weir.simulation.results import Comparison, Outcome
+from weir.simulation.results import Comparison, PolicyOutcome
 from weir.simulation.statistics import Estimate
 
 SAME = 1e-12  # an interval narrower than this share of its value is not shown
@@ -62,7 +62,7 @@ def table(compared: Comparison) -> Table:
     return shown
 
 
-def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: bool) -> list[str | Text]:
+def _row(compared: Comparison, outcome: PolicyOutcome, best: str | None, *, lossy: bool) -> list[str | Text]:
     objective = compared.objective
     if not outcome.stable:
         unstable = Text("unstable", style="red")
@@ -85,7 +85,7 @@ def _row(compared: Comparison, outcome: Outcome, best: str | None, *, lossy: boo
     ]  # fmt: skip
 
 
-def _above(compared: Comparison, outcome: Outcome, best: str | None) -> Text:
+def _above(compared: Comparison, outcome: PolicyOutcome, best: str | None) -> Text:
     if outcome.policy == best:
         return Text("best", style="bold green")
     if compared.objective is not None and not outcome.keeps(compared.objective):
@@ -129,7 +129,7 @@ def draw(compared: Comparison, path: Path) -> None:
         drawing.suptitle(heading(compared) + note, fontsize=8)
 
 
-def _tails(axes: Any, outcomes: Sequence[Outcome], objective: LatencySLO | None) -> None:
+def _tails(axes: Any, outcomes: Sequence[PolicyOutcome], objective: LatencySLO | None) -> None:
     for outcome, style in zip(outcomes, styles(), strict=False):
         shares = np.geomspace(1.0, max(1.0 / outcome.requests, 1e-5), POINTS)
         times = [outcome.quantile_ms(1.0 - share) for share in shares.tolist()]
@@ -144,7 +144,7 @@ def _tails(axes: Any, outcomes: Sequence[Outcome], objective: LatencySLO | None)
     axes.legend(fontsize=7)
 
 
-def _costs(axes: Any, outcomes: Sequence[Outcome], objective: LatencySLO | None) -> None:
+def _costs(axes: Any, outcomes: Sequence[PolicyOutcome], objective: LatencySLO | None) -> None:
     for place, (outcome, style) in enumerate(zip(outcomes, styles(), strict=False)):
         power, wait = outcome.power_w, outcome.response_time_ms
         axes.errorbar(
@@ -161,7 +161,7 @@ def _costs(axes: Any, outcomes: Sequence[Outcome], objective: LatencySLO | None)
     axes.set_ylabel("mean power (W)")
 
 
-def _sizes(axes: Any, outcomes: Sequence[Outcome]) -> None:
+def _sizes(axes: Any, outcomes: Sequence[PolicyOutcome]) -> None:
     for outcome, style in zip(outcomes, styles(), strict=False):
         sizes = sorted(outcome.batch_sizes)
         axes.plot(sizes, [outcome.batch_sizes[size] for size in sizes], label=outcome.policy, **style)

@@ -9,8 +9,7 @@ import numpy as np
 
 from weir.errors import SettingsError
 from weir.messages import Reason
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.simulation.engine import LogPart
 from weir.simulation.statistics import Estimate, estimate, half_width, stretch_length
@@ -227,7 +226,7 @@ UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what h
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class PolicyOutcome:
     """What became of the requests under one policy. Estimates have 95 % intervals (batch means).
 
     Response times are of those answered, in the caller's view; `queue_time_ms` is the mean until the batch began. `cost`
@@ -302,7 +301,7 @@ class Comparison:
     workers: int
     prices: Prices
     seed: int
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, PolicyOutcome]
     objective: LatencySLO | None = None
 
     @property
@@ -366,7 +365,9 @@ class Comparison:
         }  # fmt: skip
 
 
-def outcome_of(name: str, seen: BatchMeans, prices: Prices, rate: float, workers: int, *, stable: bool) -> Outcome:
+def outcome_of(
+    name: str, seen: BatchMeans, prices: Prices, rate: float, workers: int, *, stable: bool
+) -> PolicyOutcome:
     """Return what `seen` says of the policy called `name`, at that rate (rows per second)."""
     sums = seen.sums
     # Where the line only grows, workers are busy for longer than it takes the requests to arrive: all the time.
@@ -385,7 +386,7 @@ def outcome_of(name: str, seen: BatchMeans, prices: Prices, rate: float, workers
     if not stable:
         estimates |= {what: Estimate(inf, inf, inf) for what in UNBOUNDED}
     answered, total = float(sums["answered"].sum()), float(sums["ended"].sum())
-    return Outcome(
+    return PolicyOutcome(
         policy=name, stable=stable, requests=int(total), **estimates,
         refused_share=_over(sums["refused"].sum(), total),
         batch_size=_over(sums["rows"].sum(), sums["batches"].sum()),

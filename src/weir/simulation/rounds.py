@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.policy.cost.latency_slo import ROUNDING, trimmed
+from weir.policy.cost.objective import ROUNDING, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.online.adaptive import Mixing
-from weir.policy.online.rate_bands import Gate
-from weir.simulation.engine import Services
+from weir.policy.online.rate import AdmissionGate
+from weir.simulation.engine import ServiceTimes
 
 PARTS = 40  # batch means behind an interval
 
@@ -27,7 +27,7 @@ class Rule(NamedTuple):
     """When a batch is cut. Times in seconds.
 
     `table[n]` rows with n waiting, 0 to wait (tables.py). A wait ends at oldest arrival + `allowance[n]` and at last
-    arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (latency_slo.py) so that its oldest row
+    arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (cost/objective.py) so that its oldest row
     starts by oldest arrival + `fits[rows]`. `share` of the batches is decided by `second`, evenly spread. Arrivals are
     refused while `max_waiting` rows wait (0: never), or while the `gate` is closed (overload.py).
     """
@@ -39,10 +39,10 @@ class Rule(NamedTuple):
     second: Sequence[int] | None = None
     share: float = 0.0
     max_waiting: int = 0
-    gate: Gate | None = None
+    gate: AdmissionGate | None = None
 
 
-class Rounds(NamedTuple):
+class PlayedRounds(NamedTuple):
     """What happened. Times in seconds, batches in order of their start."""
 
     starts: Floats
@@ -75,7 +75,7 @@ class Figures(NamedTuple):
         return latency_weight * self.response_time_ms + energy_weight * self.excess_w
 
 
-def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, workers: int = 1) -> Rounds:
+def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: int, workers: int = 1) -> PlayedRounds:
     """Serve rows that arrive at `coming` (seconds, ascending) by `rule`, in batches of at most `largest`.
 
     The rows that still wait when the last has arrived, and the rule waits, are left out.
@@ -122,10 +122,14 @@ def play(coming: Sequence[float], rule: Rule, services: Services, largest: int, 
             bound = inf if after is None else after
         last = now
         head += size
-    return Rounds(np.array(starts), np.array(ends), np.array(sizes, dtype=np.int64), np.array(line[:head]), refused)
+    return PlayedRounds(
+        np.array(starts), np.array(ends), np.array(sizes, dtype=np.int64), np.array(line[:head]), refused
+    )
 
 
-def _more(coming: Sequence[float], start: int, stop: int, gate: Gate, rows: int, since: float) -> Sequence[float]:
+def _more(
+    coming: Sequence[float], start: int, stop: int, gate: AdmissionGate, rows: int, since: float
+) -> Sequence[float]:
     """Return those who, of the arrivals from `start` to `stop`, are let in though the line is full."""
     for index in range(start, stop):
         if more := gate.more(rows, coming[index] - since):
@@ -162,7 +166,7 @@ def _wait(
     return now, size, seen
 
 
-def figures(rounds: Rounds, profile: Profile, deadline: float = inf, warm_up: float = 0.02) -> Figures:
+def figures(rounds: PlayedRounds, profile: Profile, deadline: float = inf, warm_up: float = 0.02) -> Figures:
     """Return the means of `rounds`, two or more, without the batches of the first `warm_up` of the time."""
     first = int(np.searchsorted(rounds.starts, rounds.starts[-1] * warm_up))
     sizes = rounds.sizes[first:]

@@ -3,7 +3,7 @@ refused, for each rate.
 
 A batch is cut when `limit` rows wait, or when its oldest row could not be answered in time otherwise (the guard), and
 trimmed where it would make its oldest row late. Arrivals are refused where the line is so long that they might be late
-(policy/online/rate_bands.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
+(policy/online/rate.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
 responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
 """
 
@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.online.rate_bands import Gate, admission
+from weir.policy.online.rate import AdmissionGate, admission
 from weir.policy.solve.tables import Table, full_batch_table, greedy_table, limit_table
 from weir.simulation.arrivals import Arrivals, MarkovModulated
-from weir.simulation.engine import Services
+from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import Figures, Rule, figures, play
 
 # Trials of rules on lines of Poisson arrivals: the same line for every rule, and for every rate in its own time.
@@ -41,7 +40,7 @@ class Trials:
         self.profile, self.workers, self.deadline = profile, workers, deadline
         times = np.cumsum(np.random.default_rng([seed, 1]).exponential(1.0, requests))
         self._unit: Floats = times * (requests / times[-1])
-        self._services = Services(profile, seed)
+        self._services = ServiceTimes(profile, seed)
         self._line: tuple[float, list[float]] = (0.0, [])
         self._process, self._seed = process, seed
         self.played = 0
@@ -165,7 +164,7 @@ class SloSearch:
             return Rule(greedy_table(profile.max_batch_size).tolist())
         table = self.table(limit, max_waiting)
         second = self.table(min(limit + 1, allowed.largest)).tolist() if share else None
-        gate = allowed.gate if max_waiting is None else Gate((max_waiting or None,) * (int(table.max()) + 1))
+        gate = allowed.gate if max_waiting is None else AdmissionGate((max_waiting or None,) * (int(table.max()) + 1))
         return Rule(
             table.tolist(), objective.allowance(profile).tolist(),
             objective.trimmed_by(profile).tolist(), second=second, share=share, gate=gate,
@@ -393,7 +392,7 @@ def _best(
         raise SettingsError(f"arrivals: must be two or more, at different instants; there are {len(arrivals)}")
     prices = prices or Prices()
     weights = prices.latency_weight_at(len(arrivals) / float(arrivals[-1])), prices.energy_weight
-    coming, services = arrivals.tolist(), Services(profile, services_seed)
+    coming, services = arrivals.tolist(), ServiceTimes(profile, services_seed)
     best, least = None, inf
     for done, (text, rule) in enumerate(rules.items(), 1):
         rounds = play(coming, rule, services, profile.max_batch_size, workers)

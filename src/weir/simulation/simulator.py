@@ -10,15 +10,14 @@ import numpy as np
 
 from weir.batching.settings import BatchingSettings
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
 from weir.simulation.arrivals import Arrivals, parse_arrivals
-from weir.simulation.engine import Engine, EventLog, Run, Services, Whole
+from weir.simulation.engine import Engine, EventLog, Run, ServiceTimes, Whole
 from weir.simulation.policies import policy_for, settings_for, split_policies
 from weir.simulation.reading import read_profile
-from weir.simulation.results import BatchMeans, Comparison, Outcome, outcome_of
+from weir.simulation.results import BatchMeans, Comparison, PolicyOutcome, outcome_of
 from weir.simulation.statistics import capacity_of, is_bounded
 from weir.simulation.traces import Floats, Ints
 
@@ -56,7 +55,7 @@ def run(
     used = policy_for(policy, profile, prices=prices, workers=workers, settings=settings)
     whole = Whole()
     engine = Engine(
-        settings, used, Services(profile, services_seed), EventLog(whole), workers=workers, places=profile.pipeline_depth,
+        settings, used, ServiceTimes(profile, services_seed), EventLog(whole), workers=workers, places=profile.pipeline_depth,
         timeout=inf if deadline is None else deadline,
     )  # fmt: skip
     arrival = np.asarray(arrival_times, dtype=np.float64)
@@ -122,7 +121,7 @@ class _Trial(NamedTuple):
     late_after: float | None
     objective: LatencySLO | None
 
-    def outcome(self, name: str, policy: str | Policy, progress: Progress) -> Outcome:
+    def outcome(self, name: str, policy: str | Policy, progress: Progress) -> PolicyOutcome:
         """Simulate one policy."""
         profile, workers, settings = self.profile, self.workers, self.settings
         used = policy_for(
@@ -133,7 +132,7 @@ class _Trial(NamedTuple):
         first = min(round(self.warm_up * self.requests), self.requests - 1)
         seen = BatchMeans(profile, first, self.requests, limit)
         engine = Engine(
-            settings, used, Services(profile, self.seed), EventLog(seen), workers=workers,
+            settings, used, ServiceTimes(profile, self.seed), EventLog(seen), workers=workers,
             places=profile.pipeline_depth, timeout=inf if self.deadline is None else self.deadline,
         )  # fmt: skip
         self._feed(engine, seen, partial(progress, name))

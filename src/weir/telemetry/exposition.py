@@ -1,8 +1,9 @@
-"""Shows what metrics.py has counted, in Prometheus' text format."""
+"""Shows what recorder.py has counted, in Prometheus' text format, under Weir's names and under Triton's."""
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,10 +16,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from weir.errors import Cancelled, DeadlineExceeded, ValidationFailed, WeirError
+from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, ValidationFailed, WeirError
 from weir.messages import Reason
-from weir.telemetry.histogram import Histogram
-from weir.telemetry.metrics import Metrics, ModelRecord, Outcome
+from weir.telemetry.recorder import Histogram, Metrics, ModelRecord, Outcome, Statistics
 
 
 class Levels(NamedTuple):
@@ -93,7 +93,7 @@ class Exposition(Collector):
         self._code_of = code_of
         self._read_levels = read_levels
         self.registry = _Named(namespace)
-        self._shared: Shared | None = None
+        self._shared: SharedCounts | None = None
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
@@ -103,9 +103,9 @@ class Exposition(Collector):
         encode, content_type = choose_encoder(accept)
         return encode(self.registry if self._shared is None else self._shared.together()), content_type
 
-    def share(self, folder: str) -> "Shared":
+    def share(self, folder: str) -> "SharedCounts":
         """Show what all processes that share `folder` have counted, from now on. The caller writes and closes what is returned."""
-        self._shared = Shared(self.registry, Path(folder))
+        self._shared = SharedCounts(self.registry, Path(folder))
         return self._shared
 
     def describe(self) -> Iterator[Metric]:
@@ -204,7 +204,7 @@ class _Named(CollectorRegistry):
         return self._namespace + name.removeprefix(NAMESPACE)
 
 
-class Shared:
+class SharedCounts:
     """The counts of this process in a folder where several (the workers of gunicorn) put theirs: in files of
     prometheus_client's multi-process mode, in a folder of their own inside of the one for the metrics of programs.
 
@@ -289,3 +289,100 @@ def _of_kind(ended: Mapping[Outcome, int], kind: type[WeirError], name: str, tex
         if error is not None and issubclass(error, kind):
             family.add_metric((model, door), count)
     return family
+
+
+# The counts of each model under the names that Triton gives them, for the dashboards and autoscalers that look for those.
+#
+# Triton's counters do not end in `_total`, as Prometheus' own library has it, so they are shown without a type.
+
+
+_MICROSECONDS = 1e6
+REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+
+
+class ModelCounts(NamedTuple):
+    """One model in one version ("": it has none), and how many of its requests wait."""
+
+    model: str
+    version: str
+    statistics: Statistics
+    pending: int
+
+    @property
+    def label(self) -> str:
+        """What observers hear it called."""
+        return f"{self.model}/{self.version}" if self.version else self.model
+
+
+Read = Callable[[ModelCounts], float]
+
+FAILURE = "nv_inference_request_failure"
+_FAMILIES: tuple[tuple[str, str, Read], ...] = (
+    ("nv_inference_request_success", "Requests that were answered.", lambda each: each.statistics.success.count),
+    ("nv_inference_count", "Rows that were computed.", lambda each: each.statistics.inference_count),
+    ("nv_inference_exec_count", "Batches that were computed.", lambda each: each.statistics.execution_count),
+    ("nv_inference_pending_request_count", "Requests that wait.", lambda each: each.pending),
+    (
+        "nv_inference_request_duration_us", "From arrival to answer, of all requests together, in microseconds.",
+        lambda each: _MICROSECONDS * each.statistics.success.seconds,
+    ),
+    (
+        "nv_inference_queue_duration_us", "From arrival to dispatch.",
+        lambda each: _MICROSECONDS * each.statistics.queue.seconds,
+    ),
+    (
+        "nv_inference_compute_input_duration_us", "Decoding and preprocess, counted for each request of a batch.",
+        lambda each: _MICROSECONDS * each.statistics.requests.input.seconds,
+    ),
+    (
+        "nv_inference_compute_infer_duration_us", "predict, counted for each request of a batch.",
+        lambda each: _MICROSECONDS * each.statistics.requests.infer.seconds,
+    ),
+    (
+        "nv_inference_compute_output_duration_us", "postprocess and encoding, counted for each request of a batch.",
+        lambda each: _MICROSECONDS * each.statistics.requests.output.seconds,
+    ),
+)  # fmt: skip
+
+
+class TritonNames(Collector):
+    """Shows what `read` returns; failures by reason are those that `metrics` has counted."""
+
+    def __init__(self, metrics: Metrics, read: Callable[[], Iterable[ModelCounts]]) -> None:
+        self._metrics = metrics
+        self._read = read
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance (the registry would otherwise collect once at registration)."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        counted = list(self._read())
+        for name, text, value_of in _FAMILIES:
+            family = Metric(name, text, "unknown")
+            for each in counted:
+                family.add_sample(name, {"model": each.model, "version": each.version}, float(value_of(each)))
+            yield family
+        yield self._failures(counted)
+
+    def _failures(self, counted: list[ModelCounts]) -> Metric:
+        failed: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for (label, _, kind), count in list(self._metrics.ended.items()):
+            if kind is not None:
+                failed[label, reason_of(kind)] += count
+        family = Metric(FAILURE, "Requests that failed, by why.", "unknown")
+        for each in counted:
+            for reason in REASONS:
+                labels = {"model": each.model, "version": each.version, "reason": reason}
+                family.add_sample(FAILURE, labels, float(failed[each.label, reason]))
+        return family
+
+
+def reason_of(kind: type[WeirError]) -> str:
+    """Return Triton's word for why a request failed: refused or too late, its caller left, the model, or else."""
+    if issubclass(kind, (CapacityError, DeadlineExceeded)):
+        return "REJECTED"
+    if issubclass(kind, Cancelled):
+        return "CANCELED"
+    return "BACKEND" if issubclass(kind, ModelError) else "OTHER"

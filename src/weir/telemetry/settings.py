@@ -1,9 +1,15 @@
-"""The settings of metrics, logs and recordings."""
+"""The settings of metrics, logs, traces and recordings; and what begins to trace where they ask for it."""
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from weir.errors import SettingsError
 from weir.fields import Rule, check, one_of, setting
+
+if TYPE_CHECKING:
+    from weir.telemetry.tracing import Tracing
+
 
 _NAMESPACE: Rule = (
     lambda value: re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", value) is not None,
@@ -44,3 +50,20 @@ class TelemetrySettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+def open_tracing(settings: TelemetrySettings, service_name: str) -> "list[Tracing]":
+    """Return what makes spans, if the settings say where they go. Raises SettingsError if its library is not installed."""
+    if settings.trace_endpoint is None:
+        return []
+    try:
+        from weir.telemetry.tracing import make_tracing  # its library is optional, and takes a while to load
+
+        return [make_tracing(settings.trace_endpoint, settings.trace_ratio, service_name)]
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise SettingsError(
+            f"trace_endpoint={settings.trace_endpoint!r}: needs opentelemetry-sdk and its OTLP exporter, which are not "
+            f'installed ({error}): pip install "weir-serving[tracing]"'
+        ) from error

@@ -18,7 +18,7 @@ from weir._version import __version__
 from weir.errors import Cancelled, ModelError, WeirError
 from weir.messages import Dispatch, Request, Timing
 from weir.telemetry.logs import get_logger
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 from weir.telemetry.tracecontext import Trace, Traces
 
 _SCOPE = InstrumentationScope("weir", __version__)

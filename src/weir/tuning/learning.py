@@ -16,7 +16,7 @@ import numpy as np
 from weir.errors import ModelNotReady, WeirError
 from weir.model import Model
 from weir.policy.cost.profile import Floats, Profile
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.adaptive import AutoPolicy
 from weir.workers.executor import Executor, Listener
 from weir.workers.settings import WorkerSettings
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.batching.batcher import Batcher
 from weir.messages import Dispatch, Kind, Timing
-from weir.telemetry.histogram import Histogram
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import Histogram, SilentObserver
 
 if TYPE_CHECKING:
-    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.objective import Prices
     from weir.policy.cost.profile import Profile
     from weir.tuning.resolver import Resolver
 

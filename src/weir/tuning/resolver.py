@@ -15,15 +15,13 @@ from typing import Any
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelNotReady, SettingsError, WeirError, brief
 from weir.messages import Dispatch, Timing
 from weir.model import Model
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.online.rate import DriftDetector
 from weir.policy.solve.bank import Bank
-from weir.telemetry.silent import SilentObserver
+from weir.telemetry.recorder import SilentObserver
 from weir.tuning.learning import OnlineProfile, ProfiledExecutor
 from weir.tuning.solver_process import SolvingProcess
 from weir.tuning.solving import SolveRequest

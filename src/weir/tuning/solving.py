@@ -16,8 +16,7 @@ from weir.errors import SettingsError
 from weir.workers.process import die_with
 
 if TYPE_CHECKING:
-    from weir.policy.cost.latency_slo import LatencySLO
-    from weir.policy.cost.prices import Prices
+    from weir.policy.cost.objective import LatencySLO, Prices
     from weir.policy.cost.profile import Profile
 
 
@@ -50,8 +49,7 @@ class SolveRequest(NamedTuple):
     @classmethod
     def from_json(cls, text: bytes) -> "SolveRequest":
         """Return the wish that `to_json` wrote. Raises SettingsError for values that cannot be."""
-        from weir.policy.cost.latency_slo import LatencySLO
-        from weir.policy.cost.prices import Prices
+        from weir.policy.cost.objective import LatencySLO, Prices
         from weir.policy.cost.profile import Profile
 
         document: dict[str, Any] = json.loads(text)

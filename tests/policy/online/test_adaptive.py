@@ -8,12 +8,11 @@ from tests.policy.banks import PROFILE, RATES, Feed, bank, promised, served
 
 from weir.messages import Reason
 from weir.policy.conformance import check_policy
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.decision import Decision
 from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.rate_bands import SILENCE, filling_of
+from weir.policy.online.rate import SILENCE, filling_of
 from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.tables import limit_table
 

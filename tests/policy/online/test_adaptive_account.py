@@ -7,7 +7,7 @@ import pytest
 from tests.policy.banks import PROFILE, bank
 from tests.policy.online.test_rate import poisson
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Observation
 from weir.policy.online.adaptive import (
@@ -15,25 +15,25 @@ from weir.policy.online.adaptive import (
     RESERVE,
     ROWS,
     SECONDS,
-    Account,
     Arrived,
+    CostAccount,
     SureRate,
     VirtualQueue,
-    Waits,
+    WaitBounds,
     least_energy_mj,
 )
-from weir.policy.online.rate_bands import RateBand, Stages, answers_of
+from weir.policy.online.rate import RateBand, Stages, answers_of
 from weir.policy.solve.tables import limit_table
 from weir.simulation.engine import Run
 from weir.simulation.simulator import run
 
-GREEDY = Waits(None, inf, inf, 8)
+GREEDY = WaitBounds(None, inf, inf, 8)
 ALONE = Arrived(0, 0.0, 0.0)
 
 
-def waits(limit: int, silence: float = inf, filling: float = inf, largest: int = 8) -> Waits:
+def waits(limit: int, silence: float = inf, filling: float = inf, largest: int = 8) -> WaitBounds:
     """Return the waits of a table with that limit."""
-    return Waits(answers_of(limit_table(limit, 8), limit), silence, filling, largest)
+    return WaitBounds(answers_of(limit_table(limit, 8), limit), silence, filling, largest)
 
 
 def costs(profile: Profile, made: Run) -> tuple[float, float]:
@@ -124,7 +124,7 @@ class Traffic:
 
     def __init__(self, prices: Prices, start: float = 0.0, limit: int = 4) -> None:
         self.bank = bank(prices=prices, tables=np.stack([limit_table(limit, 8)] * 3))
-        self.account = Account(self.bank)
+        self.account = CostAccount(self.bank)
         self.stage: RateBand = Stages(self.bank).at(200.0)
         self.now = start
         self.arrivals = 0

@@ -7,9 +7,9 @@ import pytest
 from scipy.stats import gamma
 from tests.policy.banks import LIMITS, PROFILE, bank, promised, served
 
-from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import Profile
-from weir.policy.online.rate_bands import SILENCE, UNLIKELY, RateBand, Stages, admission, boundaries_of, filling_of
+from weir.policy.online.rate import SILENCE, UNLIKELY, RateBand, Stages, admission, boundaries_of, filling_of
 from weir.policy.solve.bank import Bank
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, stacked
 

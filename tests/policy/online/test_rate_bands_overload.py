@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from weir.policy.cost.latency_slo import LatencySLO
+from weir.policy.cost.objective import LatencySLO
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.online.rate_bands import OPEN, Gate, admission
+from weir.policy.online.rate import OPEN, AdmissionGate, admission
 
 P4 = GOOGLENET_P4
 
@@ -82,7 +82,7 @@ def test_under_overload_a_batch_is_never_split_by_a_step() -> None:
     assert table[-1] == 16
 
 
-GATE = Gate((6, 4, 4, 3, 3), (0.0, 1.0, 2.0, 3.0, 4.0), 8.0, 2, (0.0, 1.0, 0.0, 0.0, 0.0))
+GATE = AdmissionGate((6, 4, 4, 3, 3), (0.0, 1.0, 2.0, 3.0, 4.0), 8.0, 2, (0.0, 1.0, 0.0, 0.0, 0.0))
 
 
 def test_who_stays_behind_keeps_others_out() -> None:
@@ -91,7 +91,7 @@ def test_who_stays_behind_keeps_others_out() -> None:
     assert GATE.after(3, 4, 2.5) == 2  # 8 - 3 - 2.5 are left for the next batch
     assert GATE.after(3, 4, 4.0) == 1
     assert GATE.after(1, 4, 19.0) == 3  # those who are in stay in
-    assert Gate((9, 9)).after(1, 5, 10.0) == 9
+    assert AdmissionGate((9, 9)).after(1, 5, 10.0) == 9
     assert OPEN.after(0, 5, 10.0) is None
 
 

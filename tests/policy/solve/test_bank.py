@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank
 

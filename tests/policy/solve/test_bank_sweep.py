@@ -5,12 +5,11 @@ import pytest
 from reproduction.response import response_time
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.bank import default_rates, solve_bank, solve_rates
+from weir.policy.solve.bank import default_rates, solve, solve_bank, solve_rates
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.smdp import longest_of, solve_long
-from weir.policy.solve.solver import solve
 
 PRICES = Prices(1.0, 2.0, reference_rate=1500.0)
 

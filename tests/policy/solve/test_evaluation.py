@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.tables import full_batch_table, greedy_table, limit_table, static_table

@@ -6,7 +6,7 @@ from reproduction.response import response_time
 from tests.policy.event_loop import needs_compiler, served
 from tests.policy.random_models import MODERATE, drawn
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.quantile import QuantileSampler
 from weir.policy.solve.smdp import Served, longest_of, solve_long

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.policy.whole_law import performance
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.solve.smdp import Continued, Costs, Served, arrivals, arrivals_up_to, improve, rates_of, solve_long
 from weir.policy.solve.stationary import descent

@@ -7,12 +7,11 @@ import pytest
 from reproduction.truncated import solve_truncated
 from tests.policy.whole_law import performance
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve.bank import solve_bank
+from weir.policy.solve.bank import solve, solve_bank
 from weir.policy.solve.evaluation import evaluate, is_stable
 from weir.policy.solve.smdp import LONGEST, Served, longest_of, solve_long
-from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import entry, greedy_table
 
 SIZES = np.arange(1.0, 33.0)

@@ -5,7 +5,7 @@ from math import sqrt
 import numpy as np
 import pytest
 
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.policy.solve.tables import limit_of, multi_worker_table, start_limit
 

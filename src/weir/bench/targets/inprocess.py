@@ -15,7 +15,7 @@ from weir.model import Example, Model, is_tensor_model
 from weir.serving.calls import Call
 from weir.serving.service import Service
 from weir.settings import default_name
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 
 class InProcessTarget:

@@ -1,4 +1,4 @@
-"""The solved policy: it estimates the arrival rate, takes the table that was solved for it, and looks up.
+"""The solved policy, and `auto`, which begins without tables: it estimates the arrival rate, takes the table that was solved for it, and looks up.
 
 A table's *wait* means "until the next arrival", which is right for Poisson arrivals at the rate it was solved for, and
 nothing else is certain of. So each wait ends at the earliest of these instants:
@@ -11,19 +11,20 @@ nothing else is certain of. So each wait ends at the earliest of these instants:
 The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top of these.
 """
 
+from dataclasses import dataclass, replace
 from heapq import heapreplace
 from math import inf, isfinite, sqrt
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from weir.errors import SettingsError
+from weir.fields import AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.messages import Reason
-from weir.policy.cost.latency_slo import trimmed
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices, trimmed
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.decision import Decision, Observation, PolicyBase
-from weir.policy.online.rate import Rate
-from weir.policy.online.rate_bands import OPEN, SILENCE, Answers, Gate, RateBand, Stages
+from weir.policy.online.rate import OPEN, SILENCE, AdmissionGate, Answers, Rate, RateBand, Stages
 from weir.policy.rules import Greedy
 from weir.policy.solve.bank import Bank
 
@@ -58,7 +59,7 @@ GOLDEN = 0.6180339887498949  # times the squares of whole numbers it has fractio
 PERIOD = 1 << 20
 
 
-class Waits(NamedTuple):
+class WaitBounds(NamedTuple):
     """When the tables wait: `answers` by rows waiting, and for how long at most, in seconds: since the last arrival
     (`silence`), and since the oldest (`filling`). A batch has at most `largest` rows; with `answers` None it is greedy."""
 
@@ -95,7 +96,7 @@ class VirtualQueue:
         self._rows = 0  # that were dispatched
         self.area_ms = self.energy_mj = 0.0
 
-    def advance(self, now: float, arrived: Arrived, waits: Waits) -> None:
+    def advance(self, now: float, arrived: Arrived, waits: WaitBounds) -> None:
         """Let time pass until `now`, before which those rows arrived."""
         left, coming, gap = arrived
         while True:
@@ -148,7 +149,7 @@ class VirtualQueue:
         self.area_ms += 1000.0 * self._waiting * (until - self._at)
         self._at = until
 
-    def _until(self, waits: Waits) -> float:
+    def _until(self, waits: WaitBounds) -> float:
         """Return when the wait ends if nobody comes: at once where the rows that wait are served."""
         answers, waiting = waits.answers, self._waiting
         if answers is None or waiting >= waits.largest:
@@ -157,7 +158,7 @@ class VirtualQueue:
             return -inf
         return min(self._last + waits.silence, self._oldest + waits.filling)
 
-    def _dispatch(self, waits: Waits) -> None:
+    def _dispatch(self, waits: WaitBounds) -> None:
         """Begin a batch, of all that fit where the table would wait."""
         answers, waiting = waits.answers, self._waiting
         answer = None if answers is None else answers[waiting if waiting < len(answers) else -1]
@@ -218,7 +219,7 @@ class SureRate:
             self.value = max(mean - SURE * error, 0.0) / self._width
 
 
-class Account:
+class CostAccount:
     """Holds a policy that decides by `bank` against greedy. `greedy` says whether it has to be greedy; `excess` is by which
     share of greedy's cost it costs more, or less than 0 by which it costs less, as far as that is kept."""
 
@@ -260,9 +261,9 @@ class Account:
         arrived = self._spread(count, seen)
         largest = seen.max_batch_size if seen.max_batch_size < stage.largest else stage.largest
         filling = min(stage.filling / rate, seen.max_queue_delay)
-        waits = Waits(None, inf, inf, largest)
+        waits = WaitBounds(None, inf, inf, largest)
         self._by_greedy.advance(now, arrived, waits)
-        self._own.advance(now, arrived, waits if self.greedy else Waits(answers, SILENCE / rate, filling, largest))
+        self._own.advance(now, arrived, waits if self.greedy else WaitBounds(answers, SILENCE / rate, filling, largest))
         self._rows += count
         self._seconds += now - self._now
         self._rate.observe(count, now - self._now)
@@ -314,7 +315,9 @@ class Account:
 # What a solved policy does, and what that is predicted to bring, as a JSON-able document.
 
 
-def explain(bank: Bank | None, stage: RateBand | None, rate: float, account: Account | None = None) -> dict[str, Any]:
+def explain(
+    bank: Bank | None, stage: RateBand | None, rate: float, account: CostAccount | None = None
+) -> dict[str, Any]:
     """Return the document of a policy that decides by `stage` of `bank` at `rate`; 0, None and None while it learns."""
     return {
         "learning": stage is None,
@@ -423,7 +426,7 @@ class SolvedPolicy(PolicyBase):
         self.max_waiting = None
         self._estimate = Rate()
         self._mixing = Mixing()
-        self._account: Account | None = None  # of `_of`, where there is no promise
+        self._account: CostAccount | None = None  # of `_of`, where there is no promise
         self._stages: Stages | None = None if bank is None else Stages(bank)
         self._stage: RateBand | None = None  # of `_stages`, or of those before
         self._of: Stages | None = None  # what `_stage` belongs to
@@ -467,7 +470,7 @@ class SolvedPolicy(PolicyBase):
             self._mixing.cut(stage.share)
         return answer
 
-    def _let_in(self, gate: Gate, rows: int, seen: Observation) -> None:
+    def _let_in(self, gate: AdmissionGate, rows: int, seen: Observation) -> None:
         """Once `rows` are dispatched, let in whom the gate lets in."""
         waiting, now, oldest = seen.waiting, seen.now, seen.oldest_arrival
         if rows and rows < waiting:
@@ -501,7 +504,7 @@ class SolvedPolicy(PolicyBase):
         self._stage = stage = stages.next_to(stage, rate)
         if self._of is not stages:
             self._of = stages
-            self._account = Account(stages.bank) if stages.bank.objective is None else None
+            self._account = CostAccount(stages.bank) if stages.bank.objective is None else None
         self.max_waiting, self._rows = stage.max_waiting, 0
         return stage
 
@@ -565,3 +568,60 @@ def guard(stage: RateBand, rate: float, seen: Observation) -> float:
     if stage.allowance is None:
         return until
     return min(until, oldest + stage.allowance[min(seen.waiting, stage.largest)])
+
+
+# The policy `auto`: greedy at first; the server measures the model, solves a bank and lets this policy adopt it.
+
+
+@dataclass(eq=False)
+class AutoPolicy(SolvedPolicy):
+    """A solved policy that starts without a bank. Its fields say how the model is to be measured and what counts.
+
+    Without a stated price, latency alone counts (`energy_weight` 0): the mean response time is then the least that any
+    policy reaches, and nobody is made to wait for energy that may be free. What a joule is worth beside a millisecond
+    only its owner knows.
+
+    Raises SettingsError naming the setting, the value and the rule.
+    """
+
+    latency_weight: float = setting(1.0, "price of a millisecond of mean response time", rule=AT_LEAST_ZERO)
+    energy_weight: float = setting(0.0, "price of a watt of mean power", rule=AT_LEAST_ZERO)
+    reference_rate: float | None = setting(
+        None, "rows per second at which a row's millisecond has that price; without it, at every rate", rule=POSITIVE
+    )
+    p99: float | None = setting(
+        None, "promise instead of a price: seconds within which 99 % are answered, with the least energy", rule=POSITIVE
+    )
+    in_time: float | None = setting(
+        None,
+        "answer as many requests as possible within so many seconds; a refusal is as bad as a late answer",
+        rule=POSITIVE,
+    )
+    power: float | None = setting(
+        None, "watts that a busy worker draws: a start reads no meters, and without this takes 1 W", rule=POSITIVE
+    )
+    profile: str | None = setting(None, "a profile's file, instead of measuring the model at the start")
+    seconds: float = setting(
+        3.0, "how long to measure the model; thrice that at most, where batches are slow", rule=POSITIVE
+    )
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        check(self)
+        self.prices = Prices(self.latency_weight, self.energy_weight, self.reference_rate)
+        self.objective = self._objective()
+        if self.profile is not None and not self.profile:
+            raise SettingsError(f"profile={self.profile!r}: must be the path of a file")
+
+    def _objective(self) -> LatencySLO | None:
+        if self.p99 is not None and self.in_time is not None:
+            raise SettingsError(f"p99={self.p99:g}, in_time={self.in_time:g}: must be one of them, not both")
+        if self.in_time is not None:
+            return LatencySLO(self.in_time, refusal_price=1.0).checked()
+        return None if self.p99 is None else LatencySLO(self.p99, 0.01).checked()
+
+    def fresh(self) -> "AutoPolicy":
+        """Return a policy with the same settings, and the same bank if there is one, that has seen nothing."""
+        made = replace(self)
+        made._stages = self._stages
+        return made

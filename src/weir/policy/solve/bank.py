@@ -1,10 +1,16 @@
-"""A bank: one table for each of some rates, and what each is predicted to do. What a server loads and runs."""
+"""The best table at one rate (`solve`), and a bank: one table for each of some rates, with what each is predicted to do.
+
+A bank is what a server loads and runs.
+"""
 
 import io
 import json
+import warnings
 import zipfile
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -12,11 +18,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices, unavoidable_power_w
 from weir.policy.cost.profile import Floats, Profile
+from weir.policy.solve.evaluation import Performance, evaluate
 from weir.policy.solve.quantile import QuantileSampler
-from weir.policy.solve.smdp import check_rate, longest_of, solve_long
+from weir.policy.solve.smdp import LONGEST, Actions, check_rate, longest_of, solve_long
 from weir.policy.solve.tables import Table, checked_table, limit_of, stacked
 
 FORMAT = 1  # of the file
@@ -203,7 +209,7 @@ def default_rates(capacity: float) -> Floats:
 RATIO = 1.2
 
 
-class Solved(NamedTuple):
+class SolvedRate(NamedTuple):
     """The best table at one rate, and what it is predicted to do. `actions` are those it was made from, for lines of any length:
     the table has the full-batch rule in their place where lines are not met, which is no good start for another rate."""
 
@@ -215,15 +221,15 @@ class Solved(NamedTuple):
     power_w: float
 
 
-def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[Solved]:
+def solve_rates(profile: Profile, prices: Prices, rates: Floats) -> list[SolvedRate]:
     """Return the best table for each of `rates` (rows per second). Raises SettingsError for one that cannot be served."""
-    found: list[Solved] = []
+    found: list[SolvedRate] = []
     for rate in rates.tolist():
         found.append(_solve(profile, prices, rate, found[-1].actions if found else None))
     return found
 
 
-def solve_between(profile: Profile, prices: Prices, found: list[Solved]) -> list[Solved]:
+def solve_between(profile: Profile, prices: Prices, found: list[SolvedRate]) -> list[SolvedRate]:
     """Return `found` with rates added, halfway by ratio, wherever the limit changes from one rate to the next and they are
     further apart than RATIO."""
     result = found[:1]
@@ -232,17 +238,108 @@ def solve_between(profile: Profile, prices: Prices, found: list[Solved]) -> list
     return result
 
 
-def _between(profile: Profile, prices: Prices, low: Solved, high: Solved) -> list[Solved]:
+def _between(profile: Profile, prices: Prices, low: SolvedRate, high: SolvedRate) -> list[SolvedRate]:
     if limit_of(low.table) == limit_of(high.table) or high.rate <= RATIO * low.rate:
         return []
     middle = _solve(profile, prices, sqrt(low.rate * high.rate), low.actions)
     return [*_between(profile, prices, low, middle), middle, *_between(profile, prices, middle, high)]
 
 
-def _solve(profile: Profile, prices: Prices, rate: float, start: Table | None) -> Solved:
+def _solve(profile: Profile, prices: Prices, rate: float, start: Table | None) -> SolvedRate:
     check_rate(profile, rate)
     found = solve_long(profile, rate, prices, longest_of(profile), start)
     seen, offset = found.served.rates, profile.latency_offset_ms
     p99 = QuantileSampler(found.served).quantile_ms(0.99)
     actions = found.improved.actions.astype(np.uint16)
-    return Solved(rate, found.table, actions, seen.response_time_ms + offset, p99 + offset, seen.power_w)
+    return SolvedRate(rate, found.table, actions, seen.response_time_ms + offset, p99 + offset, seen.power_w)
+
+
+# Solve for the best table at one rate.
+
+
+NOTHING = 1e-12  # a cost that is none
+TOLERANCE = 1e-3  # how much more than the least, relative to it, a table may cost without a warning
+
+
+@dataclass(frozen=True, eq=False)
+class Solution:
+    """A solved table, and how it was solved.
+
+    Attributes:
+        profile, rate, prices: what was asked; the rate in rows per second.
+        table: the best table.
+        actions: the best actions by state, 0 ... s_max, and that in all longer queues.
+        values: relative values of these states, 0 in state 0.
+        cost: g, the cost per ms under the table (equation 14): what `evaluate` says.
+        error_bound: how far `cost` may be above the least of all policies that serve one of the sizes that were tried from
+            queues above s_max.
+        s_max: the longest queue, in rows, whose best action was looked for; what happens above is exact too.
+        iterations, seconds: how many steps of policy iteration it took, and how long; None if no clock was given.
+    """
+
+    profile: Profile
+    rate: float
+    prices: Prices
+    table: Table
+    actions: Actions
+    values: Floats
+    cost: float
+    error_bound: float
+    s_max: int
+    iterations: int
+    seconds: float | None
+
+    @property
+    def limit(self) -> int:
+        """The control limit: the smallest number of waiting rows that is served."""
+        return limit_of(self.table)
+
+    @cached_property
+    def performance(self) -> Performance:
+        """What the table does."""
+        return evaluate(self.profile, self.rate, self.table, self.prices)
+
+
+def solve(
+    profile: Profile,
+    rate: float,
+    prices: Prices | None = None,
+    *,
+    start: Table | None = None,
+    clock: Callable[[], float] | None = None,
+) -> Solution:
+    """Return the table with the least cost at `rate` rows per second, for Poisson arrivals and one worker.
+
+    Args:
+        profile: what a batch costs.
+        rate: rows per second.
+        prices: what latency and energy are worth.
+        start: a table from which policy iteration starts, e.g. that of a rate nearby.
+        clock: gives the seconds that `Solution.seconds` is the difference of.
+
+    Warns with a RuntimeWarning that says by how much, if the cost may be more than a thousandth above the least: where rounding
+    ends policy iteration.
+    Raises SettingsError naming the value: a rate that no policy can serve, a table that cannot be.
+    """
+    prices = prices or Prices()
+    began = clock() if clock else 0.0
+    check_rate(profile, rate)
+    first = None if start is None else checked_table(start, profile.max_batch_size, "start")
+    found = solve_long(profile, rate, prices, max(LONGEST, longest_of(profile)), first)
+    model, values = found.model, found.improved.values
+    cost, bound = found.cost, found.error_bound
+    if not prices.latency_weight:  # it was solved with time at a price, whose optimum is near the one asked for
+        cost = prices.energy_weight * found.served.rates.power_w
+        bound = max(0.0, cost - prices.energy_weight * unavoidable_power_w(profile, rate))
+    cost += prices.latency_weight_at(rate) * profile.latency_offset_ms
+    if bound > TOLERANCE * max(cost, NOTHING):
+        warnings.warn(
+            f"rate={rate:g}: the table costs {cost:g}, which may be {bound:g} above the least",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return Solution(
+        profile, rate, prices, found.table, np.append(found.improved.actions, model.size),
+        np.append(values.states, values.above[0]), cost, bound, model.longest, found.improved.steps,
+        clock() - began if clock else None,
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from math import inf
 import numpy as np
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.smdp import Actions, Served, arrivals
 from weir.policy.solve.stationary import band, stationary

@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Floats, Profile
 from weir.policy.solve.stationary import decay, descent, stationary
 from weir.policy.solve.tables import Table, extended, steady_table, with_full_batches
@@ -229,7 +229,7 @@ class Continued:
         empty = np.arange(self.longest + 1) == 0
         return np.where(_reached(moves.T, _reached(moves, empty)), actions, self.start())
 
-    def chain(self, actions: Actions) -> "Chain":
+    def chain(self, actions: Actions) -> "QueueChain":
         """Return the chain of the lines of at most `longest` rows under `actions`, which serve in the longest."""
         key = actions.tobytes()
         if key not in self._chains:
@@ -238,10 +238,10 @@ class Continued:
         return self._chains[key]
 
     @cached_property
-    def _chains(self) -> dict[bytes, "Chain"]:
+    def _chains(self) -> dict[bytes, "QueueChain"]:
         return {}
 
-    def _chain(self, actions: Actions) -> "Chain":
+    def _chain(self, actions: Actions) -> "QueueChain":
         width, kept = self.longest + 1, self.longest + self.ahead + 1
         serves = actions > 0
         batch, left = np.maximum(actions, 1) - 1, np.arange(width) - actions
@@ -261,7 +261,7 @@ class Continued:
         law = moved[:, :width].copy()
         law[:, -self.size :] += folded
         last = np.arange(1.0 - self.size, 1.0)
-        return Chain(law, above @ x + once - folded @ last, above @ x**2 + twice - folded @ last**2)
+        return QueueChain(law, above @ x + once - folded @ last, above @ x**2 + twice - folded @ last**2)
 
     def values(self, costs: Costs, actions: Actions) -> Values:
         """Return the values of the states under `actions`, which serve in the longest."""
@@ -312,12 +312,12 @@ class Continued:
         visits = self.visits(actions)
         return max(0.0, 1.0 - float(visits.sum()) / self.decisions(actions, visits))
 
-    def time_of(self, chain: "Chain", actions: Actions, visits: Floats) -> float:
+    def time_of(self, chain: "QueueChain", actions: Actions, visits: Floats) -> float:
         """Return the time that passes while the states are met so often, that above the longest included."""
         _, _, less = self._continuation(Costs(np.zeros(len(self.sojourn)), 0.0))
         return float(visits @ (self.sojourn[actions] + less * chain.once))
 
-    def rate_of(self, costs: Costs, chain: "Chain", actions: Actions, visits: Floats) -> tuple[float, float]:
+    def rate_of(self, costs: Costs, chain: "QueueChain", actions: Actions, visits: Floats) -> tuple[float, float]:
         """Return the cost per ms under `actions`, which meet the states so often, and what of it is paid above the longest."""
         bend, slope, _ = self._continuation(costs)
         own = costs.once[actions] + costs.price * np.arange(self.longest + 1) * self.sojourn[actions]
@@ -334,7 +334,7 @@ class Continued:
         once = float(costs.once[self.size]) + costs.price * time * self.longest
         return bend, (once + bend * square) / down, time / down
 
-    def _system(self, chain: "Chain", actions: Actions) -> Floats:
+    def _system(self, chain: "QueueChain", actions: Actions) -> Floats:
         """Return the matrix of the equations for g (in the place of state 0, whose value is 0) and the other values."""
         system: Floats = np.eye(self.longest + 1) - chain.law
         _, _, less = self._continuation(Costs(np.zeros(len(self.sojourn)), 0.0))
@@ -351,7 +351,7 @@ def _reached(moves: NDArray[np.bool_], start: NDArray[np.bool_]) -> NDArray[np.b
     return reached
 
 
-class Chain(NamedTuple):
+class QueueChain(NamedTuple):
     """The decisions in lines of at most the longest: the `law` of the next such by state, and what happens above until then:
     the mean of x and of x² of the rows x above the longest, less those of the state that is met then (x <= 0)."""
 
@@ -415,7 +415,7 @@ class Served:
         return extended(self.table, self.model.longest + 1).astype(np.int64)
 
     @cached_property
-    def chain(self) -> Chain:
+    def chain(self) -> QueueChain:
         """The chain of the model's states."""
         return self.model.chain(self.actions)
 
@@ -562,7 +562,7 @@ def improve(model: Continued, costs: Costs, actions: Actions) -> Improved:
         actions = better
 
 
-def rates_of(model: Continued, chain: Chain, actions: Actions, visits: Floats) -> Rates:
+def rates_of(model: Continued, chain: QueueChain, actions: Actions, visits: Floats) -> Rates:
     """Return what the policy `actions` does, from how often it meets each state."""
     profile, sizes = model.profile, np.arange(len(model.sojourn), dtype=np.float64)
     response = _objective(profile, model.rate_per_ms, 1.0, 0.0)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 
 Table = NDArray[np.uint16]

@@ -9,7 +9,7 @@ from tests.served import MODELS, Served, serving
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SettingsError
 from weir.messages import Request
 from weir.simulation.traces import read_trace
-from weir.telemetry.recording import WRITTEN_AT_ONCE, Recorder, recorders
+from weir.telemetry.logs import WRITTEN_AT_ONCE, ArrivalLog, recorders
 from weir.testing import FakeClock, FakeRequest
 
 
@@ -24,7 +24,7 @@ def recorded(path: Path) -> list[tuple[float, int]]:
 
 
 def test_arrivals_are_written_in_order_from_the_first(tmp_path: Path) -> None:
-    with Recorder(tmp_path / "a.csv") as recorder:
+    with ArrivalLog(tmp_path / "a.csv") as recorder:
         recorder.answered("square", [ask(1000.5), ask(1000.25, rows=3)], None, 1001.0)
         recorder.answered("square", [ask(1000.0)], Cancelled("left"), 1001.5)
     assert recorded(tmp_path / "a.csv") == [(0.0, 1), (0.25, 3), (0.5, 1)]
@@ -32,7 +32,7 @@ def test_arrivals_are_written_in_order_from_the_first(tmp_path: Path) -> None:
 
 def test_requests_that_found_no_room_or_time_are_arrivals_and_wrong_ones_are_not(tmp_path: Path) -> None:
     clock = FakeClock(1000.0)
-    with Recorder(tmp_path / "a.csv", "square", clock=clock) as recorder:
+    with ArrivalLog(tmp_path / "a.csv", "square", clock=clock) as recorder:
         recorder.refused("square", "http", Overloaded("full"))
         clock.advance(0.5)
         recorder.refused("square", "http", DeadlineExceeded("too late"))
@@ -48,7 +48,7 @@ def test_what_is_kept_is_bounded_and_sorts_what_ends_out_of_order(tmp_path: Path
     arrivals = [1000.0 + index / 1000 for index in range(count)]
     rng = random.Random(1)
     ends = sorted(range(count), key=lambda index: index + rng.uniform(0, 90))
-    with Recorder(tmp_path / "a.csv", kept=100) as recorder:
+    with ArrivalLog(tmp_path / "a.csv", kept=100) as recorder:
         for index in ends:
             recorder.answered("square", [ask(arrivals[index])], None, 2000.0)
         assert count - 100 - WRITTEN_AT_ONCE <= written(recorder)
@@ -57,21 +57,21 @@ def test_what_is_kept_is_bounded_and_sorts_what_ends_out_of_order(tmp_path: Path
 
 def test_lines_ascend_even_where_one_request_had_its_end_much_too_late(tmp_path: Path) -> None:
     count = 2 * WRITTEN_AT_ONCE
-    with Recorder(tmp_path / "a.csv", kept=1) as recorder:
+    with ArrivalLog(tmp_path / "a.csv", kept=1) as recorder:
         recorder.answered("square", [ask(1000.0 + index) for index in range(count)], None, 2000.0)
         recorder.answered("square", [ask(999.0)], None, 2000.0)
     times = [at for at, _ in recorded(tmp_path / "a.csv")]
     assert len(times) == count + 1 and times == sorted(times) and times[0] == 0.0
 
 
-def written(recorder: Recorder) -> int:
+def written(recorder: ArrivalLog) -> int:
     assert recorder._file is not None
     recorder._file.flush()
     return len(recorded(recorder.path))
 
 
 def test_nothing_is_noted_before_it_is_open_or_after_it_is_closed(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "a.csv")
+    recorder = ArrivalLog(tmp_path / "a.csv")
     recorder.answered("square", [ask(1.0)], None, 2.0)
     recorder.open()
     recorder.close()
@@ -82,7 +82,7 @@ def test_nothing_is_noted_before_it_is_open_or_after_it_is_closed(tmp_path: Path
 
 def test_a_file_that_cannot_be_written_is_a_wrong_setting(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"record=.*nowhere.*cannot be written: No such file"):
-        Recorder(tmp_path / "nowhere" / "a.csv").open()
+        ArrivalLog(tmp_path / "nowhere" / "a.csv").open()
 
 
 def test_each_of_several_models_has_a_file() -> None:
@@ -118,7 +118,7 @@ def test_a_server_of_two_models_records_each(tmp_path: Path) -> None:
 
 def test_a_full_disk_ends_the_recording_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     for count in (1, 10_000):
-        recorder = Recorder("/dev/full", kept=100)
+        recorder = ArrivalLog("/dev/full", kept=100)
         with recorder:
             for _ in range(count):
                 recorder.refused("m", "http", Overloaded("full"))

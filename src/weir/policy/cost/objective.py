@@ -1,13 +1,8 @@
-"""A latency objective: at most a share of the responses later than a deadline, P[response > D] <= ε; or, of all that
-arrives, as much as possible answered within it.
-
-A batch that starts later than `latest_starts` makes its oldest row late. A policy that obeys an objective serves by
-then, whatever its table says, and trims a batch that would be too large for it. The reasons and what it brings:
-docs/explanation/beyond-the-paper.md.
-"""
+"""What a policy is to achieve: the weights of latency and energy, or a promise about latency."""
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import isfinite
 from typing import NamedTuple
 
@@ -153,3 +148,35 @@ def unavoidable_power_w(profile: Profile, rate: float) -> float:
         least = max(least, power)
         low, high = (price, high) if slope > 0.0 else (low, price)
     return least
+
+
+@dataclass(frozen=True)
+class Prices:
+    """The objective is latency_weight·W + energy_weight·P, W the mean response time in ms and P the mean power in watts
+    (equation 3 of the paper, w1 and w2).
+
+    `reference_rate`, in rows per second, makes the prices constant across rates: one row·millisecond then costs
+    what it costs at that rate, however many arrive. Without it that price is the paper's, w1/λ, which falls as the
+    rate grows.
+
+    Raises SettingsError for a negative or infinite weight, and if both are 0.
+    """
+
+    latency_weight: float = 1.0
+    energy_weight: float = 1.0
+    reference_rate: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("latency_weight", "energy_weight"):
+            weight = getattr(self, name)
+            if not (isfinite(weight) and weight >= 0.0):
+                raise SettingsError(f"{name}={weight!r}: must be a number, 0 or more")
+        if not (self.latency_weight or self.energy_weight):
+            raise SettingsError("latency_weight=0, energy_weight=0: one of them must be greater than 0")
+        rate = self.reference_rate
+        if rate is not None and not (isfinite(rate) and rate > 0.0):
+            raise SettingsError(f"reference_rate={rate!r}: must be a number of rows per second, greater than 0")
+
+    def latency_weight_at(self, rate: float) -> float:
+        """Return w1 of the paper's model at that rate (rows per second)."""
+        return self.latency_weight if self.reference_rate is None else self.latency_weight * rate / self.reference_rate

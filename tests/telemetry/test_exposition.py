@@ -12,8 +12,8 @@ from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelCrashe
 from weir.model import Model
 from weir.protocols.metrics import make_exposition
 from weir.serving.service import Service
-from weir.telemetry.metrics import Metrics
-from weir.telemetry.triton import reason_of
+from weir.telemetry.exposition import reason_of
+from weir.telemetry.recorder import Metrics
 
 Labels = dict[str, str]
 

@@ -5,11 +5,9 @@ from tests.policy.banks import Feed, bank
 
 from weir.errors import SettingsError
 from weir.policy.conformance import check_policy
-from weir.policy.cost.latency_slo import LatencySLO
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.loading import load_policy
-from weir.policy.online.adaptive import SolvedPolicy
-from weir.policy.online.auto import AutoPolicy
+from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 
 
 def test_it_starts_greedy_with_a_price_for_latency_alone() -> None:

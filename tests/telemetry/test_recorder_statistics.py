@@ -2,7 +2,7 @@ import pytest
 
 from weir.errors import Cancelled, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Timing, Wakeup
-from weir.telemetry.statistics import Statistics
+from weir.telemetry.recorder import Statistics
 from weir.testing import FakeRequest
 
 

@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import linprog
 
 from weir.errors import SettingsError
-from weir.policy.cost.latency_slo import LatencySLO, trimmed, unavoidable_power_w
+from weir.policy.cost.objective import LatencySLO, trimmed, unavoidable_power_w
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 
 

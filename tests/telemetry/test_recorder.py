@@ -12,7 +12,7 @@ from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
 from weir.telemetry.exposition import Exposition, Levels
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 Labels = dict[str, str]
 
@@ -179,9 +179,9 @@ def test_names_may_begin_with_another_word() -> None:
 
 OTHER_PROCESS = """
 import os, sys
-from tests.telemetry.test_metrics import ask, code_of
+from tests.telemetry.test_recorder import ask, code_of
 from weir.telemetry.exposition import Exposition
-from weir.telemetry.metrics import Metrics
+from weir.telemetry.recorder import Metrics
 
 metrics = Metrics()
 shared = Exposition(metrics, code_of).share(sys.argv[1])

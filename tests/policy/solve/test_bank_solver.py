@@ -1,4 +1,4 @@
-"""solver.py: the best table at one rate."""
+"""bank.py: the best table at one rate."""
 
 from itertools import count, product
 
@@ -8,11 +8,11 @@ from reproduction.truncated import solve_truncated
 from scipy.optimize import linprog
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
-from weir.policy.solve import solver
+from weir.policy.solve import bank
+from weir.policy.solve.bank import solve
 from weir.policy.solve.evaluation import evaluate
-from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import greedy_table, limit_table, static_table
 
 PAPER_RATE = 0.9 * GOOGLENET_P4.max_rate
@@ -129,7 +129,7 @@ def test_what_cannot_be_solved_is_named(changes: dict[str, object], says: str) -
 
 
 def test_a_result_that_may_be_far_from_the_best_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(solver, "TOLERANCE", -1.0)  # as if rounding had ended it too soon
+    monkeypatch.setattr(bank, "TOLERANCE", -1.0)  # as if rounding had ended it too soon
     with pytest.warns(
         RuntimeWarning, match=r"rate=1000: the table costs [\d.]+, which may be [\d.e-]+ above the least"
     ):

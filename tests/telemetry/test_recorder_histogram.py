@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.telemetry.histogram import SECONDS, Histogram
+from weir.telemetry.recorder import SECONDS, Histogram
 
 AGES = st.lists(st.floats(0, 100), min_size=1, max_size=70)
 

@@ -1,12 +1,12 @@
-"""prices.py: what latency and energy are worth."""
+"""objective.py: what latency and energy are worth."""
 
 import pytest
 
 from weir.errors import SettingsError
-from weir.policy.cost.prices import Prices
+from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import GOOGLENET_P4
+from weir.policy.solve.bank import solve
 from weir.policy.solve.evaluation import evaluate
-from weir.policy.solve.solver import solve
 from weir.policy.solve.tables import greedy_table
 
 
