@@ -90,7 +90,7 @@ def _sharing(server: Running, seconds: float, door: str) -> Case:
 
 
 def _client(server: Running, *told: object) -> Any:
-    return ask_own("text_clients", server.url, server.port_out or 0, *told)
+    return ask_own("text_clients", server.http, *(server.zmq_ports or (0, 0)), *told)
 
 
 def _batches(server: Running) -> tuple[float, float]:

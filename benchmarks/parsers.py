@@ -32,9 +32,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from benchmarks.servers import ROOT, environment
+from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
-from weir.wire.zmtp import COMMAND, GREETING, MORE, frame, ready
 
 BAR = 50.0  # milliseconds for each megabyte
 JSON, MSGPACK = "application/json", "application/msgpack"

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.settings import CallerSettings
 from weir.embedding.text_model import TARGET, read_model
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.settings import declared_settings
 from weir.textserver import TEXTS, named, text_settings

@@ -10,6 +10,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
+from bert_serving.client import BertClient
 from tests.embedding import tiny
 
 import weir.embedding
@@ -60,10 +61,9 @@ def test_every_door_gives_the_same_vectors(server: EmbeddingServer, client: Embe
 
 
 def test_the_zeromq_door_gives_them_too(server: EmbeddingServer, client: EmbeddingClient) -> None:
-    pytest.importorskip("zmq")
     assert server.zmq_ports is not None
     port, port_out = server.zmq_ports
-    with EmbeddingClient(f"tcp://127.0.0.1:{port}", port_out=port_out, check_length=False, timeout=20) as other:
+    with BertClient("127.0.0.1", port, port_out, timeout=20_000) as other:
         np.testing.assert_allclose(other.encode(TEXTS), client.encode(TEXTS), atol=1e-6)
 
 
@@ -171,7 +171,7 @@ def test_the_bytes_of_every_door_are_counted(server: EmbeddingServer, client: Em
     client.encode(TEXTS)
     with httpx.Client(base_url=server.url) as http:
         http.post("/v1/embeddings", json={"input": TEXTS})
-        with EmbeddingClient(f"tcp://127.0.0.1:{port}", port_out=port_out, timeout=20) as other:
+        with BertClient("127.0.0.1", port, port_out, timeout=20_000) as other:
             other.encode(TEXTS)
         lines = dict(line.rsplit(" ", 1) for line in http.get("/metrics").text.splitlines() if line[0] != "#")
     for door in ("encode", "openai", "zeromq"):
@@ -195,10 +195,13 @@ def test_whoever_may_control_it_can_end_it(folder: Path, scheme: str) -> None:
     url, out = {"http": (server.url, None), "tcp": (f"tcp://127.0.0.1:{port}", port_out)}[scheme]
     with pytest.raises(Unauthorized):
         EmbeddingServer.shutdown(url, port_out=out)
-    EmbeddingServer.shutdown(url, token="secret", port_out=out)
+    if scheme == "tcp":
+        with pytest.raises(SettingsError, match="over ZeroMQ no token can be sent: name the server's HTTP address"):
+            EmbeddingServer.shutdown(url, token="secret", port_out=out)
+    EmbeddingServer.shutdown(server.url, token="secret")
     server.join(30)
     with pytest.raises((Unreachable, DeadlineExceeded)):
-        EmbeddingServer.shutdown(url, token="secret", port_out=out, timeout=0.5)
+        EmbeddingServer.shutdown(url, port_out=out, timeout=0.5)
     server.close()
 
 
@@ -227,7 +230,7 @@ def test_a_key_is_asked_for_at_every_door(folder: Path) -> None:
         # Over ZeroMQ there are no keys; this machine alone reaches it.
         assert server.zmq_ports is not None
         port, port_out = server.zmq_ports
-        with EmbeddingClient(f"tcp://127.0.0.1:{port}", port_out=port_out, check_length=False, timeout=20) as other:
+        with BertClient("127.0.0.1", port, port_out, timeout=20_000) as other:
             assert other.encode(TEXTS).shape == (3, tiny.HIDDEN)
         EmbeddingServer.shutdown(server.url, token="k3y")
         server.join(30)

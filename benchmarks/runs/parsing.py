@@ -28,15 +28,15 @@ import weir
 from benchmarks import models
 from benchmarks.models import Grid, Words
 from weir.catalog.registry import Registry
+from weir.embedding.bert_as_service.http import Encode
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.status import Status
+from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.encode import Encode
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI
 from weir.embedding.openapi import text_paths
-from weir.embedding.status import Status
 from weir.embedding.texts import Encoded, Text
-from weir.embedding.zeromq.door import ZeroMqDoor
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.protocols.account import Account
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer

@@ -1,4 +1,6 @@
-"""`text_clients URL PORT_OUT flood SECONDS | drip SECONDS CLIENTS | steady SECONDS BEGIN`: clients of the crowd, in a process of their own.
+"""`text_clients URL ZMQ_PORT ZMQ_PORT_OUT flood SECONDS | drip SECONDS CLIENTS | steady SECONDS BEGIN`: clients of the crowd, in a process of their own.
+
+Ports of 0 are none: clients ask the URL over HTTP then.
 
 `flood` sends 10,000 sentences every 10 ms, or as fast as they are taken; `drip` are clients of a sentence a second each; `steady` keeps
 four requests of 64 sentences under way from the time BEGIN on. Prints what came of it as JSON.
@@ -16,6 +18,7 @@ from typing import Any
 from weir.bench.vectors import WORDS
 from weir.client import EmbeddingClient
 from weir.client.retrying import NEVER
+from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import WeirError
 
 MANY, EVERY = 10_000, 0.01
@@ -84,11 +87,12 @@ def steady(connect: Callable[[], EmbeddingClient], seconds: float, begin: float)
 
 def main() -> None:
     """Do what is asked."""
-    url, port_out, what, *told = sys.argv[1:]
+    url, port, port_out, what, *told = sys.argv[1:]
 
     def connect() -> EmbeddingClient:
         retry = NEVER if what == "flood" else None
-        return EmbeddingClient(url, timeout=600, port_out=int(port_out) or None, ignore_all_checks=True, retry=retry)
+        transport = BertTransport("127.0.0.1", int(port), int(port_out)) if int(port) else None
+        return EmbeddingClient(url, timeout=600, ignore_all_checks=True, retry=retry, transport=transport)
 
     kinds: dict[str, Callable[..., dict[str, Any]]] = {"flood": flood, "drip": drip, "steady": steady}
     numbers = [int(each) if each.isdecimal() else float(each) for each in told]

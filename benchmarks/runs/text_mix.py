@@ -16,6 +16,7 @@ from typing import NamedTuple
 from benchmarks.text_load import MODEL
 from weir.bench.vectors import WORDS
 from weir.client import EmbeddingClient
+from weir.embedding.bert_as_service.client import BertTransport
 
 # How many of a hundred requests are of each kind, and how many callers of it there are.
 SHARES = {"openai": (40, 4), "encode": (20, 2), "zeromq": (20, 1), "refused": (15, 1), "left": (5, 1)}
@@ -92,8 +93,8 @@ def zeromq(where: Where, numbers: range) -> int:
     done = 0
     for first in range(numbers.start, numbers.stop, SAME_NAME["zeromq"]):
         some = range(first, min(first + SAME_NAME["zeromq"], numbers.stop))
-        url = f"tcp://127.0.0.1:{where.zmq_port}"
-        with EmbeddingClient(url, port_out=where.zmq_port_out, ignore_all_checks=True) as client:
+        transport = BertTransport("127.0.0.1", where.zmq_port, where.zmq_port_out)
+        with EmbeddingClient(ignore_all_checks=True, transport=transport) as client:
             done += sum(1 for _ in client.encode_async(([text(number)] for number in some), ahead=AHEAD))
     return done
 

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 from weir.batching.settings import BatchingSettings
 from weir.catalog.sources import ModelToServe, RepositorySettings
 from weir.embedding import settings as embedding
+from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
 from weir.fields import Rule, check, setting
 from weir.parsing import from_text, from_texts, from_toml
@@ -172,7 +173,7 @@ def _nothing() -> Sequence[str]:
 
 _OTHER_VARIABLES = frozenset(
     PREFIX + each.name.upper()
-    for kinds in (embedding.MODEL_PARTS, embedding.SERVER_PARTS)
+    for kinds in (embedding.MODEL_PARTS, TEXT_SERVER_PARTS)
     for kind in kinds.values()
     for each in fields(kind)
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.embedding import settings as embedding
+from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Kind, Settings, read_settings
 
@@ -61,7 +62,7 @@ FOUND = {
 # What `weir embed serve` serves. A model's own name is said with it, and its class and parameters follow from the settings.
 TEXTS = Kind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
-    {**embedding.SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
+    {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
     named, "directory", "the directory of a model", installed, FOUND,
 )  # fmt: skip
 

@@ -10,15 +10,21 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 import uvloop
 
 from weir.app import App
+from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.calibration import nothing
-from weir.embedding.zeromq.door import ZeroMqDoor
 from weir.errors import SettingsError
 from weir.textserver import compose, given_settings
+
+if TYPE_CHECKING:
+    from weir.client.embedding import EmbeddingTransport
+
+_ZMQ_PORT = 5555  # of bert-as-service
 
 
 class EmbeddingServer:
@@ -86,14 +92,20 @@ class EmbeddingServer:
     def shutdown(
         url: str = "http://localhost:8000", *, token: str | None = None, port_out: int | None = None, timeout: float = 5.0
     ) -> None:  # fmt: skip
-        """Have the server at `url` finish what it has accepted, and end, wherever it runs; `tcp://` is ZeroMQ. Does not wait for the end.
+        """Have the server at `url` finish what it has accepted, and end, wherever it runs; `tcp://HOST:PORT` is ZeroMQ. Does not wait for the end.
 
-        It asks for its control token, or to be asked on its own machine: raises Unauthorized or Forbidden then; Unreachable where nobody listens, and
+        It asks for its control token, or to be asked on its own machine; over ZeroMQ no token can be sent: raises Unauthorized or Forbidden then; Unreachable where nobody listens, and
         DeadlineExceeded after `timeout` seconds without an answer.
         """
-        from weir.client.embedding import EmbeddingClient
+        from weir.client.embedding import EmbeddingClient, EmbeddingTransport
 
-        with EmbeddingClient(url, token=token, port_out=port_out, timeout=timeout, ignore_all_checks=True) as client:
+        transport: EmbeddingTransport | None = None
+        if url.lower().startswith("tcp://"):
+            transport = _over_zeromq(url, token, port_out)
+            port_out = None
+        with EmbeddingClient(
+            url, token=token, port_out=port_out, timeout=timeout, ignore_all_checks=True, transport=transport
+        ) as client:
             client.terminate()
 
     def join(self, timeout: float | None = None) -> None:
@@ -127,6 +139,23 @@ class EmbeddingServer:
     def _ready(self) -> None:
         self.is_ready.set()
         self._settled.set()
+
+
+def _over_zeromq(url: str, token: str | None, port_out: int | None) -> "EmbeddingTransport":
+    from weir.embedding.bert_as_service.client import BertTransport
+
+    if token is not None:
+        raise SettingsError(
+            f"{url}, token: over ZeroMQ no token can be sent: name the server's HTTP address, such as http://localhost:8000"
+        )
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port or _ZMQ_PORT
+    except ValueError as error:
+        raise SettingsError(f"{url}: {error}") from None
+    if not host:
+        raise SettingsError(f"{url}: must be tcp://HOST:PORT")
+    return BertTransport(host, port, port_out)
 
 
 def serve(*directories: str | os.PathLike[str], **settings: Any) -> EmbeddingServer:

@@ -58,19 +58,6 @@ def test_a_client_needs_numpy_msgspec_and_its_transport_alone(kind: str) -> None
     assert run(script) == "False\n"
 
 
-@pytest.mark.parametrize(("also", "printed"), [(("zmq",), "closed\n"), ((), 'pip install "weir-serving[zmq]"\n')])
-def test_a_client_of_texts_over_zeromq_needs_pyzmq(also: tuple[str, ...], printed: str) -> None:
-    script = HIDING.partition("client = ")[0].format(allowed=(*COMMON, *also))
-    script += """
-try:
-    weir.client.EmbeddingClient("tcp://127.0.0.1:9", ignore_all_checks=True).close()
-    print("closed")
-except weir.SettingsError as error:
-    print(str(error).partition("installed: ")[2])
-"""
-    assert run(script) == printed
-
-
 def test_a_client_of_texts_over_http_needs_no_library_for_it() -> None:
     script = HIDING.partition("client = ")[0].format(allowed=COMMON)
     script += """

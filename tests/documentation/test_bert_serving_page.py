@@ -18,4 +18,5 @@ def test_the_page_does_what_it_shows(tmp_path: Path) -> None:
         assert len(blocks) == 2
         for block in blocks:
             text = block.text.replace("5555", str(server.zmq_ports[0])).replace("5556", str(server.zmq_ports[1]))
+            text = text.replace("http://localhost:8000", server.url)
             run_python(block._replace(text=text), PAGE, {})

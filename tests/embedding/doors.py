@@ -9,13 +9,13 @@ import httpx
 from starlette.routing import BaseRoute
 
 from weir.catalog.registry import Registry
+from weir.embedding.bert_as_service.http import Encode, EncodeCall
+from weir.embedding.bert_as_service.status import Status
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.hot import HotTexts
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
-from weir.embedding.status import Status
 from weir.embedding.texts import Encodes
 from weir.protocols.control import Control
 from weir.protocols.rest import Added, make_app

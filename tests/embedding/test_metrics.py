@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from weir.embedding.bert_as_service.status import Status
 from weir.embedding.metrics import TextClients
-from weir.embedding.status import Status
 
 
 class Clock:

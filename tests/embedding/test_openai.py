@@ -13,8 +13,8 @@ import pytest
 from tests.embedding.doors import MAX_TEXTS, Served, served
 from tests.embedding.hashing import DIMENSIONS, HashingEncoder, vector_of
 
-from weir.embedding import encode as encode_door
 from weir.embedding import openai as openai_door
+from weir.embedding.bert_as_service import http as encode_door
 from weir.errors import DeadlineExceeded, Draining, ModelError, Overloaded
 from weir.protocols.metrics import HTTP_DOORS, code_of
 

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from weir.embedding.checkpoint.bundle import Bundle
+from weir.embedding.bert_as_service.convert import Bundle
 from weir.embedding.checkpoint.config import read_architecture, read_document, read_family
 from weir.embedding.checkpoint.reading import read_layout
 from weir.embedding.checkpoint.weights import open_tensors

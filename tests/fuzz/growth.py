@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import track
 
-from weir.embedding.asking import read_asked, read_document
+from weir.embedding.bert_as_service.http import read_asked, read_document
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import read_body

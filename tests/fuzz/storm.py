@@ -29,6 +29,7 @@ from tests.fuzz.hostile import ATTACKS, SILENT, Room
 from tests.protocols.sockets import FILES
 
 from weir.client import EmbeddingClient, GrpcClient, HttpClient, WebSocketClient
+from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import CapacityError, DeadlineExceeded, Overloaded
 
 WAITING_BYTES = 256 << 20  # an eighth of 2 GB
@@ -166,7 +167,12 @@ def honest_clients(ports: Ports) -> dict[str, Callable[[Random], None]]:
         assert [int(row[0]) for row in texts.encode(asked)] == [len(each) for each in asked]
 
     def over_zeromq(chance: Random) -> None:
-        with EmbeddingClient(f"tcp://127.0.0.1:{ports['zmq']}", port_out=ports["zmq_out"], timeout=60.0) as client:
+        with EmbeddingClient(
+            url,
+            timeout=60.0,
+            ignore_all_checks=True,
+            transport=BertTransport("127.0.0.1", ports["zmq"], ports["zmq_out"]),
+        ) as client:
             for _ in range(5):
                 asked = ["x" * chance.randrange(1, 50) for _ in range(chance.choice((1, 5, 300)))]
                 assert [int(row[0]) for row in client.encode(asked)] == [len(each) for each in asked]

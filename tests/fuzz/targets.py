@@ -9,13 +9,15 @@ from typing import Any
 
 from tests.fuzz.checkpoints import CHECKPOINTS
 
+from weir.embedding.bert_as_service import frames as zeromq_frames
+from weir.embedding.bert_as_service.zmtp import GREETING, Received
+from weir.embedding.bert_as_service.zmtp import Parser as ZmtpParser
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
 from weir.protocols.fastlane.head import END_OF_HEAD, HeadReader
 from weir.wire import kserve_binary, kserve_grpc, kserve_json
 from weir.wire import websocket as messages
-from weir.wire import zeromq as zeromq_frames
 from weir.wire.bytes_tensors import pack_elements, unpack_elements
 from weir.wire.frames import FrameError
 from weir.wire.generate import read_generate
@@ -23,8 +25,6 @@ from weir.wire.inference import InferenceRequest, bind
 from weir.wire.kserve_outline import BodyPeek
 from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
 from weir.wire.tensors import Arrays
-from weir.wire.zmtp import GREETING, Received
-from weir.wire.zmtp import Parser as ZmtpParser
 from weir.workers.remote.lockstep import LockstepBatch
 from weir.workers.run.kserve import BodyReader, Listed
 
@@ -151,20 +151,10 @@ def zmtp(data: bytes) -> None:
 
 
 def zeromq(data: bytes) -> None:
-    """The frames of a request and of an answer, cut at each 0xFF: texts that were read can be written and are read the same."""
-    frames = data.split(b"\xff")
+    """The frames of a request, cut at each 0xFF."""
     with contextlib.suppress(InvalidRequest):
-        ask = zeromq_frames.read_ask(frames)
-        if ask.wishes is not None:
-            zeromq_frames.read_wishes(ask.wishes)
-        texts = zeromq_frames.read_texts(ask)
-        again = ask._replace(payload=zeromq_frames.write_texts(texts), wishes=b"{}")
-        assert zeromq_frames.read_texts(again) == texts
-    with contextlib.suppress(InvalidRequest):
-        answer = zeromq_frames.read_answer(frames)
-        assert answer.vectors is None or answer.vectors.nbytes <= len(data)
-    with contextlib.suppress(InvalidRequest):
-        zeromq_frames.read_stock_answer(frames)
+        ask = zeromq_frames.read_ask(data.split(b"\xff"))
+        assert len(zeromq_frames.read_texts(ask)) == ask.size
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {

@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 import msgspec
 
 from weir.client import EmbeddingClient, Unreachable
+from weir.client.embedding import EmbeddingTransport
 from weir.errors import SettingsError
 from weir.figures import figure, styles
 
@@ -363,14 +364,19 @@ ANSWER_SECONDS = 600.0  # thousands of texts in one request take their time on a
 
 
 class Running(NamedTuple):
-    """A server that runs: where HTTP is, where clients are to ask, and over ZeroMQ on which port the answers come. A call connects a client."""
+    """A server that runs: where HTTP is, and where clients are to ask over ZeroMQ, the ports of requests and of answers (None: over HTTP). A
+    call connects a client."""
 
     http: str
-    url: str
-    port_out: int | None = None
+    zmq_ports: tuple[int, int] | None = None
 
     def __call__(self) -> EmbeddingClient:
-        return EmbeddingClient(self.url, timeout=ANSWER_SECONDS, port_out=self.port_out, ignore_all_checks=True)
+        transport: EmbeddingTransport | None = None
+        if self.zmq_ports is not None:
+            from weir.embedding.bert_as_service.client import BertTransport
+
+            transport = BertTransport("127.0.0.1", *self.zmq_ports)
+        return EmbeddingClient(self.http, timeout=ANSWER_SECONDS, ignore_all_checks=True, transport=transport)
 
 
 @contextmanager
@@ -390,7 +396,7 @@ def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300
         http = f"http://127.0.0.1:{port}"
         try:
             _wait(server, http, timeout, words)
-            yield Running(http, f"tcp://127.0.0.1:{others[0]}", others[1]) if zmq else Running(http, http)
+            yield Running(http, (others[0], others[1]) if zmq else None)
         finally:
             _end(server)
 

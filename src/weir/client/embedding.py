@@ -1,27 +1,117 @@
-"""Texts to vectors over a connection, with the methods that bert-as-service's client has, and errors instead of silence."""
+"""Texts to vectors over HTTP, with the methods that bert-as-service's client has, and errors instead of silence."""
 
+import contextlib
 import time
 import uuid
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from itertools import count, islice
 from queue import SimpleQueue
-from threading import BoundedSemaphore
+from threading import BoundedSemaphore, Lock
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
+import msgspec
 import numpy
+from numpy.typing import NDArray
 
 from weir._version import __version__
-from weir.client.embedding_transport import EmbeddingTransport, EncodeCall, Heard, Text, Vectors, open_transport
-from weir.client.retrying import Retry, of_call, of_client
-from weir.errors import Conflict, InvalidRequest, Overloaded, SettingsError, Unsupported
+from weir.client import failures
+from weir.client.blocking_http import Connections
+from weir.client.failures import Unreachable
+from weir.client.http_calls import HttpReply, HttpRequest
+from weir.client.retrying import NEVER, Retry, of_call, of_client
+from weir.errors import (
+    Cancelled,
+    CapacityError,
+    Conflict,
+    InvalidRequest,
+    Overloaded,
+    SettingsError,
+    Unsupported,
+    WeirError,
+)
 
 # By default what a full line refuses is sent again for as long as there is time.
 PATIENT = Retry(times=1_000_000, first_wait=0.05, longest_wait=1.0)
+_SCHEMES = ("http://", "https://", "unix:")
 AHEAD = 64  # batches that encode_async has under way
 _SHOWN = 10  # places of cut texts that a warning names
+
+
+_FOREIGN = "x-weir-foreign-ids"  # how many texts came as token ids of another tokenizer
+_MSGPACK = "application/msgpack"
+_LEAST = 0.001  # seconds that a request gets that is sent again at its deadline: 0 would be an invalid one
+_AT_ONCE = 32  # requests that are under way without anybody waiting for them; more wait here
+
+# One text; two that belong together; words already cut; token ids with all special tokens.
+Text = str | tuple[str, str] | list[str] | list[int]
+
+
+class EncodeCall(NamedTuple):
+    """Texts to be encoded, and how; None and "" leave it to the server.
+
+    `priority` is that of Weir's line: higher goes first.
+    """
+
+    texts: Sequence[Text]
+    model: str = ""
+    priority: int | None = None
+    dimensions: int | None = None
+    truncate: bool | None = None
+    want_tokens: bool = False
+    prompt: str | None = None
+
+
+class Vectors(NamedTuple):
+    """What came of `n` texts, in order: `vectors` (n, dimensions), or (n, tokens, dimensions) where each token has one;
+    `truncated` the places of the texts that were cut; `tokens` the texts as the model read them, if they were asked for; `foreign` how
+    many came as token ids that the model's tokenizer would not make of their own text."""
+
+    vectors: NDArray[Any]
+    truncated: Sequence[int] = ()
+    tokens: list[list[str]] | None = None
+    foreign: int = 0
+
+
+class Heard(NamedTuple):
+    """An answer to a request of another client with the same identity, under the id that it has on the wire."""
+
+    id: int
+    embedding: Any
+    tokens: list[list[str]] | None
+
+
+class EmbeddingTransport(Protocol):
+    """Sends what is asked, and brings what comes of it. May be used by many threads at a time.
+
+    All raise, or set as the exception of the Future, the WeirError that a caller in process would get; Unreachable where nobody
+    listens; DeadlineExceeded if there is no answer within `timeout` seconds. What the server refuses for now is sent again as the
+    `retry` says that it was opened with. A Future always ends; cancelling it takes the request back.
+    """
+
+    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
+        """Return the answer."""
+
+    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
+        """Send, and return what the answer will be in; does not wait for it."""
+
+    def config(self, timeout: float) -> dict[str, Any]:
+        """Return the server's configuration: `weir_version`, `max_seq_len` and all else that /status/server says that stays."""
+
+    def status(self, timeout: float) -> dict[str, Any]:
+        """Return the server's configuration and statistics."""
+
+    def terminate(self, timeout: float) -> None:
+        """Have the server finish what it has accepted, and end."""
+
+    def listen(self, timeout: float | None) -> Iterator[Heard]:
+        """Yield the answers to other clients of this identity; ends after `timeout` seconds without one, or when closed.
+        Raises Unsupported where answers go to one client only."""
+
+    def close(self) -> None:
+        """End it: what is under way fails with Cancelled. Idempotent."""
 
 
 class Fetched(NamedTuple):
@@ -33,11 +123,11 @@ class Fetched(NamedTuple):
 
 
 class EmbeddingClient:
-    """Asks a server for the vectors of texts: `http://localhost:8000`, `unix:weir.sock`, or `tcp://localhost:5555` for ZeroMQ.
+    """Asks a server for the vectors of texts, over HTTP: `http://localhost:8000`, `https://...` or `unix:weir.sock`.
 
     `timeout` is in seconds, for each call that names none. `model` is the one asked for, "" the server's first. `token` is the control
-    token, for `terminate`. `retry` says what is sent again that the server refused for now. `output` is "ndarray" or "list". Over ZeroMQ `identity` names this client (all clients of one
-    identity can hear each other's answers: `listen`), and `port_out` is the port of the answers, by default the one after the other.
+    token, for `terminate`. `retry` says what is sent again that the server refused for now. `output` is "ndarray" or "list". `identity` tells the
+    server whose texts they are: clients of one identity have one share of the queue. `port_out` was for ZeroMQ, and is refused.
     Unless `ignore_all_checks`, the server is asked for its configuration at once: `check_version` raises Conflict if its version
     does not fit this client's; with `check_length` a warning names the texts that were cut. Another one says that the server found
     token ids that the model's tokenizer would not make: those of another model give wrong vectors.
@@ -65,9 +155,7 @@ class EmbeddingClient:
         self._count = 0
         self._pending: dict[int, Future[Vectors]] = {}
         self._ended: SimpleQueue[int] = SimpleQueue()
-        self._transport = transport or open_transport(
-            url, identity=self._identity, token=token, retry=retry or PATIENT, port_out=port_out
-        )
+        self._transport = transport or _http(url, self._identity, token, retry or PATIENT, port_out)
         if check_version and not ignore_all_checks:
             self._require_version()
 
@@ -189,7 +277,7 @@ class EmbeddingClient:
         return answer.vectors.tolist() if self._as_lists else answer.vectors
 
     def listen(self, timeout: float | None = None) -> Iterator[Heard]:
-        """Yield what the other clients of this identity are answered, over ZeroMQ; ends after `timeout` seconds without an answer."""
+        """Refused over HTTP, where answers go to who asked: raises Unsupported. It was for ZeroMQ."""
         heard = self._transport.listen(timeout)  # from now on, not from the first answer that is read
         return (each._replace(embedding=each.embedding.tolist()) for each in heard) if self._as_lists else heard
 
@@ -284,3 +372,149 @@ def _is_text(text: Any) -> bool:
     if isinstance(text, tuple):
         return len(text) == 2 and all(isinstance(part, str) for part in text)
     return isinstance(text, list) and all(isinstance(token, int) for token in text)
+
+
+def _http(url: str, identity: str, token: str | None, retry: Retry, port_out: int | None) -> "HttpEmbedding":
+    """Return the way to `url`. Raises SettingsError for an address that is none of HTTP."""
+    if url.lower().startswith("tcp://"):
+        raise SettingsError(
+            f"url={url!r}: EmbeddingClient speaks HTTP: name the server's HTTP address, such as http://localhost:8000; bert-serving-client speaks ZeroMQ"
+        )
+    if not url.lower().startswith(_SCHEMES):
+        raise SettingsError(f"url={url!r}: must begin with one of {', '.join(_SCHEMES)}")
+    if port_out is not None:
+        raise SettingsError(f"port_out={port_out}: is of ZeroMQ; over HTTP answers come back on the same connection")
+    return HttpEmbedding(Connections(url, token, _AT_ONCE * 2), identity, retry)
+
+
+class HttpEmbedding:
+    """Asks a server over HTTP. `identity` tells it whose texts they are. What it refuses for now is sent again as `retry` says."""
+
+    def __init__(self, transport: Connections, identity: str, retry: Retry = NEVER) -> None:
+        self._transport = transport
+        self._identity = identity
+        self._retry = retry
+        self._threads: ThreadPoolExecutor | None = None
+        self._under_way: set[Future[Vectors]] = set()
+        self._lock = Lock()
+        self._closed = False
+
+    def encode(self, asked: EncodeCall, timeout: float) -> Vectors:
+        """Return the answer."""
+        deadline, left, tried = time.monotonic() + timeout, timeout, 0
+        while True:
+            try:
+                return _read(self._sent(_request(asked, self._identity, left), left))
+            except CapacityError as error:
+                wait = None if isinstance(error, Unreachable) else self._retry.wait(error, tried)
+                if wait is None or time.monotonic() + wait >= deadline:
+                    raise
+            time.sleep(wait)
+            tried, left = tried + 1, max(_LEAST, deadline - time.monotonic())
+
+    def start(self, asked: EncodeCall, timeout: float) -> Future[Vectors]:
+        """Send from a thread, and return what the answer will be in."""
+        future: Future[Vectors] = Future()
+        with self._lock:
+            if self._closed:
+                raise Cancelled("this client has been closed")
+            self._threads = self._threads or ThreadPoolExecutor(_AT_ONCE, "weir-embedding")
+            self._under_way.add(future)
+            self._threads.submit(self._run, future, lambda: self.encode(asked, timeout))
+        return future
+
+    def _run(self, future: Future[Vectors], encode: Callable[[], Vectors]) -> None:
+        with contextlib.suppress(InvalidStateError):  # it has been cancelled, or the client closed
+            try:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(encode())
+            except Exception as error:
+                future.set_exception(error)
+        self._under_way.discard(future)
+
+    def config(self, timeout: float) -> dict[str, Any]:
+        """Return the server's configuration."""
+        return self.status(timeout)
+
+    def status(self, timeout: float) -> dict[str, Any]:
+        """Return the server's configuration and statistics."""
+        found: dict[str, Any] = msgspec.json.decode(self._sent(HttpRequest("GET", "/status/server"), timeout).body)
+        return found
+
+    def terminate(self, timeout: float) -> None:
+        """Have the server end."""
+        self._sent(HttpRequest("POST", "/terminate"), timeout)
+
+    def listen(self, timeout: float | None) -> Iterator[Heard]:
+        """Refused: over HTTP an answer goes to who asked."""
+        raise Unsupported(
+            "listen: over HTTP answers go to who asked; clients of bert-as-service hear each other, over ZeroMQ"
+        )
+
+    def close(self) -> None:
+        """End it: what is under way fails with Cancelled. Idempotent."""
+        with self._lock:
+            self._closed = True
+            threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=False, cancel_futures=True)
+        for future in list(self._under_way):
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(Cancelled("the client was closed before the answer"))
+        self._transport.close()
+
+    def _sent(self, request: HttpRequest, timeout: float) -> HttpReply:
+        reply = self._transport.send(request, timeout)
+        if reply.status != 200:
+            raise error_of(reply)
+        return reply
+
+
+def _request(asked: EncodeCall, identity: str, timeout: float) -> HttpRequest:
+    pairs = any(isinstance(text, tuple) for text in asked.texts)
+    if pairs and not all(isinstance(text, tuple) for text in asked.texts):
+        raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
+    said = {
+        "texts": list(asked.texts), "pairs": pairs or None, "model": asked.model or None, "dimensions": asked.dimensions,
+        "truncate": asked.truncate, "show_tokens": asked.want_tokens or None, "prompt": asked.prompt,
+    }  # fmt: skip
+    headers = {
+        "content-type": _MSGPACK, "accept": _MSGPACK, "x-client-id": identity, "x-request-timeout": f"{timeout:.6f}",
+    }  # fmt: skip
+    if asked.priority is not None:
+        headers["x-request-priority"] = str(asked.priority)
+    try:
+        body = msgspec.msgpack.encode({name: value for name, value in said.items() if value is not None})
+    except UnicodeEncodeError as error:
+        raise not_unicode(asked.texts) from error
+    return HttpRequest("POST", "/encode", headers, body)
+
+
+def _read(reply: HttpReply) -> Vectors:
+    said = msgspec.msgpack.decode(reply.body)
+    vectors = numpy.frombuffer(said["result"], "<f4").astype(numpy.float32).reshape(said["shape"])
+    foreign = reply.headers.get(_FOREIGN, "")
+    return Vectors(vectors, said.get("truncated", ()), said.get("tokens"), int(foreign) if foreign.isdigit() else 0)
+
+
+def error_of(reply: HttpReply) -> WeirError:
+    """Return the error that `reply` stands for."""
+    try:
+        said = msgspec.json.decode(reply.body)
+        text, name = str(said["description"]), str(said["type"])
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        text, name = reply.body[:1000].decode(errors="replace"), ""
+    after = reply.headers.get("retry-after", "")
+    return failures.of_status(reply.status, text, name=name, retry_after=float(after) if after.isdigit() else None)
+
+
+def not_unicode(texts: Sequence[Text]) -> InvalidRequest:
+    """Return the error for what could not be written, naming the text that has half of a surrogate pair, if one has."""
+    for place, text in enumerate(texts):
+        for part in [text] if isinstance(text, str) else text:
+            try:
+                str(part).encode()
+            except UnicodeEncodeError as error:
+                rule = f"is not valid Unicode: character {error.start} is half of a surrogate pair"
+                return InvalidRequest(f"texts[{place}]: {rule}")
+    return InvalidRequest("model, prompt: must be valid Unicode")

@@ -79,6 +79,7 @@ _LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more 
 _LARGEST = 1_000_000  # numbers that are about 20 MB as text
 
 T = TypeVar("T")
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 
 
 class Models:
@@ -285,6 +286,30 @@ def check_text(text: Any, where: str) -> str:
     if not text:
         raise InvalidRequest(f"{where}: must not be empty")
     return text
+
+
+def read_text(text: Any, where: str, tokenized: bool | None) -> Text:
+    """Read one: a list is of words or of token ids, whether `tokenized` is said or not, but then all must be."""
+    if not isinstance(text, list):
+        if tokenized:
+            raise InvalidRequest(f"{where}: must be a list of words (is_tokenized), is {brief(text)}")
+        return check_text(text, where)
+    if not text:
+        raise InvalidRequest(f"{where}: must not be empty")
+    kind = type(text[0])
+    if kind not in (str, int) or (kind is int and tokenized) or any(type(each) is not kind for each in text):
+        raise InvalidRequest(f"{where}: must be a text, a list of words, or a list of token ids, is {brief(text)}")
+    return text
+
+
+def read_field(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
+    """Return the field of that name, `default` where it is not there or null. Raises InvalidRequest unless it is of that kind."""
+    value = said.get(name)
+    if value is None:
+        return default
+    if type(value) is not kind:
+        raise InvalidRequest(f"{name}={brief(value)}: must be {_WORDS[kind]}")
+    return value
 
 
 async def read(body: bytes, reader: Callable[[], T]) -> T:

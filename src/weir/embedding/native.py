@@ -10,8 +10,17 @@ import numpy
 from numpy.typing import NDArray
 from starlette.types import Receive, Scope
 
-from weir.embedding.asking import read_field, read_text
-from weir.embedding.calling import FOREIGN, TRUNCATED, Caller, EmbeddingContext, as_json, check_text, unless_left
+from weir.embedding.calling import (
+    FOREIGN,
+    TRUNCATED,
+    Caller,
+    EmbeddingContext,
+    as_json,
+    check_text,
+    read_field,
+    read_text,
+    unless_left,
+)
 from weir.embedding.model import KINDS
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, InvalidRequest, WeirError

@@ -14,7 +14,16 @@ import msgspec
 from numpy.typing import NDArray
 from starlette.routing import Route
 
-from weir.embedding.calling import EmbeddingContext, Listing, TextCall, as_json, check_text, read_json, truncated_places
+from weir.embedding.calling import (
+    EmbeddingContext,
+    Listing,
+    TextCall,
+    as_json,
+    check_text,
+    read_field,
+    read_json,
+    truncated_places,
+)
 from weir.embedding.texts import TOO_LONG, Encoded, Encodes, Text
 from weir.errors import (
     CapacityError,
@@ -230,7 +239,7 @@ def read_body(body: bytes, site: EmbeddingContext) -> EmbeddingsBody:
         )
     return EmbeddingsBody(
         _read_input(said["input"], site),
-        _read(said, "model", str, "") or "",
+        _read(said, "model", str, ""),
         _read_format(said),
         _read_dimensions(said),
         _read_user(said),
@@ -266,14 +275,14 @@ def _token_ids(value: list[Any], where: str) -> list[int]:
 
 
 def _read_format(said: dict[str, Any]) -> str:
-    value = _read(said, "encoding_format", str, FORMATS[0]) or FORMATS[0]
+    value = _read(said, "encoding_format", str, "") or FORMATS[0]
     if value not in FORMATS:
         raise wrong(f"encoding_format={brief(value)}: must be one of {', '.join(FORMATS)}", "encoding_format")
     return str(value)
 
 
 def _read_user(said: dict[str, Any]) -> str:
-    value = _read(said, "user", str, "") or ""
+    value = _read(said, "user", str, "")
     if len(value) > _LONGEST_USER:
         raise wrong(f"user: has {len(value)} characters, must have at most {_LONGEST_USER}", "user")
     return str(value)
@@ -286,11 +295,8 @@ def _read_dimensions(said: dict[str, Any]) -> int | None:
     return None if value is None else int(value)
 
 
-_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
-
-
 def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any:
-    value = said.get(name, default)
-    if value is not None and type(value) is not kind:
-        raise wrong(f"{name}={brief(value)}: must be {_WORDS[kind]}", name)
-    return value
+    try:
+        return read_field(said, name, kind, default)
+    except InvalidRequest as error:
+        raise wrong(error.message, name) from None

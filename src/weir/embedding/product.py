@@ -9,11 +9,13 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from weir.catalog.sources import ModelToServe
-from weir.embedding.bert_status import stock_fields
+from weir.embedding.bert_as_service.http import Encode, EncodeCall
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.status import Status, stock_fields
+from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.calibration import Budget, Progress
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.deputy import TextDeputy
-from weir.embedding.encode import Encode, EncodeCall
 from weir.embedding.encoder import Encoder
 from weir.embedding.hot import HotTexts
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
@@ -21,10 +23,7 @@ from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
 from weir.embedding.recipe import Pooling
 from weir.embedding.settings import CallerSettings
-from weir.embedding.status import Status
 from weir.embedding.text_model import ServedTextModel, read_model
-from weir.embedding.zeromq.door import ZeroMqDoor
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.messages import Observer
 from weir.protocols.auth_middleware import Refuse
@@ -121,7 +120,7 @@ class EmbeddingProduct:
             )
         self._zeromq_door = ZeroMqDoor(
             self._encoders, self._zeromq, context.settings.http, control=context.control, clients=self._clients,
-            counts=self._counts, status=self._status, terminate=context.end, max_texts=self._callers.max_texts,
+            counts=self._counts, status=self._status, terminate=context.end,
             account=None if context.site is None else context.site.account,
         )  # fmt: skip
         return [self._zeromq_door]

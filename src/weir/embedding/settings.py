@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 
@@ -146,4 +145,3 @@ class CallerSettings:
 
 
 MODEL_PARTS = {"Text": TextSettings, "Computing": ComputingSettings}
-SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}

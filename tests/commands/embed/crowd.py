@@ -43,7 +43,7 @@ class Crowd:
 
     def start(self, number: int) -> None:
         """Begin with so many clients, of all kinds in turn."""
-        kinds = (self._own, self._own_zeromq, self._openai, self._encode, self._stock)
+        kinds = (self._own, self._openai, self._encode, self._stock)
         for place in range(number):
             ask = kinds[place % len(kinds)]
             name = ask.__name__.strip("_")
@@ -119,25 +119,6 @@ class Crowd:
     def _own(self, chance: random.Random) -> tuple[Ask, Callable[[], None]]:
         client = EmbeddingClient(self.url, timeout=30.0, identity=f"own-{chance.randrange(4)}", check_length=False)
         return lambda texts, timeout: client.encode(texts, timeout=timeout), client.close
-
-    def _own_zeromq(self, chance: random.Random) -> tuple[Ask, Callable[[], None]]:
-        port, out = self.ports
-        client = EmbeddingClient(f"tcp://127.0.0.1:{port}", timeout=30.0, port_out=out, check_length=False)
-
-        def ask(texts: Sequence[str], timeout: float) -> Any:
-            if chance.random() < 0.3:  # two at a time, of which the first may be given up
-                client.encode(texts[:20], blocking=False, timeout=min(0.1, timeout))
-            try:
-                return client.encode(texts, timeout=timeout)
-            finally:
-                while client.status["num_pending_request"]:
-                    try:
-                        for _ in client.fetch():
-                            pass
-                    except (DeadlineExceeded, CapacityError):
-                        continue
-
-        return ask, client.close
 
     def _openai(self, chance: random.Random) -> tuple[Ask, Callable[[], None]]:
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.embedding.checkpoint import bundles
+from tests.embedding.bert_as_service import bundles
 from tests.served import weir_here
 
 

@@ -46,7 +46,31 @@ def test_a_server_ends_for_whom_it_obeys(folder: Path, door: str) -> None:
         where = (url,) if door == "http" else ("-ip", "127.0.0.1", "-port", port, "-port_out", port_out)
         refused = weir_here("embed", "terminate", *where)
         assert refused.returncode != 0 and "control token" in refused.stderr and refused.stderr.count("\n") == 1
-        done = weir_here("embed", "terminate", *where, "--token-file", folder / "token")
+        if door == "zeromq":
+            refused = weir_here("embed", "terminate", *where, "--token-file", folder / "token")
+            assert refused.returncode == 2 and "over ZeroMQ no token can be sent" in refused.stderr
+        done = weir_here("embed", "terminate", url, "--token-file", folder / "token")
+        assert done.returncode == 0 and "finishes what it has accepted, and ends" in done.stdout
+        assert served.wait() == 0
+
+
+def test_a_server_without_a_token_ends_over_zeromq(folder: Path) -> None:
+    port, port_out = free_port(), free_port()
+    flags = (
+        "--cache",
+        folder / "cache",
+        "--cpu",
+        "--threads",
+        "1",
+        "--no-calibrate",
+        "--zmq-port",
+        port,
+        "--zmq-port-out",
+        port_out,
+    )
+    with Served(folder / "model", *flags, command="embed serve") as served:
+        served.until_printed(r"curl .*?(http://\S+)/encode")
+        done = weir_here("embed", "terminate", "-ip", "127.0.0.1", "-port", port, "-port_out", port_out)
         assert done.returncode == 0 and "finishes what it has accepted, and ends" in done.stdout
         assert served.wait() == 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.embedding import tiny
-from tests.embedding.checkpoint.bundles import field, varint
+from tests.embedding.bert_as_service.bundles import field, varint
 from tests.embedding.tokens.directories import PAIRS, TEXTS
 
 from weir.embedding.tokens.tokenizer import Tokenizer

@@ -22,7 +22,7 @@ def convert(
 
     A classifier that was trained on top is taken along.
     """
-    from weir.embedding.checkpoint.converting import convert as convert_checkpoint
+    from weir.embedding.bert_as_service.convert import convert as convert_checkpoint
 
     made = convert_checkpoint(Path(source), Path(target), name=checkpoint, cased=cased)
     typer.echo(f"wrote {made}: weir embed serve {made}")

@@ -8,7 +8,7 @@ import typer
 from weir._version import __version__
 from weir.commands.embed.bert_flags import PORT, PORT_OUT, VERSION, Translated, old_parameters, translated
 from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
-from weir.embedding.zeromq.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.settings import Settings, declared_settings
 from weir.textserver import TEXTS, compose
 

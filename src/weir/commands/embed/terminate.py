@@ -21,7 +21,7 @@ def terminate(
         int | None, typer.Option("--port-out", "--port-result", "-port-out", "-port-result", help="Its port for answers (default: the one after).", min=1, max=65535)
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="File with the server's control token, or with its API key; without a control token only its own machine may.")
+        Path | None, typer.Option(metavar="PATH", help="File with the server's control token, or with its API key; without a control token only its own machine may. Over ZeroMQ none can be sent.")
     ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for its answer.", min=0.001)] = 5.0,
     timeout_ms: Annotated[float | None, typer.Option("-timeout", hidden=True, min=1)] = None,  # as bert-serving-terminate has it

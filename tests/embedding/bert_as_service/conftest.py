@@ -5,9 +5,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.embedding.zeromq.opened import Connect, Opened
-
-from weir.client import EmbeddingClient
+from tests.embedding.bert_as_service.opened import Connect, Opened
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +19,7 @@ def connect(opened: Opened) -> Iterator[Connect]:
     """Returns a client of the door; all are closed at the end."""
     with ExitStack() as stack:
 
-        def made(to: Opened = opened, kind: Any = EmbeddingClient, **said: Any) -> Any:
-            return stack.enter_context(kind(to.url, **{"port_out": to.port_out, "timeout": 20.0, **said}))
+        def made(to: Opened = opened, **said: Any) -> Any:
+            return stack.enter_context(to.client(**said))
 
         yield made

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.embedding.checkpoint import bundles
+from tests.embedding.bert_as_service import bundles
 
-from weir.embedding.checkpoint.bundle import Bundle
-from weir.embedding.checkpoint.table import MAGIC, read_table
+from weir.embedding.bert_as_service.convert import MAGIC, Bundle, read_table
 from weir.embedding.tokens.files import Malformed, fields
 from weir.errors import SettingsError
 

@@ -12,15 +12,15 @@ import numpy
 import pytest
 import zmq
 from bert_serving.client import BertClient, ConcurrentBertClient
+from tests.embedding.bert_as_service.hashing import DIMENSIONS, MAX_LENGTH, vector_of
+from tests.embedding.bert_as_service.opened import Connect, Opened
 from tests.embedding.text_models import Summing, Words
-from tests.embedding.zeromq.hashing import DIMENSIONS, MAX_LENGTH, vector_of
-from tests.embedding.zeromq.opened import Connect, Opened
 
 from weir import Service
+from weir.embedding.bert_as_service.port import Port
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.encoder import LONGEST_TIMEOUT, Encoder
-from weir.embedding.zeromq.door import ZeroMqDoor
-from weir.embedding.zeromq.port import Port
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.errors import ModelNotReady, Overloaded
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock

@@ -9,11 +9,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
-from tests.embedding.zeromq.hashing import Hashing
+from tests.embedding.bert_as_service.hashing import Hashing
 
+from weir.client import EmbeddingClient
+from weir.embedding.bert_as_service.client import BertTransport
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.metrics import TextCounts
-from weir.embedding.zeromq.door import ZeroMqDoor
-from weir.embedding.zeromq.settings import ZeroMqSettings
 from weir.protocols.account import Account
 from weir.protocols.control import Control, ControlSettings
 from weir.protocols.settings import HttpSettings
@@ -65,6 +67,11 @@ class Opened:
     def url(self) -> str:
         """For a client."""
         return f"tcp://127.0.0.1:{self.port}"
+
+    def client(self, identity: str | None = None, timeout: float = 20.0) -> EmbeddingClient:
+        """Return a client that is connected: Weir's methods, over ZeroMQ as bert-as-service speaks it."""
+        transport = BertTransport("127.0.0.1", self.port, self.port_out, identity=identity)
+        return EmbeddingClient(timeout=timeout, ignore_all_checks=True, transport=transport)
 
     def run(self, awaitable: Any) -> Any:
         """Run a coroutine in the door's loop."""

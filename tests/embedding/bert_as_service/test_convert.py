@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.embedding.checkpoint import bundles
+from tests.embedding.bert_as_service import bundles
 
-from weir.embedding.checkpoint.bundle import Bundle
-from weir.embedding.checkpoint.converting import convert
+from weir.embedding.bert_as_service.convert import Bundle, convert
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.checkpoint.weights import open_tensors
 from weir.errors import SettingsError

@@ -2,8 +2,21 @@ import struct
 
 import pytest
 
+from weir.embedding.bert_as_service.zmtp import (
+    COMMAND,
+    GREETING,
+    LONG,
+    MORE,
+    Event,
+    Parser,
+    Received,
+    Reply,
+    Subscribed,
+    frame,
+    pack,
+    ready,
+)
 from weir.errors import InvalidRequest, TooLarge, WeirError
-from weir.wire.zmtp import COMMAND, GREETING, LONG, MORE, Event, Parser, Received, Reply, Subscribed, frame, pack, ready
 
 BEGIN = GREETING + ready("PUSH")
 

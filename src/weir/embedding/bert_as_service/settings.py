@@ -1,7 +1,8 @@
-"""The settings of the ZeroMQ door."""
+"""The settings of the ZeroMQ door, and all settings of a server of texts that are not a model's."""
 
 from dataclasses import dataclass
 
+from weir.embedding.settings import CallerSettings
 from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.protocols.settings import PORT
 
@@ -34,8 +35,11 @@ class ZeroMqSettings:
         rule=POSITIVE,
     )  # fmt: skip
     zmq_show_tokens: bool = setting(
-        False, "send the tokens of each text to stock clients, as -show_tokens_to_client did; Weir's own ask for them"
+        False, "send the tokens of each text with the vectors, as -show_tokens_to_client did"
     )
 
     def __post_init__(self) -> None:
         check(self)
+
+
+SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}

@@ -13,7 +13,7 @@ import pytest
 from tests.embedding.doors import served
 from tests.embedding.hashing import HashingEncoder, vector_of, words_of
 
-from weir.embedding import asking
+from weir.embedding.bert_as_service import http as bert_http
 from weir.errors import Overloaded
 
 TEXTS = ["first do it", "then do it right"]
@@ -221,12 +221,12 @@ def test_who_may_control_the_server_may_end_it() -> None:
 
 @pytest.mark.parametrize("piece", [4, 5, 7, 1 << 16])
 def test_forms_are_read_as_python_reads_them(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_PIECE", piece)
+    monkeypatch.setattr(bert_http, "_PIECE", piece)
     chance = Random(piece)
     pieces = ["a", "%41", "%", "%4", "%zz", "+", "\u00e9", "%C3%A9", "="]
     for _ in range(500):
         fields = ["".join(chance.choices(pieces, k=chance.randrange(9))) for _ in range(chance.randrange(1, 4))]
         form = "&".join(f"{field}={field}" for field in fields)
-        assert asking._fields_of(form) == parse_qs(form, keep_blank_values=True, strict_parsing=True)
+        assert bert_http._fields_of(form) == parse_qs(form, keep_blank_values=True, strict_parsing=True)
     with pytest.raises(ValueError, match="bad query field: 'no field'"):
-        asking._fields_of("a=1&no field")
+        bert_http._fields_of("a=1&no field")

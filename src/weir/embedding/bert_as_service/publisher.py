@@ -6,14 +6,13 @@ to yet, or for a moment; here it is kept for as long as a client may take to com
 
 import asyncio
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
-from weir.embedding.zeromq.drops import Drops
-from weir.embedding.zeromq.port import Peer
+from weir.embedding.bert_as_service.port import Drops, Peer
+from weir.embedding.bert_as_service.zmtp import Subscribed, pack
 from weir.errors import TooLarge
 from weir.protocols.account import Account
-from weir.wire.zmtp import Subscribed, pack
 
 MAX_TOPICS = 256  # that one peer listens to
 OVERHEAD = 4096  # bytes that a message counts beside its own: there may be many small ones
@@ -41,7 +40,6 @@ class Publisher:
         self._clogged: set[Peer] = set()
         self._kept: dict[bytes, list[Frames]] = defaultdict(list)
         self._kept_sizes: Counter[bytes] = Counter()  # by topic
-        self._kept_numbers: dict[bytes, set[bytes]] = {}  # of the requests, by topic
         self._kept_bytes = 0
         self._missed: dict[bytes, float] = {}  # topics that nobody listens to, and since when
         self._making: Counter[bytes] = Counter()  # bytes of answers that are being made, by topic
@@ -81,6 +79,10 @@ class Publisher:
             self._lengths[len(topic)] -= 1
             if not self._lengths[len(topic)]:
                 del self._lengths[len(topic)]
+
+    def is_heard(self, topic: bytes) -> bool:
+        """Tell whether somebody listens to `topic`."""
+        return bool(self._listeners(topic))
 
     def _listeners(self, topic: bytes) -> set[Peer]:
         found: set[Peer] = set()
@@ -173,7 +175,6 @@ class Publisher:
             return
         self._kept[topic].append(frames)
         self._kept_sizes[topic] += size
-        self._kept_numbers.setdefault(topic, set()).add(bytes(frames[-1]))
         self._kept_bytes += size
         self._account.add(size)
 
@@ -185,12 +186,7 @@ class Publisher:
         size = self._kept_sizes.pop(topic, 0)
         self._kept_bytes -= size
         self._account.give(size)
-        self._kept_numbers.pop(topic, None)
         return self._kept.pop(topic, [])
-
-    def kept(self, topic: bytes) -> Set[bytes]:
-        """Return the last frames (the requests' numbers) of what is kept for `topic`."""
-        return self._kept_numbers.get(topic, frozenset())
 
     @property
     def unread(self) -> int:

@@ -7,11 +7,10 @@ from structlog.testing import CapturingLogger
 from tests.protocols.fastlane.kit import FakeTransport, settled
 from tests.protocols.sockets import until
 
-from weir.embedding.zeromq.drops import Drops
-from weir.embedding.zeromq.port import Limits, Peer, Port
+from weir.embedding.bert_as_service.port import Drops, Limits, Peer, Port
+from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, Event, Received, frame, ready
 from weir.protocols.account import Account
 from weir.protocols.settings import HttpSettings
-from weir.wire.zmtp import COMMAND, GREETING, Event, Received, frame, ready
 
 LIMITS = Limits(1 << 20, 5, 10, 1 << 22, 10.0, 10.0)
 PING, PONG = frame(b"\x04PING\0\0", COMMAND), frame(b"\x04PONG", COMMAND)

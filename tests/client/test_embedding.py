@@ -1,9 +1,9 @@
-"""EmbeddingClient over HTTP, on a real server of encoders without a model."""
+"""EmbeddingClient on a real server of encoders without a model."""
 
 import asyncio
 import threading
 from collections.abc import Iterator
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,20 @@ from tests.embedding.hashing import HashingEncoder, vector_of
 
 from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
 from weir.client.failures import Unreachable
-from weir.client.retrying import NEVER
+from weir.client.retrying import NEVER, Retry
+from weir.embedding.bert_as_service.status import Status
 from weir.errors import (
     Cancelled,
+    Conflict,
     DeadlineExceeded,
+    Draining,
     InvalidRequest,
     ModelNotFound,
     Overloaded,
     SettingsError,
     Unsupported,
-)  # fmt: skip
+    WeirError,
+)
 
 TEXTS = ["first do it", "then do it right"]
 EXPECTED = np.stack([vector_of(text) for text in TEXTS])
@@ -185,7 +189,7 @@ def test_closing_ends_what_is_under_way(running: Running) -> None:
 
 
 def _asked() -> Any:
-    from weir.client.embedding_transport import EncodeCall
+    from weir.client.embedding import EncodeCall
 
     return EncodeCall(TEXTS, "stuck")
 
@@ -200,6 +204,14 @@ def test_what_http_has_not_is_refused(running: Running, client: EmbeddingClient)
         list(client.listen())
     with pytest.raises(SettingsError, match="port_out"):
         EmbeddingClient(running.server.url, port_out=5556)
+    with pytest.raises(
+        SettingsError, match="speaks HTTP: name the server's HTTP address, such as http://localhost:8000"
+    ):
+        EmbeddingClient("tcp://localhost:5555", port_out=5556)
+    with pytest.raises(SettingsError, match="must begin with one of http://, https://, unix:"):
+        EmbeddingClient("ftp://localhost")
+    with pytest.raises(SettingsError, match="ndarray or list"):
+        EmbeddingClient(running.server.url, output="tensor")
     with pytest.raises(Unreachable):
         EmbeddingClient("http://127.0.0.1:9", ignore_all_checks=True, retry=NEVER).encode(TEXTS)
 
@@ -224,3 +236,149 @@ def test_a_server_on_a_unix_socket(tmp_path: Path) -> None:
         EmbeddingClient(f"unix:{path}")
     with pytest.raises(SettingsError, match="url='unix:': must be http://HOST:PORT, https://HOST:PORT or unix:PATH"):
         EmbeddingClient("unix:")
+
+
+# What it has of bert-as-service's client.
+
+
+def test_lists_come_where_they_are_asked_for(running: Running) -> None:
+    with EmbeddingClient(running.server.url, output="list", check_version=False) as client:
+        assert client.encode(TEXTS) == EXPECTED.tolist()
+        for text in TEXTS:
+            client.encode([text], blocking=False)
+        assert client.fetch_all(concat=True) == EXPECTED.tolist()
+        assert next(client.encode_async([TEXTS])).embedding == EXPECTED.tolist()
+
+
+def test_what_is_fetched_later_has_its_number(client: EmbeddingClient) -> None:
+    assert [client.encode([text], blocking=False) for text in TEXTS] == [1, 2]
+    assert client.status["num_pending_request"] == 2
+    assert client.status["pending_request"] == {1, 2}
+    assert [answer.tolist() for answer in client.fetch_all()] == EXPECTED[
+        :, None
+    ].tolist()  # in the order of the requests
+    assert client.fetch_all() == []
+    assert client.fetch_all(concat=True).size == 0
+    numbers = {client.encode([text], blocking=False, show_tokens=True) for text in TEXTS}
+    assert {answer.id for answer in client.fetch()} == numbers == {3, 4}
+    assert client.status["num_request"] == 4
+
+
+def test_batches_of_an_endless_generator_are_encoded(client: EmbeddingClient) -> None:
+    def endless() -> Iterator[list[str]]:
+        while True:
+            yield TEXTS
+
+    answers = list(client.encode_async(endless(), max_num_batch=20, ahead=3))
+    assert sorted(answer.id for answer in answers) == list(range(1, 21))
+    stopped = client.encode_async(endless(), ahead=3)
+    np.testing.assert_array_equal(next(stopped).embedding, EXPECTED)
+    stopped.close()
+    assert client.status["num_pending_request"] == 0
+
+
+def test_many_threads_share_a_client(client: EmbeddingClient) -> None:
+    texts = [[f"text {number} {place}" for place in range(1 + number % 5)] for number in range(100)]
+    with ThreadPoolExecutor(16) as threads:
+        for mine, vectors in zip(texts, threads.map(client.encode, texts), strict=True):
+            np.testing.assert_array_equal(vectors, np.stack([vector_of(text) for text in mine]))
+
+
+def test_answers_that_are_under_way_together_do_not_mix(client: EmbeddingClient) -> None:
+    batches = [[f"text {number} {place}" for place in range(50)] for number in range(40)]
+    for answer in client.encode_async(batches, ahead=8):
+        np.testing.assert_array_equal(answer.embedding, np.stack([vector_of(text) for text in batches[answer.id - 1]]))
+
+
+def test_a_concurrent_client_has_so_many_places(running: Running) -> None:
+    with ConcurrentEmbeddingClient(running.server.url, max_concurrency=1, ignore_all_checks=True) as client:
+        running.on_loop(_forget_entered(running))
+        with ThreadPoolExecutor(1) as threads:
+            waiting = threads.submit(client.encode, TEXTS, model="stuck", timeout=20.0)
+            running.on_loop(_entered(running))
+            with pytest.raises(Overloaded, match="max_concurrency=1"):
+                client.encode(TEXTS)
+            running.on_loop(_open(running))
+            np.testing.assert_array_equal(waiting.result(), EXPECTED)
+        np.testing.assert_array_equal(client.encode(TEXTS), EXPECTED)
+        with pytest.raises(Unsupported, match="blocking=False"):
+            client.encode(TEXTS, blocking=False)
+        with pytest.raises(Unsupported, match="encode_async"):
+            client.encode_async([TEXTS])
+    running.on_loop(_close(running))
+
+
+async def _forget_entered(running: Running) -> None:
+    assert running.stuck.entered is not None
+    running.stuck.entered.clear()
+
+
+async def _open(running: Running) -> None:
+    assert running.stuck.gate is not None
+    running.stuck.gate.set()
+
+
+async def _close(running: Running) -> None:
+    assert running.stuck.gate is not None
+    running.stuck.gate.clear()
+
+
+def test_what_is_no_text_is_refused_before_it_is_sent(running: Running, client: EmbeddingClient) -> None:
+    heard = len(running.encoder.heard)
+    wrong: list[tuple[Any, str]] = [
+        ("one", "list of texts, not str"), ([], "must not be empty"), (["a", 3], r"texts\[1\]: must be a text, not int"),
+        ([["a"]], r"texts\[0\]"), ([("a", 1)], r"texts\[0\]"),
+    ]  # fmt: skip
+    for texts, text in wrong:
+        with pytest.raises(InvalidRequest, match=text):
+            client.encode(texts)
+    with pytest.raises(InvalidRequest, match=r"texts\[1\]: must be a list of words"):
+        client.encode([["a"], "b"], is_tokenized=True)
+    assert len(running.encoder.heard) == heard
+
+
+def test_cut_texts_are_refused_or_passed_over(running: Running, client: EmbeddingClient) -> None:
+    long = "one two three four five six seven"
+    with pytest.raises(InvalidRequest, match=r"texts\[1\]"):
+        client.encode(["a", long], truncate=False)
+    with EmbeddingClient(running.server.url, check_length=False) as other:
+        assert other.encode([long]).shape == (1, 8)  # warnings are errors
+
+
+def test_what_is_fetched_later_fails_in_time(client: EmbeddingClient) -> None:
+    client.encode(TEXTS, model="stuck", blocking=False, timeout=0.2)
+    client.encode(["a"], blocking=False)
+    assert next(client.fetch()).id == 2
+    with pytest.raises(DeadlineExceeded):
+        client.fetch_all()
+
+
+def test_an_overloaded_server_is_asked_again(running: Running) -> None:
+    refusals: list[Exception] = [Overloaded("full", retry_after=0.02), Draining("for a moment")]
+    encode = running.encoder.encode
+
+    async def refusing(texts: Any, **said: Any) -> Any:
+        if refusals:
+            raise refusals.pop(0)
+        return await encode(texts, **said)
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        EmbeddingClient(running.server.url, retry=Retry(first_wait=0.01)) as client,
+    ):
+        patch.setattr(running.encoder, "encode", refusing)
+        np.testing.assert_array_equal(client.encode(TEXTS), EXPECTED)
+    assert not refusals
+
+
+@pytest.mark.parametrize(
+    ("facts", "error"), [({"weir_version": "77.0"}, Conflict), ({"server_version": "1.10.0"}, Unsupported)]
+)
+def test_a_server_of_another_kind_is_refused(
+    running: Running, monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], error: type[WeirError]
+) -> None:
+    monkeypatch.setattr(Status, "server_status", lambda self, client: facts)
+    with pytest.raises(error, match="check_version"):
+        EmbeddingClient(running.server.url)
+    with EmbeddingClient(running.server.url, check_version=False) as client:
+        assert client.server_config == facts

@@ -1,0 +1,300 @@
+"""The HTTP endpoints of bert-as-service: POST /encode, GET /status/server and /status/client, POST /terminate.
+
+The body of POST /encode is JSON, msgpack or a form. A text that is longer than the model reads is cut, unless the server was told not to; the answer
+says which were, in `truncated` and in the header X-Weir-Truncated.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from starlette.routing import Route
+
+from weir.embedding.bert_as_service.status import Status, client_fields
+from weir.embedding.calling import (
+    Caller,
+    EmbeddingContext,
+    Listing,
+    TextCall,
+    as_json,
+    check_text,
+    read_field,
+    read_json,
+    read_text,
+    truncated_places,
+)
+from weir.embedding.texts import Encoded, Text
+from weir.errors import InvalidRequest, UnsupportedMediaType, brief
+from weir.messages import JSON, MSGPACK
+from weir.protocols.content_negotiation import accept_of
+from weir.protocols.control import Control
+from weir.protocols.endpoint import Call, Endpoint
+from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
+from weir.protocols.status import http_code
+from weir.wire.surrogates import without_nul, words_without_nul
+from weir.wire.values import DECODE, refuse_names, uncollected
+
+_FORM = "application/x-www-form-urlencoded"
+_MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")
+_JSON = ("", "*/*", "application/json", "text/json")
+_PIECE = 64 << 10  # characters
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+class EncodeBody(msgspec.Struct):
+    """What was asked. `id` comes back with the answer."""
+
+    id: Any
+    texts: list[Text]
+    model: str = ""
+    dimensions: int | None = None
+    truncate: bool | None = None
+    show_tokens: bool = False
+    prompt: str | None = None
+    whole_words: bool = False
+
+
+def read_document(body: bytes, content_type: str, site: EmbeddingContext) -> dict[str, Any]:
+    """Read a body as far as that it is an object, or a form as one. Raises InvalidRequest; UnsupportedMediaType."""
+    media = content_type.partition(";")[0].strip().lower()
+    if media == _FORM and not body.lstrip().startswith(b"{"):  # curl -d says so of JSON too
+        return _read_form(body, site)
+    if media in _MSGPACK:
+        said = _unpacked(body)
+    elif media in _JSON or media == _FORM or media.endswith("+json"):
+        said = read_json(body, clean="texts")
+    else:
+        raise UnsupportedMediaType(
+            f"Content-Type {content_type!r}: must be application/json, application/msgpack or {_FORM}"
+        )
+    if not isinstance(said, dict):
+        raise InvalidRequest("body: must be an object with id and texts")
+    return said
+
+
+def read_asked(said: dict[str, Any], site: EmbeddingContext) -> EncodeBody:
+    """Return what an object says. Raises InvalidRequest naming the field, or the place of the text, and the rule."""
+    for name in said:
+        if name not in _FIELDS:
+            raise InvalidRequest(f"{str(name)[:80]!r}: there is no such field; there are {', '.join(_FIELDS)}")
+    texts, more = _texts(said, site), {name: read_field(said, name, *kind) for name, kind in _MORE.items()}
+    return EncodeBody(said.get("id"), texts, **more, whole_words=bool(said.get("is_tokenized")))
+
+
+# What may be said beside, with its type and what holds where it is not said.
+_MORE: dict[str, tuple[type[Any], Any]] = {
+    "model": (str, ""), "dimensions": (int, None), "truncate": (bool, None), "show_tokens": (bool, False),
+    "prompt": (str, None),
+}  # fmt: skip
+_FIELDS = ("id", "texts", "is_tokenized", "pairs", *_MORE)
+
+
+def _unpacked(body: bytes) -> Any:
+    refuse_names(body, MSGPACK)
+    try:
+        with uncollected(len(body)):
+            return DECODE[MSGPACK](body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidRequest(f"body: is not msgpack ({error})") from error
+
+
+def _texts(said: dict[str, Any], site: EmbeddingContext) -> list[Text]:
+    texts = said.get("texts")
+    if not isinstance(texts, list):
+        raise InvalidRequest("texts: is missing, must be a list" if texts is None else "texts: must be a list of texts")
+    site.check_count(len(texts), "texts")
+    tokenized = read_field(said, "is_tokenized", bool, None)
+    if read_field(said, "pairs", bool, False):
+        return [_pair(text, f"texts[{place}]") for place, text in enumerate(texts)]
+    return [read_text(_cleaned(text), f"texts[{place}]", tokenized) for place, text in enumerate(texts)]
+
+
+def _cleaned(text: Any) -> Any:
+    """Return `text`, or words, without the characters that bert-as-service leaves out."""
+    if isinstance(text, str):
+        return without_nul(text)
+    return words_without_nul(text) if isinstance(text, list) and text and isinstance(text[0], str) else text
+
+
+def _pair(text: Any, where: str) -> Text:
+    if isinstance(text, list) and len(text) == 2:
+        return check_text(_cleaned(text[0]), f"{where}[0]"), check_text(_cleaned(text[1]), f"{where}[1]")
+    raise InvalidRequest(f"{where}: must be two texts (pairs), is {brief(text)}")
+
+
+def _read_form(body: bytes, site: EmbeddingContext) -> dict[str, Any]:
+    """Read a form: `texts` comes once for each text; words of one text have a space between."""
+    try:
+        if body.count(b"&") > site.max_texts + 16:
+            raise ValueError("too many fields")
+        fields = _fields_of(body.decode())
+    except (UnicodeDecodeError, ValueError) as error:
+        raise InvalidRequest(f"body: is not a form ({error})") from error
+    said: dict[str, Any] = {name: values[-1] for name, values in fields.items()}
+    for name in ("is_tokenized", "pairs", "truncate", "show_tokens"):
+        if name in said:
+            said[name] = _truth(said[name], name)
+    if "dimensions" in said and said["dimensions"].isdecimal() and len(said["dimensions"]) < 10:
+        said["dimensions"] = int(said["dimensions"])
+    if "texts" in fields:
+        said["texts"] = [text.split() for text in fields["texts"]] if said.get("is_tokenized") else fields["texts"]
+    return said
+
+
+def _fields_of(form: str) -> dict[str, list[str]]:
+    """Return the values of each field, in order. ValueError for what is no field."""
+    fields: dict[str, list[str]] = {}
+    for field in form.split("&"):
+        name, equals, value = field.partition("=")
+        if not equals:
+            raise ValueError(f"bad query field: {brief(field)}")
+        fields.setdefault(_unquoted(name), []).append(_unquoted(value))
+    return fields
+
+
+def _unquoted(text: str) -> str:
+    """Return what a name or a value says. Of a long one, piece by piece: Python's own way makes a list of all escapes of it."""
+    text = text.replace("+", " ")
+    parts, at = [], 0
+    while at < len(text):
+        end = at + _PIECE
+        escape = text.find("%", max(at, end - 2), end)
+        if escape > 0 and end < len(text):  # an escape is not cut
+            end = max(escape, at + 1)
+        parts.append(unquote_to_bytes(text[at:end]))
+        at = end
+    return b"".join(parts).decode(errors="replace")
+
+
+def _truth(text: str, name: str) -> bool:
+    if text.lower() not in _TRUTH:
+        raise InvalidRequest(f"{name}={text[:80]!r}: must be true or false")
+    return _TRUTH[text.lower()]
+
+
+NAME = "encode"
+
+
+class Encode:
+    """Answers the calls. `end` has the server end, for those whom `control` lets."""
+
+    def __init__(self, site: EmbeddingContext, status: Status, *, control: Control, end: Callable[[], None]) -> None:
+        self._site = site
+        self._status = status
+        self._control = control
+        self._end = end
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(EncodeCall.refusal, self._site))
+        return [
+            Route(EncodeCall.path, endpoint(self.encode), methods=["POST"]),
+            Route("/status/server", endpoint(self.server_status), methods=["GET"]),
+            Route("/status/client", endpoint(self.client_status), methods=["GET"]),
+            Route("/terminate", endpoint(self.terminate), methods=["POST"]),
+        ]
+
+    async def encode(self, call: Call) -> HttpResponse | None:
+        """Encode `texts`."""
+        return await EncodeCall.answer_to(call, self._site)
+
+    async def server_status(self, call: Call) -> HttpResponse:
+        """Show the server's configuration and what it has been asked."""
+        whose = Caller(call.headers).whose(call.peer)
+        self._site.clients.asked_about(whose, door=NAME)
+        return _document(self._status.server_status(whose))
+
+    async def client_status(self, call: Call) -> HttpResponse:
+        """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
+        whose = Caller(call.headers).whose(call.peer)
+        known = self._status.client_status()
+        return _document(client_fields(whose, known["clients"], self._site.http) | known)
+
+    async def terminate(self, call: Call) -> HttpResponse:
+        """Have the server finish what it has accepted, and end: for who may control it."""
+        self._control.require_http(call.peer, call.headers)
+        asyncio.get_running_loop().call_soon(self._end)
+        return _document({"status": 200, "description": "the server finishes what it has accepted, and ends"})
+
+
+class EncodeCall(TextCall):
+    """One call of POST /encode."""
+
+    door = NAME
+    path = "/encode"
+
+    _identity: Any = None
+
+    def read(self) -> None:
+        """Read the body."""
+        site, headers = self.site, dict(self.headers)
+        said = read_document(self.body, headers.get(b"content-type", b"").decode("latin-1"), site)
+        self._identity = said.get("id")
+        self._asked = asked = read_asked(said, site)
+        self._accept = accept_of(headers.get(b"accept", b"").decode("latin-1"), [JSON, MSGPACK])
+        self.texts = asked.texts
+        self.encoder = site.models.get(asked.model)
+
+    async def encoded(self) -> HttpResponse | None:
+        """Return the vectors."""
+        asked, encoder = self._asked, self.encoder
+        if asked.dimensions is not None and not 1 <= asked.dimensions <= encoder.dimensions:
+            raise InvalidRequest(
+                f"dimensions={asked.dimensions}: must be 1 to {encoder.dimensions}, as many as vectors of {encoder.name!r} have"
+            )
+        encoded = await self.vectors(
+            dimensions=asked.dimensions, truncate=asked.truncate, want_tokens=asked.show_tokens, prompt=asked.prompt,
+            whole_words=asked.whole_words,
+        )  # fmt: skip
+        return await self.answer(encoded, partial(_WRITERS[self._accept], asked.id))
+
+    def refused(self, error: BaseException) -> HttpResponse:
+        """Return the answer for `error`."""
+        return self.refusal(self.site, error, self.model, self._identity)
+
+    @staticmethod
+    def error_answer(site: EmbeddingContext, error: BaseException, identity: Any) -> HttpResponse:
+        """Return the answer for `error` as bert-as-service says it."""
+        return error_answer(error, identity, development=site.http.development)
+
+
+def error_answer(error: BaseException, identity: Any = None, *, development: bool = False) -> HttpResponse:
+    """Return the answer for `error`: `type` and `description` as bert-as-service says it, with the code, and the `id`."""
+    value = error_value(error, development=development)
+    status = http_code(error)
+    document = {"id": identity, "type": value["type"], "description": value["message"], "status": status}
+    if value["details"] is not None:
+        document["details"] = value["details"]
+    return HttpResponse(status, error_headers(error), encode_safely(document))
+
+
+def _as_json(identity: Any, encoded: Encoded) -> Listing:
+    vectors = encoded.vectors
+    numbers = vectors.size // len(vectors)
+    return Listing(_said(identity, encoded), "result", len(vectors), numbers, lambda a, b: list(as_json(vectors[a:b])))
+
+
+def _as_msgpack(identity: Any, encoded: Encoded) -> HttpResponse:
+    """The vectors as the bytes of an array, for clients that can read them so."""
+    vectors = encoded.vectors.astype("<f4", order="C", copy=False)
+    document = _said(identity, encoded) | {"shape": list(vectors.shape), "result": vectors.data.cast("B")}
+    return HttpResponse(200, [(b"content-type", MSGPACK.encode())], msgspec.msgpack.encode(document))
+
+
+def _said(identity: Any, encoded: Encoded) -> dict[str, Any]:
+    document: dict[str, Any] = {"id": identity, "status": 200}
+    if cut := truncated_places(encoded):
+        document["truncated"] = cut
+    if encoded.tokens is not None:
+        document["tokens"] = encoded.tokens
+    return document
+
+
+_WRITERS: dict[str, Callable[[Any, Encoded], HttpResponse | Listing]] = {JSON: _as_json, MSGPACK: _as_msgpack}
+
+
+def _document(value: dict[str, Any]) -> HttpResponse:
+    return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))

@@ -1,0 +1,405 @@
+"""The door of bert-as-service: two ports, one that takes requests (PULL) and one that publishes the answers (PUB).
+
+It speaks ZMTP itself (embedding/bert_as_service/zmtp.py) instead of through libzmq, which cannot bound what a stranger takes: a message without end
+grows in its memory for as long as it comes, and so do subscriptions.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from structlog.stdlib import BoundLogger
+
+from weir.embedding.bert_as_service import frames
+from weir.embedding.bert_as_service.frames import MAX_FRAMES, Ask
+from weir.embedding.bert_as_service.port import Drops, Limits, Peer, Port
+from weir.embedding.bert_as_service.publisher import OVERHEAD, Publisher
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.status import Status
+from weir.embedding.bert_as_service.zmtp import Event, Received, Subscribed
+from weir.embedding.encoder import LONGEST_TIMEOUT
+from weir.embedding.metrics import TextClients, TextCounts
+from weir.embedding.texts import Encoded, Encodes, Text
+from weir.errors import (
+    CapacityError,
+    Draining,
+    Forbidden,
+    InvalidRequest,
+    ModelError,
+    SettingsError,
+    TooLarge,
+    Unauthorized,
+    WeirError,
+)
+from weir.protocols.account import CLAIM, Account
+from weir.protocols.control import Control
+from weir.protocols.offloading import off_loop
+from weir.protocols.settings import HttpSettings
+from weir.protocols.status import http_code
+from weir.telemetry.logs import get_logger
+
+DOOR = "zeromq"
+AT_ONCE = 16  # requests that are cancelled in one turn of the event loop, which takes a few milliseconds
+CONFIG_DELAY = 0.1  # seconds in which a stock client that has just connected comes to listen
+_NUMBER = 4  # bytes
+_SWEEP_INTERVAL = 0.5  # seconds
+_LOOK_INTERVAL = 0.02  # seconds between two looks at whether all answers have left, at the end
+_MAX_SUBSCRIPTION = 1024  # bytes
+_FIRST_WAIT, _LONGEST_WAIT = 0.05, 2.0  # seconds until a stock client's request is offered to a full line again
+
+
+class Means(NamedTuple):
+    """What answering needs. `terminate` has the server drain and end; `max_answer` is how many bytes the vectors of one request may have. What
+    requests hold is charged to `account`."""
+
+    served: Mapping[str, Encodes]
+    publisher: Publisher
+    clients: TextClients
+    counts: TextCounts
+    status: Status
+    control: Control
+    terminate: Callable[[], None]
+    drops: Drops
+    logger: BoundLogger
+    max_answer: int
+    show_tokens: bool
+    account: Account
+
+
+class Answering:
+    """Answers requests. `in_flight` are the bytes of those under way; `changed` is called when it has become less."""
+
+    def __init__(self, means: Means, changed: Callable[[], None]) -> None:
+        self._means = means
+        self._changed = changed
+        # Requests name no model: the first is asked.
+        self._model, self._encoder = next(iter(means.served.items()))
+        self._tasks: dict[bytes, set[asyncio.Task[None]]] = {}
+        self._to_cancel: deque[asyncio.Task[None]] = deque()
+        self._leaving: set[bytes] = set()  # topics of which everything is among those already
+        self.in_flight = 0
+        self.draining = False
+
+    def received(self, message: Received, peer: str) -> None:
+        """Take what came from the address `peer`."""
+        try:
+            ask = frames.read_ask(message.frames)
+        except InvalidRequest as error:
+            self._means.drops("message", error, peer)
+            return
+        try:
+            if message.size:
+                raise TooLarge(f"a request of {message.size} bytes (zmq_max_message_size)")
+            if ask.command:
+                self._command(ask, peer)
+            elif self.draining:
+                raise Draining("the server is about to stop")
+            else:
+                self._start(ask)
+        except WeirError as error:
+            self._fail(ask, error, peer)
+
+    # Vectors.
+
+    def _start(self, ask: Ask) -> None:
+        self._means.clients.asked(_name(ask), ask.size, door=DOOR)
+        size = len(ask.payload) + OVERHEAD
+        task = asyncio.get_running_loop().create_task(self._answer(ask))
+        self.in_flight += size
+        self._means.account.add(size)
+        topic = ask.identity  # what is to be known at the end does not keep the texts
+        self._tasks.setdefault(topic, set()).add(task)
+        task.add_done_callback(lambda task: self._ended(topic, size, task))
+
+    def _ended(self, topic: bytes, size: int, task: asyncio.Task[None]) -> None:
+        self.in_flight -= size
+        self._means.account.give(size)
+        tasks = self._tasks[topic]
+        tasks.discard(task)
+        if not tasks:
+            del self._tasks[topic]
+        self._changed()
+
+    async def _answer(self, ask: Ask) -> None:
+        with self._means.account.claim() as claim:
+            CLAIM.set(claim)  # of this task: its vectors are charged
+            await self._answer_counted(ask)
+
+    async def _answer_counted(self, ask: Ask) -> None:
+        means, publisher = self._means, self._means.publisher
+        received, topic, room = len(ask.payload), ask.identity, 0
+        try:
+            size = _NUMBER * ask.size * self._encoder.dimensions
+            self._check_answer(ask.size, size)
+            await publisher.room(topic, size + OVERHEAD)
+            room = size + OVERHEAD
+            texts = await off_loop(received, partial(frames.read_texts, ask))
+            ask = ask._replace(payload=b"")  # the texts are all that is kept of it
+            encoded = await self._encode(ask, texts)
+            self._check_answer(ask.size, encoded.vectors.nbytes)
+            means.clients.warn_of_ids(_name(ask), encoded.foreign, self._model)
+            answer = frames.write_vectors(ask, encoded.vectors, encoded.tokens)
+            means.counts.answered(self._model, DOOR, ask.size, sum(encoded.truncated))
+            means.counts.transferred(self._model, DOOR, received, sum(map(len, answer)))
+            publisher.publish(answer)
+        except WeirError as error:
+            self._refuse(ask, error)
+        except Exception as error:  # of ours, or of whoever encodes: nobody else would answer
+            means.logger.exception("request failed", door=DOOR, client=_name(ask))
+            self._refuse(ask, ModelError(f"{type(error).__name__} in the server"))
+        finally:
+            if room:
+                publisher.made(topic, room)
+
+    async def _encode(self, ask: Ask, texts: Sequence[Text]) -> Encoded:
+        """Return the vectors. There is no word for "later", nor a deadline: what a full queue refuses is offered to it again."""
+        wait = _FIRST_WAIT
+        while True:
+            try:
+                return await self._encoder.encode(
+                    texts, door=DOOR, client=_name(ask), timeout=LONGEST_TIMEOUT, want_tokens=self._means.show_tokens, whole_words=True
+                )  # fmt: skip
+            except CapacityError as error:
+                if isinstance(error, Draining) or self.draining:
+                    raise
+                again = error.retry_after or 0.0
+            await asyncio.sleep(max(wait, again))
+            wait = min(2.0 * wait, _LONGEST_WAIT)
+
+    def _check_answer(self, texts: int, size: int) -> None:
+        if size > self._means.max_answer:
+            raise TooLarge(
+                f"texts: {texts}; their vectors have {size} bytes, an answer may have {self._means.max_answer} (zmq_max_answer_size)"
+            )
+
+    def _refuse(self, ask: Ask, error: WeirError) -> None:
+        self._means.counts.refused(self._model, DOOR, http_code(error))
+        self._fail(ask, error)
+
+    def _fail(self, ask: Ask, error: WeirError, peer: str = "") -> None:
+        failed = frames.failed(error, http_code(error))
+        self._means.drops("request", f"{failed.type}: {failed.message}", peer, _name(ask))
+        self._means.publisher.publish(frames.write_refusal(ask, failed))
+
+    # Commands.
+
+    def _command(self, ask: Ask, peer: str) -> None:
+        self._means.clients.asked_about(_name(ask), door=DOOR)
+        if ask.command == frames.TERMINATION:
+            self._terminate(ask, peer)
+            return
+        status = self._means.status
+        tell = status.config if ask.command == frames.SHOW_CONFIG else status.server_status
+        answer = frames.write_facts(ask, {**tell(_name(ask)), "show_tokens_to_client": self._means.show_tokens})
+        if ask.command == frames.SHOW_CONFIG:
+            asyncio.get_running_loop().call_later(CONFIG_DELAY, self._means.publisher.publish, answer)
+        else:
+            self._means.publisher.publish(answer)
+
+    def _terminate(self, ask: Ask, peer: str) -> None:
+        """Have the server end, for who may. Only who listens already is answered: bert-serving-terminate does not, and nothing is kept for it."""
+        publisher = self._means.publisher
+        try:
+            self._means.control.require(peer, None)
+        except (Unauthorized, Forbidden) as error:
+            self._means.logger.warning("refused to end", door=DOOR, peer=peer, reason=error.message)
+            if publisher.is_heard(ask.identity):
+                publisher.publish(frames.write_refusal(ask, frames.failed(error, http_code(error))))
+            return
+        self._means.logger.info("asked to end", door=DOOR, peer=peer)
+        if publisher.is_heard(ask.identity):
+            publisher.publish(frames.write_facts(ask, {}))
+        self._means.terminate()
+
+    # Their ends.
+
+    @property
+    def topics(self) -> list[bytes]:
+        """Those who have requests under way."""
+        return list(self._tasks)
+
+    @property
+    def busy(self) -> bool:
+        """Whether there are requests under way."""
+        return bool(self._tasks)
+
+    def cancel(self, topic: bytes) -> None:
+        """Take everything that was asked for `topic` out of the queue, a few requests at a time: others are served in between."""
+        if topic not in self._leaving:
+            self._leaving.add(topic)
+            for task in self._tasks.get(topic, ()):
+                self._cancel_soon(task)
+
+    def _cancel_soon(self, task: asyncio.Task[None]) -> None:
+        if not self._to_cancel:
+            asyncio.get_running_loop().call_soon(self._cancel_some)
+        self._to_cancel.append(task)
+
+    def _cancel_some(self) -> None:
+        for _ in range(min(AT_ONCE, len(self._to_cancel))):
+            self._to_cancel.popleft().cancel()
+        if self._to_cancel:
+            asyncio.get_running_loop().call_soon(self._cancel_some)
+        else:
+            self._leaving.clear()
+
+    async def stop(self) -> None:
+        """Cancel everything."""
+        self._to_cancel.clear()
+        tasks = [task for tasks in self._tasks.values() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name(ask: Ask) -> str:
+    return ask.identity.decode("utf-8", "backslashreplace")
+
+
+def end_process() -> None:
+    """Have this process end as a process manager would: by SIGTERM."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class ZeroMqDoor:
+    """Serves `served`, models by name of which the first is the default, over ZeroMQ.
+
+    `terminate` is called when somebody who may (`control`) asks the server to end. `clients` counts who asks and `counts` what for, `status` answers for the server; all may be shared with other doors, and so may the `account` of what clients hold.
+    """
+
+    def __init__(
+        self, served: Mapping[str, Encodes], settings: ZeroMqSettings, http: HttpSettings, *, control: Control | None = None,
+        clients: TextClients | None = None, status: Status | None = None, terminate: Callable[[], None] = end_process,
+        counts: TextCounts | None = None, account: Account | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self._host = http.host
+        logger = get_logger("weir")
+        counts = counts or TextCounts()
+        self.drops = Drops(logger, counts.dropped)
+        self.clients = clients or TextClients()
+        self._account = account = account or Account(http)
+        self._publisher = Publisher(settings.zmq_max_unread, settings.zmq_grace, self.drops, account)
+        self._answering = Answering(
+            Means(
+                served, self._publisher, self.clients, counts, status or Status(served, self.clients), control or Control(), terminate,
+                self.drops, logger, settings.zmq_max_answer_size, settings.zmq_show_tokens, account,
+            ),
+            self._changed,
+        )  # fmt: skip
+        limits = Limits(
+            min(settings.zmq_max_message_size, account.max_bytes), MAX_FRAMES, http.max_connections, settings.zmq_max_in_flight,
+            http.header_timeout, http.body_timeout,
+        )  # fmt: skip
+        self._in = Port("PULL", limits, self.drops, account, self._heard)
+        out = limits._replace(max_message=_MAX_SUBSCRIPTION, max_frames=1)
+        self._out = Port(
+            "PUB", out, self.drops, account, self._subscribed, self._publisher.forget, self._publisher.has_read
+        )
+        self._sweeping: asyncio.Handle | None = None
+        self._ended = asyncio.Event()
+
+    @property
+    def address(self) -> str:
+        """Where requests are taken, as a URL."""
+        return f"tcp://{f'[{self._host}]' if ':' in self._host else self._host}:{self.port}"
+
+    @property
+    def port(self) -> int:
+        """The port that takes requests."""
+        return self._in.number
+
+    @property
+    def port_out(self) -> int:
+        """The port that publishes answers."""
+        return self._out.number
+
+    async def start(self) -> None:
+        """Listen at both ports. Raises SettingsError if one is taken or unusable; nothing is left open then."""
+        asked, out = self._settings.zmq_port or 0, self._settings.zmq_port_out
+        await self._in.start(self._host, asked, "zmq_port")
+        try:
+            await self._out.start(self._host, self._next_port() if out is None else out, "zmq_port_out")
+        except SettingsError:
+            await self._in.stop()
+            raise
+        self._sweep()
+
+    def _next_port(self) -> int:
+        """The one after that of requests, where clients look if they are told nothing else."""
+        return self.port + 1 if self._settings.zmq_port and self.port < 65535 else 0
+
+    def _heard(self, peer: Peer, event: Event) -> None:
+        if isinstance(event, Received):
+            self._answering.received(event, peer.address)
+            if not self._in.paused and self._has_enough:
+                self._in.pause()
+
+    @property
+    def _has_enough(self) -> bool:
+        """Whether as much is under way as may be, or as there is room for beside what other clients hold."""
+        in_flight = self._answering.in_flight
+        return in_flight > self._settings.zmq_max_in_flight or (in_flight > 0 and self._account.over)
+
+    def _subscribed(self, peer: Peer, event: Event) -> None:
+        if isinstance(event, Subscribed):
+            self._publisher.subscribe(peer, event)
+
+    def _changed(self) -> None:
+        self._ended.set()
+        if self._in.paused and not self._has_enough:
+            self._in.resume()
+
+    def _sweep(self) -> None:
+        now = time.monotonic()
+        for port in (self._in, self._out):
+            port.sweep(now)
+        self._changed()
+        self._sweep_topics(self._publisher.sweep(self._answering.topics, now))
+
+    def _sweep_topics(self, turns: Iterator[list[bytes]]) -> None:
+        """Look at some topics, and at the others in further turns of the loop."""
+        given_up = next(turns, None)
+        loop = asyncio.get_running_loop()
+        if given_up is None:
+            self._sweeping = loop.call_later(_SWEEP_INTERVAL, self._sweep)
+            return
+        for topic in given_up:
+            self._answering.cancel(topic)
+        self._sweeping = loop.call_soon(self._sweep_topics, turns)
+
+    def refuse(self) -> None:
+        """Refuse requests from now on."""
+        self._answering.draining = True
+
+    async def drain(self, drain_timeout: float | None = None) -> bool:
+        """Accept no connection for requests, and return when all answers have left; False if that took longer than
+        `drain_timeout` seconds."""
+        self.refuse()
+        self._in.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(drain_timeout):
+                while self._answering.busy or self._publisher.waiting:
+                    await self._something_ended()
+                return True
+        return False
+
+    async def _something_ended(self) -> None:
+        self._ended.clear()
+        with contextlib.suppress(TimeoutError):  # nobody tells when the last byte of an answer has left
+            async with asyncio.timeout(_LOOK_INTERVAL):
+                await self._ended.wait()
+
+    async def stop(self) -> None:
+        """Close everything. Idempotent."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        await self._answering.stop()
+        await asyncio.gather(self._in.stop(), self._out.stop())
