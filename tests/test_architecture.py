@@ -85,3 +85,15 @@ def test_only_request_state_writes_the_state_of_a_request() -> None:
                     written.setdefault(name_of(path), set()).add(target.attr)
     elsewhere = {"weir.wire.kserve_grpc": {"taken"}}  # not of requests
     assert written == {"weir.batching.request_state": {"settled", "taken", "overtaken", "partial"}, **elsewhere}
+
+
+@pytest.mark.parametrize("part", ["serving", "tuning", "catalog"])
+def test_time_comes_from_the_injected_clock(part: str) -> None:
+    """A clock of the interpreter may be the default of a parameter; nobody calls one."""
+    clocks = {"monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "time", "time_ns"}
+    for path in (SOURCE / part).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "time":
+                assert not clocks & {alias.name for alias in node.names}, f"{name_of(path)} imports a clock by name"
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in clocks:
+                pytest.fail(f"{name_of(path)}:{node.lineno} calls {ast.unparse(node.func)}")

@@ -1,7 +1,7 @@
 import asyncio
 import time
 
-from weir.serving.clock import TimekeepingClock, Timer
+from weir.serving.clock import TimekeepingClock, Timer, sleep
 from weir.testing import FakeClock
 
 
@@ -74,5 +74,19 @@ def test_without_a_clock_of_its_own_time_the_loop_keeps_it() -> None:
         timer.arm(when)
         await due.wait()
         assert time.monotonic() >= when
+
+    asyncio.run(main())
+
+
+def test_a_sleep_is_over_when_the_clock_says_so() -> None:
+    async def main() -> None:
+        clock = FakeClock(100.0)
+        sleeping = asyncio.ensure_future(sleep(clock, 5.0))
+        for seconds, over in ((4.0, False), (2.0, True)):
+            await asyncio.sleep(0)
+            clock.advance(seconds)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert sleeping.done() is over
 
     asyncio.run(main())

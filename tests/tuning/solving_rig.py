@@ -11,6 +11,7 @@ from weir.messages import Dispatch, Reason, Timing, Wakeup
 from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
+from weir.testing import FakeClock
 from weir.tuning.resolver import Resolver
 from weir.tuning.solving import SolveRequest
 
@@ -64,8 +65,9 @@ class Rig:
         prices, objective = (Prices(), None) if bank is None else (bank.prices, bank.objective)
         self.solver = Solver()
         self.swaps = 0
+        self.clock = FakeClock()
         self.resolver = Resolver(
-            "square", policy, prices, objective, solve=self.solver, pause=self.solver.pause, **options
+            "square", policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
         )
         self.resolver.attach(self.count, watch=True)
 

@@ -9,7 +9,6 @@ from tests.tuning.solving_rig import Rig, running, turns
 from weir.errors import ModelError, SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import AutoPolicy
-from weir.testing import FakeClock
 from weir.tuning import resolver as resolving
 from weir.tuning.learning import OnlineProfile
 from weir.tuning.solving import SolveRequest
@@ -140,14 +139,12 @@ def test_drift_scales_the_profile() -> None:
     asyncio.run(check())
 
 
-def test_times_that_never_settle_do_not_keep_the_solver_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_times_that_never_settle_do_not_keep_the_solver_busy() -> None:
     async def check() -> None:
-        clock = FakeClock()
-        monkeypatch.setattr("weir.tuning.resolver.time.monotonic", clock)
         async with running() as rig:
             await rig.serve(4, 0.016, 200)
             await rig.serve(4, 0.032, 200)
-            clock.advance(0.5)
+            rig.clock.advance(0.5)
             await rig.solver.answer()
             assert rig.solver.pauses[-1][0] == pytest.approx(resolving.REST * 0.5)
             await rig.serve(4, 0.064, 200)
@@ -161,14 +158,12 @@ def test_times_that_never_settle_do_not_keep_the_solver_busy(monkeypatch: pytest
     asyncio.run(check())
 
 
-def test_when_all_workers_go_meanwhile_there_is_nothing_to_solve(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_all_workers_go_meanwhile_there_is_nothing_to_solve() -> None:
     async def check() -> None:
-        clock = FakeClock()
-        monkeypatch.setattr("weir.tuning.resolver.time.monotonic", clock)
         async with running() as rig:
             await rig.serve(4, 0.016, 200)
             await rig.serve(4, 0.032, 200)
-            clock.advance(0.5)
+            rig.clock.advance(0.5)
             await rig.solver.answer()
             await rig.worker(0, "lost")
             await rig.solver.go_on()

@@ -85,3 +85,15 @@ class Timer:
         self._fired_early = self._armed is not None and self._clock() < self._armed
         self._handle = self._armed = None
         self._due()
+
+
+async def sleep(clock: Callable[[], float], seconds: float) -> None:
+    """Return after so many seconds of `clock`."""
+    over = asyncio.Event()
+    end = clock() + seconds
+    timer = Timer(clock, asyncio.get_running_loop(), lambda: over.set() if clock() >= end else timer.arm(end))
+    timer.arm(end)
+    try:
+        await over.wait()
+    finally:
+        timer.cancel()

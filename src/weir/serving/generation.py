@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weir.batching.batcher import Batcher
@@ -10,7 +11,7 @@ from weir.messages import Observer
 from weir.model import Model, is_tensor_model, overrides
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
-from weir.serving.clock import TimekeepingClock
+from weir.serving.clock import TimekeepingClock, sleep
 from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import Driver, Phase
 from weir.serving.hooks import Hook, HookedExecutor
@@ -68,7 +69,7 @@ class Generation:
         if complete(self.policy).adopts_banks:
             from weir.tuning.resolver import make_resolver  # numpy is for those who need it
 
-            self.resolver = make_resolver(label, self.policy, largest)
+            self.resolver = make_resolver(label, self.policy, largest, clock, partial(sleep, clock))
         self.observers = tuple(observers)
         self.tracing = tracer_among(observers)
         self.statistics = Statistics()

@@ -6,7 +6,6 @@ the tables when they are there; until then, and whenever that fails, the old one
 
 import asyncio
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
@@ -74,6 +73,7 @@ REST = 10.0  # times as long as solving took: where service times never settle, 
 REMEMBERED = 8  # banks: a worker that comes back finds the tables that were there before it died
 
 Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
+Pause = Callable[[float], Awaitable[None]]  # for so many seconds of the clock
 
 
 class Resolver(SilentObserver):
@@ -83,12 +83,12 @@ class Resolver(SilentObserver):
     which service times have changed since they were measured; `counts` of swaps by reason, `reason` and `seconds` (of
     solving) of the last one; `failures`, and the `error` of the last try, "" if it succeeded. `learned` learns a profile
     from batches where there is none. `solve` makes a bank or raises within so many seconds (in another process, if left
-    out); `pause` sleeps.
+    out). `clock` returns seconds, and `pause` sleeps for so many of them.
     """
 
     def __init__(
         self, model: str, policy: SolvedPolicy, prices: Prices, objective: LatencySLO | None, *,
-        learned: OnlineProfile | None = None, solve: Solve | None = None, pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        clock: Callable[[], float], pause: Pause, learned: OnlineProfile | None = None, solve: Solve | None = None,
     ) -> None:  # fmt: skip
         self.policy = policy
         self.profile: Profile | None = None
@@ -106,6 +106,7 @@ class Resolver(SilentObserver):
         self._watch = True
         self._process = SolvingProcess()
         self._solve = solve or self._process.solve
+        self._clock = clock
         self._pause = pause
         self._swapped: Callable[[], None] = lambda: None
         self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
@@ -246,7 +247,7 @@ class Resolver(SilentObserver):
         """Fulfil the newest wish until there is no other."""
         pause = FIRST_PAUSE
         while self._wish() not in (None, self._fulfilled, self._refused):
-            rest = self._rested - time.monotonic()
+            rest = self._rested - self._clock()
             if self._why == "drift" and rest > 0.0:
                 await self._pause(rest)
             wish, why = self._wish(), self._why
@@ -261,7 +262,7 @@ class Resolver(SilentObserver):
                     pause = min(2.0 * pause, LONGEST_PAUSE)
                 continue
             pause = FIRST_PAUSE
-            self._rested = time.monotonic() + min(REST * seconds, LONGEST_PAUSE)
+            self._rested = self._clock() + min(REST * seconds, LONGEST_PAUSE)
             if self._wish() != self._fulfilled:  # it has not changed back meanwhile
                 self._swap(wish, bank, why, seconds)
 
@@ -269,11 +270,11 @@ class Resolver(SilentObserver):
         if wish in self._banks:
             self._banks.move_to_end(wish)
             return self._banks[wish], 0.0
-        started = time.monotonic()
+        started = self._clock()
         self._solving = asyncio.create_task(self._solve(wish, limit))
         bank = await self._solving
         self._remember(wish, bank)
-        return bank, time.monotonic() - started
+        return bank, self._clock() - started
 
     def _remember(self, wish: SolveRequest, bank: Bank) -> None:
         self._banks[wish] = bank
@@ -307,7 +308,9 @@ async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
         await asyncio.wait(running)
 
 
-def make_resolver(model: str, policy: Policy, max_batch_size: int) -> Resolver | None:
+def make_resolver(
+    model: str, policy: Policy, max_batch_size: int, clock: Callable[[], float], pause: Pause
+) -> Resolver | None:
     """Return what looks after the tables of `policy`, None if it is no solved policy of Weir's.
 
     Raises SettingsError for a profile's file that cannot be used, and for a policy that would never have tables.
@@ -316,14 +319,14 @@ def make_resolver(model: str, policy: Policy, max_batch_size: int) -> Resolver |
         return None
     if isinstance(policy, AutoPolicy):
         learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
-        resolver = Resolver(model, policy, policy.prices, policy.objective, learned=learned)
+        resolver = Resolver(model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned)
         if policy.profile is not None:
             resolver.measured(_read_profile(policy.profile, max_batch_size))
         return resolver
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, let it be auto")
-    resolver = Resolver(model, policy, bank.prices, bank.objective)
+    resolver = Resolver(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
     if max_batch_size < bank.profile.max_batch_size:
         resolver.measured(bank.profile.up_to(max_batch_size))
     return resolver

@@ -57,9 +57,12 @@ class Settling:
 
 
 class Watcher:
-    """Watches `folder` and has `manager` load and unload."""
+    """Watches `folder` and has `manager` load and unload what was quiet for `quiet` seconds of `clock`."""
 
-    def __init__(self, folder: Folder, manager: "Manager", *, quiet: float = QUIET) -> None:
+    def __init__(
+        self, folder: Folder, manager: "Manager", *, quiet: float = QUIET, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._folder = folder
         self._manager = manager
         self._settling = Settling(quiet)
@@ -77,10 +80,10 @@ class Watcher:
 
     async def step(self, changed: Iterable[Path]) -> None:
         """Take note of these paths, and act upon what has settled."""
-        now = time.monotonic()
+        now = self._clock()
         for name in set(filter(None, map(self._model_of, changed))):
             self._settling.note(name, now, self._look(name))
-        for name in self._settling.settled(time.monotonic(), self._look):
+        for name in self._settling.settled(self._clock(), self._look):
             await self._act(name)
 
     async def _act(self, name: str) -> None:
