@@ -15,8 +15,8 @@ from collections.abc import Coroutine
 from typing import Any
 
 from weir.errors import Draining, WeirError
-from weir.protocols.asking import ask
 from weir.protocols.door import DoorContext
+from weir.protocols.exchange import Exchange
 
 
 class LineDoor:
@@ -53,7 +53,8 @@ class LineDoor:
         try:
             if self.refusing:
                 raise Draining("the server is being stopped")
-            answer = await ask(next(iter(self.registry.services.values())), item, door="lines")
+            service = next(iter(self.registry.services.values()))
+            answer = await Exchange(service, door="lines").infer_item(item)
         except WeirError as error:
             answer = json.dumps({"error": error.message}).encode()
         writer.write(answer + b"\n")

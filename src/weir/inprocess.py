@@ -22,9 +22,10 @@ from weir.client.synchronous import Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller
 from weir.messages import Observer
 from weir.model import Model, check_model
-from weir.protocols.kserve_inference import StreamPart, find, infer, stream
-from weir.protocols.metadata import EXTENSIONS, device_count, metadata, server_metadata
+from weir.protocols.exchange import Exchange
+from weir.protocols.metadata import EXTENSIONS, device_count, find, metadata, server_metadata
 from weir.serving.blocking import Background, Lifecycle
+from weir.serving.inference import StreamPart
 from weir.serving.service import Service
 from weir.settings import default_name, read_model_table
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameter
@@ -151,7 +152,7 @@ class LocalCalls:
         """See Calls."""
 
         async def ask() -> InferenceResponse:
-            return await infer(find(self._registry, request.model, request.version), request, door=DOOR)
+            return await Exchange(find(self._registry, request.model, request.version), door=DOOR).infer(request)
 
         return (yield ask)  # type: ignore[no-any-return]  # a step's answer
 
@@ -159,7 +160,7 @@ class LocalCalls:
         """See Calls."""
 
         def ask() -> AsyncGenerator[StreamPart, None]:
-            return stream(find(self._registry, request.model, request.version), request, door=DOOR)
+            return Exchange(find(self._registry, request.model, request.version), door=DOOR).stream(request)
 
         def decoder() -> Decoder:
             return lambda part: [part.response]

@@ -28,11 +28,12 @@ from weir.catalog.repository.document import read_config
 from weir.catalog.sources import Known, ModelToServe
 from weir.errors import InvalidRequest, Overloaded
 from weir.model import Model, Tensor
-from weir.protocols import offloading, payloads
+from weir.protocols import offloading
 from weir.protocols.compression import compress, decompress
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
+from weir.serving import inference
 from weir.serving.service import Service
 from weir.settings import read_model_table
 from weir.wire import elements, kserve_grpc, kserve_typed, tensors
@@ -159,7 +160,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return threads_of(
         {
             "weir.wire.kserve_json.write_json": elements.write_json,
-            "weir.protocols.response.to_text": tensors.to_text,
+            "weir.serving.inference.to_text": tensors.to_text,
             "weir.protocols.grpc.exchange.write_response": kserve_grpc.write_response,
         },
         monkeypatch,
@@ -232,7 +233,7 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         {
             "weir.wire.kserve_json.read_elements": elements.read_elements,
             "weir.wire.kserve_grpc.read_typed": kserve_typed.read_typed,
-            "weir.protocols.payloads.to_arrays": tensors.to_arrays,
+            "weir.serving.inference.to_arrays": tensors.to_arrays,
         },
         monkeypatch,
     )
@@ -465,7 +466,7 @@ def test_who_leaves_while_the_body_is_read_leaves_nothing_behind(monkeypatch: py
         assert go_on.wait(20)
         return plain(*said)
 
-    plain = payloads.read_item
+    plain = inference.read_item
     monkeypatch.setattr("weir.protocols.fastlane.request.read_item", held)
 
     async def body() -> None:
@@ -510,7 +511,7 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         return b"{}"
 
     monkeypatch.setattr("weir.protocols.bodies.decompress", held)
-    monkeypatch.setattr("weir.protocols.inference.read_work", lambda *said: pytest.fail("nobody waits for it"))
+    monkeypatch.setattr("weir.serving.inference.read_work", lambda *said: pytest.fail("nobody waits for it"))
     with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         before = server.call(lambda: len(asyncio.all_tasks()))
         packed = compress(b" " * (LONG_BODY + 1), "gzip")

@@ -11,9 +11,10 @@ from tests.protocols.models import Add, Echo
 from weir import errors
 from weir.catalog.registry import Registry
 from weir.messages import JSON, MSGPACK, Dispatch, Kind, Reason, Wakeup
-from weir.protocols.native import RequestHead, read_ask
-from weir.protocols.response import answer_of, batch_body, encode_safely, error_answer, explain_headers, output_body
+from weir.protocols.native import RequestHead, items_answer, read_ask
+from weir.protocols.response import HttpResponse, batch_body, encode_safely, error_answer, explain_headers
 from weir.protocols.settings import HttpSettings
+from weir.serving.inference import items_response, output_body
 from weir.serving.service import Service
 from weir.testing import FakeBlock, FakeExecutor, FakeRequest
 
@@ -32,6 +33,12 @@ def ask_for(model: Any, path: str = "/inference", **headers: str) -> RequestHead
     ask = read_ask(registry, HttpSettings(), "POST", path, given)
     assert ask is not None
     return ask
+
+
+def answer_of(ask: RequestHead, requests: list[Ended]) -> HttpResponse:
+    """Return what is written for requests that have ended."""
+    response = items_response(ask, requests)
+    return items_answer(ask, response, response.write())
 
 
 def test_an_error_is_a_document() -> None:
@@ -115,7 +122,8 @@ def test_a_list_is_answered_item_by_item() -> None:
 
 def test_a_list_that_failed_as_a_whole_has_its_code() -> None:
     late = Ended(errors.DeadlineExceeded("late"), kind=Kind.ITEMS)
-    assert answer_of(ask_for(Echo, "/infer/echo/batch"), [late]).status == 408
+    with pytest.raises(errors.DeadlineExceeded, match="late"):
+        answer_of(ask_for(Echo, "/infer/echo/batch"), [late])
 
 
 def test_what_the_errors_of_a_list_say_together_is_bounded() -> None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy
 from numpy.typing import NDArray
-from starlette.types import Receive, Scope
 
 from weir.embedding.calling import (
     FOREIGN,
@@ -19,17 +18,14 @@ from weir.embedding.calling import (
     check_text,
     read_field,
     read_text,
-    unless_left,
 )
 from weir.embedding.model import KINDS
 from weir.embedding.texts import Encoded, Encodes, Text
-from weir.errors import Cancelled, CapacityError, DeadlineExceeded, InvalidRequest, WeirError
+from weir.errors import CapacityError, DeadlineExceeded, InvalidRequest, WeirError
 from weir.messages import JSON, OCTETS, Dispatch
-from weir.protocols.account import charge
-from weir.protocols.kserve_inference import told
-from weir.protocols.native import DOOR, RequestHead
-from weir.protocols.offloading import off_loop
-from weir.protocols.response import HttpResponse, batch_body, error_answer, explain_headers
+from weir.protocols.native import DOOR
+from weir.protocols.status import http_code
+from weir.serving.inference import InferenceCall, ItemHead, ItemsResponse, empty_body
 from weir.wire.elements import TEXT_BYTES
 from weir.wire.values import decode, split
 
@@ -53,11 +49,13 @@ class Item(NamedTuple):
     wish: ItemOptions = ItemOptions()
 
 
-def read_items(ask: RequestHead, body: bytes, site: EmbeddingContext, encoder: Encodes) -> list[Item | WeirError]:
+def read_items(ask: ItemHead, body: bytes, site: EmbeddingContext, encoder: Encodes) -> list[Item | WeirError]:
     """Return the items in `body`, in order: one, unless a list was asked with; of these, one that is wrong is an error in its place.
 
     Raises InvalidRequest for a body that is wrong as a whole.
     """
+    if not body:
+        raise empty_body(ask)
     if not ask.batch:
         return [read_item(body if ask.content_type == OCTETS else decode(body, ask.content_type), encoder)]
     parts = split(body, ask.content_type, site.max_texts)
@@ -113,7 +111,6 @@ def _token_ids(item: bytes) -> Text:
     return ids
 
 
-_LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
 _ITEM_BYTES = 8  # as which a byte of items counts that are looked into one by one
 _AT_ONCE = 64  # wishes of one request that are under way; each is a request of its own to the encoder
 
@@ -129,68 +126,54 @@ End = Vector | WeirError
 
 
 class NativeTexts:
-    """Answers requests by `encoder`."""
+    """Answers bodies of texts by `encoder`."""
 
     def __init__(self, site: EmbeddingContext, encoder: Encodes) -> None:
         self._site = site
         self._encoder = encoder
 
-    async def answer(
-        self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive, trace: Any
-    ) -> HttpResponse | None:
-        """See Deputy."""
-        name, counts = ask.service.name, self._site.counts
+    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
+        """See serving.inference.Inference."""
+        name, counts = head.service.name, self._site.counts
         try:
-            caller = Caller(scope["headers"])
-            items = await self._items(ask, body)
-            whose = caller.whose(scope["client"][0] if scope.get("client") else None)
-            self._site.clients.asked(whose, len(items), door=DOOR)
-            work = _Work(self._encoder, ask, items, caller.client)
-            ends = await unless_left(work.ends(trace), receive)
+            caller = Caller([*call.headers])
+            items = await self._items(head, body, call)
+            whose = caller.whose(call.peer)
+            self._site.clients.asked(whose, len(items), door=call.door)
+            work = _Work(self._encoder, head, items, caller.client)
+            ends = await work.ends(call.trace)
             self._site.clients.warn_of_ids(whose, work.foreign, name)
-            answer = await self._written(ask, ends, work)
-        except Cancelled:
-            return None
+            if not head.batch and isinstance(ends[0], WeirError):
+                raise ends[0]
         except WeirError as error:
-            answer = error_answer(error, name, development=self._site.http.development)
-            counts.refused(name, DOOR, answer.status)
-            return answer
+            counts.refused(name, call.door, http_code(error))
+            raise
         vectors = [end for end in ends if isinstance(end, Vector)]
-        counts.answered(name, DOOR, len(vectors), sum(vector.truncated for vector in vectors))
-        return answer
+        cut = sum(vector.truncated for vector in vectors)
+        counts.answered(name, call.door, len(vectors), cut)
+        headers = [(TRUNCATED, b"%d" % cut)] if cut else []
+        headers += [(FOREIGN, b"%d" % work.foreign)] if work.foreign else []
+        beside = {
+            place: {"truncated": True} for place, end in enumerate(ends) if isinstance(end, Vector) and end.truncated
+        }
+        size = TEXT_BYTES * sum(vector.numbers.size for vector in vectors)
+        dispatch, arrival = work.dispatch or (None, 0.0)
+        return ItemsResponse(size, partial(_bodies, ends, head.accept), dispatch, arrival, headers, beside)
 
-    async def _items(self, ask: RequestHead, body: bytes) -> list[Item | WeirError]:
-        try:
-            items = await off_loop(_ITEM_BYTES * len(body), partial(read_items, ask, body, self._site, self._encoder))
-        except WeirError as error:
-            raise told(ask.service, DOOR, error) from None
+    async def _items(self, head: ItemHead, body: bytes, call: InferenceCall) -> list[Item | WeirError]:
+        read = partial(read_items, head, body, self._site, self._encoder)
+        items = await call.read(_ITEM_BYTES * len(body), read)
         for item in items:
             if isinstance(item, WeirError):
-                told(ask.service, DOOR, item)
+                head.service.tell_refused(call.door, item)
         return items
-
-    async def _written(self, ask: RequestHead, ends: list[End], work: "_Work") -> HttpResponse:
-        if not ask.batch and isinstance(ends[0], WeirError):
-            raise ends[0]
-        write = partial(_body, ask, ends, development=self._site.http.development)
-        numbers = sum(end.numbers.size for end in ends if isinstance(end, Vector))
-        if numbers > _LONG_WORK:
-            charge(TEXT_BYTES * numbers)
-        headers = [(b"content-type", ask.accept.encode())]
-        if cut := sum(isinstance(end, Vector) and end.truncated for end in ends):
-            headers.append((TRUNCATED, b"%d" % cut))
-        if work.foreign:
-            headers.append((FOREIGN, b"%d" % work.foreign))
-        if ask.explain and work.dispatch is not None:
-            headers += explain_headers(work.dispatch[1], work.dispatch[0])
-        return HttpResponse(200, headers, await asyncio.to_thread(write) if numbers > _LONG_WORK else write())
 
 
 class _Work:
     """The items of one request on their way: those that want the same go together. `dispatch` is the batch of the first answered;
     `foreign` counts items that came as token ids of another model, see Encoded."""
 
-    def __init__(self, encoder: Encodes, ask: RequestHead, items: list[Item | WeirError], client: str) -> None:
+    def __init__(self, encoder: Encodes, ask: ItemHead, items: list[Item | WeirError], client: str) -> None:
         self._encoder = encoder
         self._ask = ask
         self._items = items
@@ -248,13 +231,8 @@ def _end(encoded: Encoded, row: int) -> End:
     return Vector(numbers if encoded.lengths is None else numbers[: encoded.lengths[row]], encoded.truncated[row])
 
 
-def _body(ask: RequestHead, ends: list[End], *, development: bool) -> bytes:
-    outputs: list[Any] = [end if isinstance(end, WeirError) else _output(end.numbers, ask.accept) for end in ends]
-    if not ask.batch:
-        (output,) = outputs
-        return bytes(output)
-    beside = {place: {"truncated": True} for place, end in enumerate(ends) if isinstance(end, Vector) and end.truncated}
-    return batch_body(outputs, ask.accept, ask.service.name, beside=beside, development=development)
+def _bodies(ends: list[End], accept: str) -> list[bytes | WeirError]:
+    return [end if isinstance(end, WeirError) else _output(end.numbers, accept) for end in ends]
 
 
 def _output(numbers: NDArray[Any], accept: str) -> bytes:

@@ -15,7 +15,6 @@ from weir.embedding.bert_as_service.status import Status, stock_fields
 from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.calibration import Budget, Progress
 from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.deputy import TextDeputy
 from weir.embedding.encoder import Encoder
 from weir.embedding.hot import HotTexts
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
@@ -23,6 +22,7 @@ from weir.embedding.openai import EmbeddingsCall, OpenAI
 from weir.embedding.openapi import text_paths
 from weir.embedding.recipe import Pooling
 from weir.embedding.settings import CallerSettings
+from weir.embedding.text_inference import TextInference
 from weir.embedding.text_model import ServedTextModel, read_model
 from weir.errors import SettingsError
 from weir.messages import Observer
@@ -48,7 +48,7 @@ class EmbeddingProduct:
         self._waste = PaddingMetrics()
         self._budgets: dict[str, Budget] = {}
         self._encoders: dict[str, Encoder] = {}
-        self._deputies: dict[str, TextDeputy] = {}
+        self._inferences: dict[str, TextInference] = {}
         self._zeromq_door: ZeroMqDoor | None = None
         self._refusals: Mapping[str, Refuse] = {}
         self._context: DoorContext
@@ -87,7 +87,7 @@ class EmbeddingProduct:
         self._site = site = EmbeddingContext(
             Models(self._encoders), context.settings.http, self._callers.max_texts, self._counts, self._clients
         )
-        self._deputies = {front.name: front.deputy(site, self._encoders[front.name]) for front in self._fronts}
+        self._inferences = {front.name: front.inference(site, self._encoders[front.name]) for front in self._fronts}
         self._speak_for()
         context.registry.changed.append(self._speak_for)
         encode = Encode(site, self._status, control=context.control, end=context.end)
@@ -170,7 +170,7 @@ class EmbeddingProduct:
         for name, encoder in self._encoders.items():
             service = self._context.registry.services.get(name)
             if service is not None:
-                service.deputy = self._deputies[name]
+                service.inference = self._inferences[name]
                 encoder.serve(service)
 
     def _transferred(self, model: str, door: str, received_bytes: int, sent_bytes: int) -> None:

@@ -8,7 +8,7 @@ from weir.embedding.calling import EmbeddingContext, check_client
 from weir.embedding.texts import Encoded, Text
 from weir.errors import InvalidRequest, brief
 from weir.model import Tensor
-from weir.protocols.payload import integer_of
+from weir.serving.inference import integer_of
 from weir.wire.inference import InferenceRequest, Parameters, TensorValue
 
 INPUTS = (Tensor("input", "BYTES", (-1,)),)

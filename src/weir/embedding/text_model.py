@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.catalog.sources import ModelToServe
 from weir.embedding.calibration import MOST_TOKENS, Budget, Progress, budget_for
 from weir.embedding.checkpoint.reading import read_for
-from weir.embedding.deputy import TextDeputy
 from weir.embedding.encoder import Encoder
 from weir.embedding.metrics import RunShapes
 from weir.embedding.model import runs
@@ -17,6 +16,7 @@ from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensi
 from weir.embedding.requests import highest_places
 from weir.embedding.runtime.devices import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
+from weir.embedding.text_inference import TextInference
 from weir.embedding.texts import TokenizerOptions, prompt_of_server
 from weir.errors import SettingsError
 from weir.workers.launch import available_cpus
@@ -224,9 +224,9 @@ class ServedTextModel:
         cut = partial(runs, run_tokens=run_tokens, padding_cost=padding_cost)
         return RunShapes(cut, self.max_length if self._said.text.fixed_length else 0, padding_cost)
 
-    def deputy(self, site: "EmbeddingContext", encoder: Encoder) -> TextDeputy:
-        """Return what answers for the model, by `encoder`, at the doors that are not those of texts."""
-        return TextDeputy(site, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
+    def inference(self, site: "EmbeddingContext", encoder: Encoder) -> TextInference:
+        """Return what answers for the model, by `encoder`, by the protocols that are not those of texts."""
+        return TextInference(site, encoder, of_tokens=self.recipe.pooling is Pooling.NONE)
 
     def encoder(self, service: "Service", budget: Budget | None = None) -> Encoder:
         """Return what encodes texts by `service`, whose batches were measured for `budget`."""

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -152,13 +152,6 @@ def charge(size_bytes: int) -> None:
     claim = CLAIM.get()
     if claim is not None:
         claim.take(size_bytes)
-
-
-def arrays_size(payload: Any) -> int:
-    """Return how many bytes the arrays of a payload have, if it is a dict of arrays; else 0: it is what its body was."""
-    if not isinstance(payload, dict):
-        return 0
-    return sum([int(getattr(value, "nbytes", 0)) for value in payload.values()])
 
 
 @asynccontextmanager

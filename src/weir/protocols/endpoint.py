@@ -1,7 +1,7 @@
 """One route as an ASGI application: the body is read within bounds and decompressed, and whatever goes wrong is answered."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -120,7 +120,7 @@ class Endpoint:
         await send_early(scope, receive, send, answer, closing=closing, within=self._settings.body_timeout)
 
 
-def identified(answer: HttpResponse, headers: Headers) -> HttpResponse:
+def identified(answer: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
     """Return `answer`, an error too, with the X-Request-Id that came with the request, if that is not too long, and with
     the `traceparent` of its span, if it was traced."""
     trace = CURRENT.get()

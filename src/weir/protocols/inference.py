@@ -1,52 +1,38 @@
-"""The inference routes of the ASGI application; an ASGI server reads and writes the bytes."""
+"""Inference over any ASGI server: the channel that reads the bodies of requests and writes their answers, whatever protocol they are in."""
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import TooLarge, WeirError
-from weir.protocols.account import arrays_size, charge
-from weir.protocols.asgi_request import AsgiRequest, abandon, submit
-from weir.protocols.asgi_stream import enter_stream, stream_source
-from weir.protocols.bodies import Body, disconnected, has_large_body, unless_left, unpacked
-from weir.protocols.events import EventStream
-from weir.protocols.kserve_inference import told
-from weir.protocols.native import DOOR, RequestHead, find_service, head_size, read_ask
-from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, written
-from weir.protocols.payloads import QueueEntry, bytes_to_read, empty_body, read_work
-from weir.protocols.response import (
-    HttpResponse,
-    answer_of,
-    compressed,
-    echo_headers,
-    error_answer,
-    tensors_body,
-    trace_headers,
-)  # fmt: skip
+from weir.protocols.bodies import Body, has_large_body, unless_left, unpacked
+from weir.protocols.endpoint import identified
+from weir.protocols.events import EventStream, Source
+from weir.protocols.exchange import EventSource, Exchange, HttpProtocol, HttpRequestHead
+from weir.protocols.native import DOOR, head_size
+from weir.protocols.response import HttpResponse, compressed
 from weir.protocols.sending import inner_path, send_answer, send_early
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import HEAD_TOO_LARGE
-from weir.telemetry.tracecontext import CURRENT, HEADER
-from weir.wire.elements import text_size
+from weir.telemetry.tracecontext import CURRENT
 
 if TYPE_CHECKING:
-    from weir.catalog.registry import Registry
     from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")
-_LONG_WORK = 262144  # bytes whose compression would keep the event loop for too long
+_LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
 
 
-class Inference:
-    """ASGI middleware that answers the inference routes of `registry` and leaves the rest to `app`."""
+class AsgiInference:
+    """ASGI middleware that answers the requests of `protocols`, the first of which that knows one, and leaves the rest to `app`."""
 
-    def __init__(self, app: ASGIApp, registry: "Registry", settings: HttpSettings) -> None:
+    def __init__(self, app: ASGIApp, protocols: Sequence[HttpProtocol], settings: HttpSettings) -> None:
         self._app = app
-        self._registry = registry
+        self._protocols = protocols
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -55,129 +41,24 @@ class Inference:
             return await self._app(scope, receive, send)
         path = inner_path(scope)
         if head_size(scope["headers"]) > self._settings.max_header_size:
-            limit = self._settings.max_header_size
-            error = TooLarge(f"head: must be at most {limit} bytes (max_header_size)")
-            refusal = self._error(error, None)._replace(status=HEAD_TOO_LARGE)
-            return await self._send_early(scope, receive, send, refusal, closing=True)
-        try:
-            ask = read_ask(self._registry, self._settings, scope["method"], path, scope["headers"])
-        except WeirError as error:
-            refusal = self._refusal(error, self._named(path))
-            return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
-        if ask is None:
-            return await self._app(scope, receive, send)
-        incoming = Body(receive)
-        try:
-            body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
-        except WeirError as error:
-            refusal = self._refusal(error, ask.service)
-            return await self._send_early(scope, receive, send, refusal, closing=incoming.unread)
-        if body is None:
-            return
-        answer = await (
-            self._stream(ask, body, receive, send) if ask.stream else self._answer(ask, body, scope, receive)
-        )
-        if answer is not None:
-            await send_answer(send, answer)
+            return await self._refuse_large_head(path, scope, receive, send)
+        for protocol in self._protocols:
+            try:
+                head = protocol.read_head(scope["method"], path, scope["headers"])
+            except WeirError as error:
+                if (service := protocol.named(path)) is not None:
+                    service.tell_refused(DOOR, error)
+                refusal = identified(protocol.error_answer(error, service), scope["headers"])
+                return await self._send_early(scope, receive, send, refusal, closing=has_large_body(scope))
+            if head is not None:
+                return await self._answer(protocol, head, scope, receive, send)
+        return await self._app(scope, receive, send)
 
-    async def _stream(self, ask: RequestHead, body: bytes, receive: Receive, send: Send) -> HttpResponse | None:
-        """Send the answers to `ask` as a stream of events, or return the answer that refuses it."""
-        works = await self._read(ask, body, receive)
-        if works is None or isinstance(works, HttpResponse):
-            return works
-        try:
-            request = enter_stream(ask, works)
-        except WeirError as error:  # the service told the observers
-            return self._error(error, ask.service)
-        try:
-            source = stream_source(ask, request, development=self._settings.development)
-            events = EventStream(source, receive, send, self._settings.stream_keep_alive)
-            await events.run()
-        finally:
-            request.close()
-        for observer in ask.service.observers:
-            observer.transferred(ask.service.label, DOOR, len(body), events.sent_bytes)
-        return None
-
-    async def _answer(self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive) -> HttpResponse | None:
-        """Return the answer to `ask`, or None if the client has left."""
-        if ask.service.deputy is not None:
-            answer = await self._by_deputy(ask, body, scope, receive)
-        else:
-            works = await self._read(ask, body, receive)
-            answer = await self._run(ask, works, receive) if isinstance(works, list) else works
-        if answer is None:
-            return None
-        answer.headers.extend(echo_headers(ask))
-        if ask.accept_coding and len(answer.body) > self._settings.compress_above:
-            answer = await _compressed(answer, ask.accept_coding)
-        try:
-            charge(len(answer.body))
-        except WeirError as error:
-            return self._refusal(error, ask.service)
-        for observer in ask.service.observers:
-            observer.transferred(ask.service.label, DOOR, len(body), len(answer.body))
-        return answer
-
-    async def _read(
-        self, ask: RequestHead, body: bytes, receive: Receive
-    ) -> list[QueueEntry | WeirError] | HttpResponse | None:
-        """Return the work in `body`, or the answer that refuses it; None if the client leaves before it is read."""
-        reading = self._works(ask, body)
-        try:
-            if ask.coding or bytes_to_read(ask, body) > LONG_BODY:
-                return await unless_left(reading, receive)
-            return await reading
-        except WeirError as error:
-            return self._refusal(error, ask.service)
-
-    async def _works(self, ask: RequestHead, body: bytes) -> list[QueueEntry | WeirError]:
-        plain = await self._inflated(ask, body)
-        works = await off_loop(bytes_to_read(ask, plain), partial(read_work, ask, plain))
-        charge(sum([arrays_size(work.payload) for work in works if isinstance(work, QueueEntry)]))
-        return works
-
-    async def _by_deputy(self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive) -> HttpResponse | None:
-        try:
-            plain = await unless_left(self._inflated(ask, body), receive) if ask.coding else body
-            if plain is None:
-                return None
-            if not plain:
-                raise empty_body(ask)
-        except WeirError as error:
-            return self._refusal(error, ask.service)
-        trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
-        CURRENT.set(trace)
-        try:
-            answer: HttpResponse | None = await ask.service.deputy.answer(ask, plain, scope, receive, trace)
-        except Exception as error:
-            _log.exception("an answer of %s cannot be written", ask.service.name)
-            answer = self._error(error, ask.service)
-        if answer is not None and trace is not None:
-            answer.headers.append((HEADER.encode(), trace.traceparent.encode()))
-        return answer
-
-    async def _inflated(self, ask: RequestHead, body: bytes) -> bytes:
-        if not ask.coding:
-            return body
-        return await unpacked(body, ask.coding, self._settings.max_body_size, ask.timeout)
-
-    async def _run(
-        self, ask: RequestHead, works: list[QueueEntry | WeirError], receive: Receive
-    ) -> HttpResponse | None:
-        try:
-            requests = await _ended(ask, works, receive)
-            if requests is None:
-                return None
-            await _write_tensors(ask, requests)
-            answer = answer_of(ask, requests, development=self._settings.development)
-            answer.headers.extend(trace_headers(requests[0]) if requests else [])
-            return answer
-        except WeirError as error:  # the service told the observers
-            return self._error(error, ask.service)
-        except Exception as error:
-            _log.exception("an answer of %s cannot be written", ask.service.name)
-            return self._error(error, ask.service)
+    async def _refuse_large_head(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        error = TooLarge(f"head: must be at most {self._settings.max_header_size} bytes (max_header_size)")
+        others = [each for each in self._protocols if each.prefix != b"/" and path.startswith(each.prefix.decode())]
+        refusal = (*others, self._protocols[-1])[0].error_answer(error, None)._replace(status=HEAD_TOO_LARGE)
+        await self._send_early(scope, receive, send, refusal, closing=True)
 
     async def _send_early(
         self, scope: Scope, receive: Receive, send: Send, answer: HttpResponse, *, closing: bool
@@ -185,53 +66,87 @@ class Inference:
         within = self._settings.body_timeout
         await send_early(scope, receive, send, answer, closing=closing, within=within)
 
-    def _named(self, path: str) -> "Service | None":
+    async def _answer(
+        self, protocol: HttpProtocol, head: HttpRequestHead, scope: Scope, receive: Receive, send: Send
+    ) -> None:  # fmt: skip
+        incoming = Body(receive)
+        client, headers = scope.get("client"), scope["headers"]
+        exchange = Exchange(
+            head.service, door=DOOR, traceparent=head.traceparent, headers=headers, peer=client[0] if client else None
+        )  # fmt: skip
         try:
-            found = find_service(self._registry, path)
-        except WeirError:
-            return None
-        return found[0] if found else None
+            body = await incoming.read(self._settings.max_body_size, self._settings.body_timeout)
+        except WeirError as error:
+            refusal = identified(protocol.error_answer(exchange.refused(error), head.service), headers)
+            return await self._send_early(scope, receive, send, refusal, closing=incoming.unread)
+        if body is None:
+            return
+        size = len(body)
+        begin = self._open if head.stream else self._respond
+        answer = await unless_left(begin(exchange, protocol, head, body), receive)
+        del body  # it is the protocol's, which lets go of it as soon as it has been read
+        CURRENT.set(exchange.trace)
+        if isinstance(answer, EventSource):
+            await self._send_events(answer, exchange, protocol, size, receive, send)
+        elif answer is not None:
+            exchange.transferred(size, len(answer.body))
+            await send_answer(send, identified(answer, headers))
 
-    def _refusal(self, error: WeirError, service: "Service | None") -> HttpResponse:
-        if service is not None:
-            told(service, DOOR, error)
-        return self._error(error, service)
+    async def _respond(
+        self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
+    ) -> HttpResponse:  # fmt: skip
+        """Return the answer to a request, an error too."""
+        try:
+            if head.coding:
+                body = await self._unpacked(exchange, head, body)
+            answer = await protocol.answer(exchange, head, body)
+            if head.accept_coding and len(answer.body) > self._settings.compress_above:
+                answer = await _compressed(answer, head.accept_coding)
+            exchange.charge(len(answer.body))
+        except Exception as error:
+            return _error_answer(protocol, head.service, error)
+        return answer
 
-    def _error(self, error: Exception, service: "Service | None") -> HttpResponse:
-        return error_answer(
-            error, service.name if service is not None else None, development=self._settings.development
-        )
+    async def _open(
+        self, exchange: Exchange, protocol: HttpProtocol, head: HttpRequestHead, body: bytes
+    ) -> HttpResponse | EventSource:  # fmt: skip
+        """Return the stream of answers to a request, or the answer that refuses it."""
+        try:
+            if head.coding:
+                body = await self._unpacked(exchange, head, body)
+            return await protocol.stream(exchange, head, body)
+        except Exception as error:
+            return _error_answer(protocol, head.service, error)
+
+    async def _unpacked(self, exchange: Exchange, head: HttpRequestHead, body: bytes) -> bytes:
+        try:
+            return await unpacked(body, head.coding, self._settings.max_body_size, head.timeout)
+        except WeirError as error:
+            raise exchange.refused(error) from None
+
+    async def _send_events(
+        self, source: EventSource, exchange: Exchange, protocol: HttpProtocol, received_bytes: int, receive: Receive, send: Send
+    ) -> None:  # fmt: skip
+        headers = exchange.headers
+
+        def refusal(error: WeirError) -> HttpResponse:
+            return identified(protocol.error_answer(error, exchange.service), headers)
+
+        def named() -> list[tuple[bytes, bytes]]:
+            return identified(HttpResponse(200, source.headers(), b""), headers).headers
+
+        async with aclosing(source.parts):
+            events = EventStream(
+                Source(source.parts, refusal, source.failure, named), receive, send, self._settings.stream_keep_alive
+            )  # fmt: skip
+            await events.run()
+        exchange.transferred(received_bytes, events.sent_bytes)
 
 
-async def _ended(
-    ask: RequestHead, works: list[QueueEntry | WeirError], receive: Receive
-) -> Sequence[AsgiRequest] | None:
-    """Run `works` and return their requests when all have ended; None, and nothing goes on, if the client leaves.
-
-    `works` is empty afterwards: each request has its payload, and lets go of it at its own end.
-    """
-    requests, countdown = submit(ask, works)
-    works.clear()
-    if not requests:
-        return requests
-    leaving = asyncio.ensure_future(disconnected(receive))
-    try:
-        await asyncio.wait((countdown.over, leaving), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not countdown.over.done():
-            abandon(ask, requests)
-    return requests if countdown.over.done() else None
-
-
-async def _write_tensors(ask: RequestHead, requests: Sequence[AsgiRequest]) -> None:
-    """Write the tensors with which `requests` have ended, if they are so many that they are written in a thread."""
-    ended = [request for request in requests if isinstance(request.end, dict)]
-    size = sum([text_size(array) for request in ended for array in request.end.values()])
-    if size > LONG_ANSWER:
-        bodies = await written(size, lambda: [tensors_body(ask, request.end) for request in ended])
-        for request, body in zip(ended, bodies, strict=True):
-            request.end = body if isinstance(body, bytes) else ask.service.tell_failed(body)
+def _error_answer(protocol: HttpProtocol, service: "Service", error: Exception) -> HttpResponse:
+    if not isinstance(error, WeirError):
+        _log.error("an answer of %s cannot be written", service.name, exc_info=error)
+    return protocol.error_answer(error, service)
 
 
 async def _compressed(answer: HttpResponse, coding: str) -> HttpResponse:

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from weir._version import __version__
-from weir.model import NONE, RAGGED, Tensor, is_batched, is_tensor_model
+from weir.errors import ModelNotFound
+from weir.model import NONE, RAGGED, Tensor, is_batched
 from weir.policy.rules import SizeOrDelay
 
 if TYPE_CHECKING:
+    from weir.catalog.registry import Registry
     from weir.profiling.machine import Hardware
     from weir.serving.service import Service
-
-# A model of items at these doors: BYTES tensors whose elements are JSON documents.
-ITEM_INPUTS = (Tensor("input", "BYTES", (-1,)),)
-ITEM_OUTPUTS = (Tensor("output", "BYTES", (-1,)),)
 
 # What a server offers beyond what the protocol requires, as its metadata lists it. Shared memory only where it is allowed.
 EXTENSIONS = (
@@ -27,20 +25,17 @@ _MICROSECONDS = 1e6
 _CONFIG_TYPES = {"BYTES": "TYPE_STRING"}  # the others are called as in the protocol
 
 
-def inputs_of(service: "Service") -> Sequence[Tensor]:
-    """Return the tensors that requests for `service` hold."""
-    if service.deputy is not None:
-        inputs: Sequence[Tensor] = service.deputy.inputs
-        return inputs
-    return service.model.inputs if is_tensor_model(service.model) else ITEM_INPUTS
+def find(registry: "Registry", name: str, version: str = "") -> "Service":
+    """Return the service of a model; `version` "" is the default one.
 
-
-def outputs_of(service: "Service") -> Sequence[Tensor]:
-    """Return the tensors that answers of `service` hold."""
-    if service.deputy is not None:
-        outputs: Sequence[Tensor] = service.deputy.outputs
-        return outputs
-    return service.model.outputs if is_tensor_model(service.model) else ITEM_OUTPUTS
+    Raises ModelNotFound in the words that clients of the protocol look for.
+    """
+    try:
+        return registry.get(name, version)
+    except ModelNotFound:
+        there_are = ", ".join(registry.services) or "no models"
+        which = f" version {version!r}" if version else ""
+        raise ModelNotFound(f"Request for unknown model: {name!r}{which} is not found; there are {there_are}") from None
 
 
 def server_metadata(name: str, extensions: Sequence[str] = EXTENSIONS) -> dict[str, Any]:
@@ -54,8 +49,8 @@ def metadata(service: "Service", versions: Sequence[str] = ()) -> dict[str, Any]
         "name": service.name,
         "versions": list(versions),
         "platform": service.platform,
-        "inputs": [_tensor(tensor) for tensor in inputs_of(service)],
-        "outputs": [_tensor(tensor) for tensor in outputs_of(service)],
+        "inputs": [_tensor(tensor) for tensor in service.inference.inputs(service)],
+        "outputs": [_tensor(tensor) for tensor in service.inference.outputs(service)],
     }
 
 
@@ -78,8 +73,8 @@ def config(service: "Service") -> dict[str, Any]:
         "platform": service.platform,
         "backend": _BACKENDS.get(service.platform, service.platform),
         "max_batch_size": batching.max_batch_size if is_batched(service.model) else 0,
-        "input": [_declared(tensor) for tensor in inputs_of(service)],
-        "output": [_declared(tensor) for tensor in outputs_of(service)],
+        "input": [_declared(tensor) for tensor in service.inference.inputs(service)],
+        "output": [_declared(tensor) for tensor in service.inference.outputs(service)],
         "instance_group": [{"name": service.name, "kind": "KIND_CPU", "count": service.workers.workers}],
         "model_transaction_policy": {"decoupled": service.streaming},
         "dynamic_batching": _waits(service.policy),

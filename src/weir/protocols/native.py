@@ -1,22 +1,47 @@
-"""Weir's own HTTP meaning, part one: what the head of a request asks for.
+"""Weir's own protocol: one item, or a list of them, for a model that the path names.
 
-Pure, so that the ASGI application and the fast lane share one behaviour: `read_ask` (here) reads a head,
-`payloads.read_work` makes work of the body, `answers` writes what comes back. An Ask depends on the head alone and may be
-remembered for exactly those bytes, for as long as the registry and the settings stay the same.
+The ASGI application and the fast path share it. A RequestHead depends on the head alone and may be remembered for exactly those bytes, as long as the
+registry and the settings stay the same. What the body is to the queue says serving/inference.py.
 """
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from functools import partial
 from typing import TYPE_CHECKING
 
-from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotFound, TooLarge, Unsupported, UnsupportedMediaType
+from weir.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelError,
+    ModelNotFound,
+    TooLarge,
+    Unsupported,
+    UnsupportedMediaType,
+    WeirError,
+)
 from weir.messages import JSON
 from weir.model import is_tensor_model
 from weir.protocols.compression import accepted_coding, coding_of
 from weir.protocols.content_negotiation import accept_of, content_type_of, write_types
+from weir.protocols.exchange import EventSource, Exchange
+from weir.protocols.offloading import written
+from weir.protocols.response import Headers, HttpResponse, batch_body, error_answer, error_body, explain_headers
 from weir.protocols.settings import HttpSettings
-from weir.serving.service import LONGEST_TIMEOUT, Service
+from weir.serving.calls import Streamed
+from weir.serving.inference import (
+    ItemsResponse,
+    arrays_size,
+    body_or_error,
+    bytes_to_read,
+    output_body,
+    read_parts,
+    read_work,
+)
+from weir.serving.service import Service
+from weir.serving.settings import LONGEST_TIMEOUT
+from weir.wire.elements import text_size
 from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -59,7 +84,7 @@ class RequestHead(RequestOptions):
 
     `plain` means that the body travels undecoded to the worker as one item of one row, so the request is simply
     `RequestBase(body, now, timeout, content_type=, accept=, priority=, key=, door="http")`. Otherwise, or with `coding`
-    (a compressed body), the body goes through `payloads.read_work`.
+    (a compressed body), the body goes through `serving.inference.read_work`.
     """
 
     __slots__ = ("accept", "batch", "content_type", "plain", "service", "stream")
@@ -220,3 +245,85 @@ _READERS = {
     b"content-encoding": _read_coding,
     b"accept-encoding": _read_accept_coding,
 }
+
+
+class NativeProtocol:
+    """The protocol of /infer, /inference and the models' own routes, see HttpProtocol."""
+
+    prefix = b"/"
+
+    def __init__(self, registry: "Registry", settings: HttpSettings) -> None:
+        self._registry = registry
+        self._settings = settings
+
+    def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> RequestHead | None:
+        """See `read_ask`."""
+        return read_ask(self._registry, self._settings, method, path, headers)
+
+    def named(self, path: str) -> Service | None:
+        """Return the service that `path` asks for, as far as there is one."""
+        try:
+            found = find_service(self._registry, path)
+        except WeirError:
+            return None
+        return found[0] if found else None
+
+    def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
+        """Return what is written for `error` when `service` was asked for."""
+        return error_answer(error, service.name if service else None, development=self._settings.development)
+
+    async def answer(self, exchange: Exchange, head: RequestHead, body: bytes) -> HttpResponse:
+        """Return the answer to one item, or to a list: 200 whatever became of its items, unless it failed as a whole."""
+        response = await exchange.infer_items(head, body)
+        del body
+        bodies = await written(response.size_bytes, response.write)
+        for each in bodies:
+            if isinstance(each, ModelError) and not each.told:
+                head.service.tell_failed(each)
+        return items_answer(head, response, bodies, development=self._settings.development)
+
+    async def stream(self, exchange: Exchange, head: RequestHead, body: bytes) -> EventSource:
+        """Return the answers of a streaming model to one item."""
+        (entry,) = await exchange.read(bytes_to_read(head, body), partial(read_work, head, body))
+        if isinstance(entry, WeirError):
+            raise exchange.refused(entry)
+        exchange.charge(arrays_size(entry.payload))
+        request = exchange.stream_of(head, entry)
+
+        def failure(error: WeirError) -> bytes:
+            return error_body(error, head.service.name, development=self._settings.development)
+
+        def headers() -> Headers:
+            explained = head.explain and request.dispatch is not None
+            return explain_headers(request.arrival, request.dispatch) if explained and request.dispatch else []
+
+        return EventSource(_events(head, request), failure, headers)
+
+
+async def _events(head: RequestHead, request: Streamed) -> AsyncGenerator[bytes, None]:
+    async with aclosing(read_parts(head.service, request)) as parts:
+        async for output, _ in parts:
+            if not isinstance(output, dict):
+                yield output_body(head, output)
+                continue
+            body = await written(sum(map(text_size, output.values())), partial(body_or_error, head, output))
+            if isinstance(body, ModelError):
+                raise head.service.tell_failed(body)
+            yield body
+
+
+def items_answer(
+    head: RequestHead, response: ItemsResponse, bodies: list[bytes | WeirError], *, development: bool = False
+) -> HttpResponse:  # fmt: skip
+    """Return the answer to one item or to a list, whose items were written as `bodies`. Raises the error of the only item."""
+    if head.batch:
+        body = batch_body(bodies, head.accept, head.service.name, beside=response.beside, development=development)
+    else:
+        (only,) = bodies
+        if isinstance(only, WeirError):
+            raise only
+        body = only
+    headers = [(b"content-type", head.accept.encode()), *response.headers]
+    if head.explain and response.dispatch is not None:
+        headers.extend(explain_headers(response.arrival, response.dispatch))
+    return HttpResponse(200, headers, body)

@@ -1,21 +1,19 @@
-"""Weir's own HTTP meaning, part three: what is written for an output or an error."""
+"""An HTTP answer, and what Weir's own protocol writes for a list of items or an error."""
 
 import math
 import traceback
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
 from weir.errors import CapacityError, MethodNotAllowed, ModelError, Unauthorized, WeirError, bounded
-from weir.messages import JSON, MSGPACK, Dispatch, Kind, Request
+from weir.messages import JSON, MSGPACK, Dispatch
 from weir.protocols.compression import compress
-from weir.protocols.native import RequestHead
 from weir.protocols.status import http_code
 from weir.telemetry.tracecontext import Trace
-from weir.wire.tensors import to_plain, to_text
-from weir.wire.values import UNWRITABLE, encode
+from weir.wire.values import UNWRITABLE
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -33,13 +31,6 @@ class HttpResponse(NamedTuple):
     status: int
     headers: Headers
     body: bytes
-
-
-class Ended(Request, Protocol):
-    """A request with its end: the output or a WeirError, and the batch it was in, if any."""
-
-    end: Any
-    dispatch: Dispatch | None
 
 
 def error_answer(error: BaseException, model: str | None = None, *, development: bool = False) -> HttpResponse:
@@ -140,7 +131,7 @@ def explain_headers(arrival: float, dispatch: Dispatch) -> Headers:
     return headers
 
 
-def echo_headers(ask: RequestHead) -> Headers:
+def echo_headers(ask: Any) -> Headers:
     """Return the headers that go back as they came: X-Request-Id."""
     return [] if ask.request_id is None else [(b"x-request-id", ask.request_id)]
 
@@ -149,68 +140,6 @@ def trace_headers(request: Any) -> Headers:
     """Return the header that names the span of `request`; none if nobody traces."""
     trace = request.trace
     return [(b"traceparent", trace.traceparent.encode())] if type(trace) is Trace else []
-
-
-def answer_of(ask: RequestHead, requests: Sequence[Ended], *, development: bool = False) -> HttpResponse:
-    """Return the answer to `ask`, all of whose `requests` have ended. Blocks among the outputs are released.
-
-    A list is answered with 200 whatever became of its items, unless it failed as a whole.
-    """
-    if not ask.batch and isinstance(requests[0].end, WeirError):
-        return error_answer(requests[0].end, ask.service.name, development=development)
-    if ask.batch:
-        ends: list[Any] = []
-        for request in requests:
-            if request.kind is not Kind.ITEMS:
-                ends.append(request.end)
-            elif isinstance(request.end, WeirError):
-                return error_answer(request.end, ask.service.name, development=development)
-            else:
-                ends.extend(request.end)
-        outputs = [_body_or_error(ask, end) for end in ends]
-        body = batch_body(outputs, ask.accept, ask.service.name, development=development)
-    else:
-        body = output_body(ask, requests[0].end)
-    headers = [(b"content-type", ask.accept.encode())]
-    if ask.explain and requests and requests[0].dispatch is not None:
-        headers.extend(explain_headers(requests[0].arrival, requests[0].dispatch))
-    return HttpResponse(200, headers, body)
-
-
-def output_body(ask: RequestHead, output: Any) -> bytes:
-    """Return the bytes of one output: it is bytes, a Block (which is released), or the tensors of a tensor model.
-
-    Raises ModelError for tensors that cannot be written as the answer shall be.
-    """
-    if isinstance(output, bytes):
-        return output
-    if isinstance(output, dict):
-        body = tensors_body(ask, output)
-        if isinstance(body, ModelError):
-            raise ask.service.tell_failed(body)
-        return body
-    try:
-        return bytes(output.view)
-    finally:
-        output.release()
-
-
-def tensors_body(ask: RequestHead, tensors: dict[str, Any]) -> bytes | ModelError:
-    """Return the bytes of tensors, or why they cannot be written as the answer shall be; nobody has been told of that."""
-    try:
-        said = to_text if ask.accept == JSON else to_plain
-        return encode(said(tensors, ask.service.model.outputs), ask.accept)
-    except UNWRITABLE as error:
-        failure = ModelError(f"the answer cannot be written as {ask.accept}: {error}")
-        failure.__cause__ = error
-        return failure
-
-
-def _body_or_error(ask: RequestHead, end: Any) -> bytes | WeirError:
-    try:
-        return end if isinstance(end, WeirError) else output_body(ask, end)
-    except WeirError as error:
-        return error
 
 
 def compressed(answer: HttpResponse, coding: str) -> HttpResponse:

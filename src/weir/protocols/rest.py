@@ -14,10 +14,12 @@ from weir.protocols.account import Counted
 from weir.protocols.auth_middleware import Gate, Refuse
 from weir.protocols.failures import exception_handlers
 from weir.protocols.httplog import HttpLog, Logged
-from weir.protocols.inference import Inference
+from weir.protocols.inference import AsgiInference
 from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.infer import KserveProtocol
 from weir.protocols.kserve.replies import error_answer as kserve_error
 from weir.protocols.kserve.routes import PREFIX, Kserve
+from weir.protocols.native import NativeProtocol
 from weir.protocols.pages import Pages, RenderMetrics
 from weir.protocols.sending import inner_path
 from weir.protocols.settings import HttpSettings
@@ -81,7 +83,8 @@ def make_app(
     request.
     """
     site = site or KServeContext(registry, settings)
-    middleware = [Middleware(Kserve, site), Middleware(Inference, registry, settings)]
+    protocols = (KserveProtocol(site), NativeProtocol(registry, settings))
+    middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, site)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))
     middleware.insert(0, Middleware(Counted, site.account))

@@ -20,7 +20,7 @@ from weir.protocols.account import Account
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
 from weir.protocols.fastlane.logged import LoggedConnection
-from weir.protocols.fastlane.native import Native
+from weir.protocols.fastlane.native import HotNative
 from weir.protocols.fastlane.plan import RouteHandler
 from weir.protocols.fastlane.shared import HttpShared
 from weir.protocols.httplog import HttpLog
@@ -63,7 +63,7 @@ class HttpServer:
         self._asgi_app = asgi_app
         self._hand_over = HandOver(self._asgi, settings)
         site = site or KServeContext(registry, settings)
-        own = (Native(registry, settings), HotKserve(site))
+        own = (HotNative(registry, settings), HotKserve(site))
         self._lane = HttpShared(
             (*own, *manners),
             settings,

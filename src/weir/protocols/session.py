@@ -16,14 +16,14 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, CapacityError, Conflict, Draining, Overloaded, WeirError, bounded, brief
 from weir.messages import Dispatch
-from weir.protocols import kserve_inference
 from weir.protocols.account import CLAIM, Account
+from weir.protocols.exchange import Exchange
+from weir.protocols.metadata import find
 from weir.protocols.offloading import LONG_ANSWER, off_loop, written
-from weir.protocols.payload import response_of
-from weir.protocols.payloads import QueueEntry
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import kserve_code
-from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
+from weir.serving.inference import QueueEntry, entries_for_one_answer, response_of
+from weir.telemetry.tracecontext import HEADER
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.websocket import (
@@ -39,7 +39,6 @@ from weir.wire.websocket import (
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
-    from weir.serving.service import Service
 
 DOOR = "websocket"
 GOING_AWAY = 1001
@@ -55,18 +54,18 @@ _log = logging.getLogger("weir.websocket")
 class Queued(RequestBase):
     """A request in the queue of its service. `size_bytes` is what it holds of the connection's share, `received_bytes` its message."""
 
-    __slots__ = ("_session", "asked", "received_bytes", "service", "size_bytes")
+    __slots__ = ("_session", "asked", "exchange", "received_bytes", "size_bytes")
 
     def __init__(
-        self, session: "Session", service: "Service", asked: InferenceRequest, work: QueueEntry, timeout: float, priority: int,
+        self, session: "Session", exchange: Exchange, asked: InferenceRequest, work: QueueEntry, timeout: float, priority: int,
         received_bytes: int, size_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(
-            work.payload, service.now(), timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
+            work.payload, exchange.service.now(), timeout, kind=work.kind, content_type=work.content_type, accept=work.accept,
             rows=work.rows, cost=work.cost, key=work.key, priority=priority, large=work.large, door=DOOR,
         )  # fmt: skip
         self._session = session
-        self.service = service
+        self.exchange = exchange
         self.asked = asked
         self.received_bytes = received_bytes
         self.size_bytes = size_bytes
@@ -237,11 +236,12 @@ class Session:
     def _begin(self, asked: InferenceRequest, received: int, size: int) -> None:
         """Bring a request on its way."""
         try:
-            service = kserve_inference.find(self._registry, asked.model, asked.version)
-            if service.tracing is None and not (service.streaming or service.needs_measure or service.deputy):
+            service = find(self._registry, asked.model, asked.version)
+            queued = service.tracing is None and not service.streaming
+            if queued and service.inference.queues_tensors(service):
                 asked.parameters.pop(HEADER, None)
-                (work,), timeout, priority = kserve_inference.works_for_one_answer(service, asked, DOOR, None)
-                request = Queued(self, service, asked, work, timeout, priority, received, size)
+                (work,), timeout, priority = entries_for_one_answer(service, asked, DOOR, None)
+                request = Queued(self, Exchange(service, door=DOOR), asked, work, timeout, priority, received, size)
                 self._under_way[asked.id] = request
                 service.submit(request, request.arrival)
                 return
@@ -264,7 +264,7 @@ class Session:
     def _withdraw(self, id: str) -> None:
         entry = self._under_way.get(id)
         if isinstance(entry, Queued):
-            entry.service.cancel(entry)
+            entry.exchange.service.cancel(entry)
             entry.fail(_given_up())
         elif entry is not None and id not in self._withdrawn:
             self._withdrawn.add(id)
@@ -274,7 +274,7 @@ class Session:
         """End all that is under way: nobody waits for it any more."""
         for entry in list(self._under_way.values()):
             if isinstance(entry, Queued):
-                entry.service.cancel(entry)
+                entry.exchange.service.cancel(entry)
                 self.forget(entry)
             else:
                 entry.cancel()
@@ -290,7 +290,7 @@ class Session:
     def finish(self, request: Queued, output: Any) -> None:
         """Answer `request`; a long answer is written in a thread, and those that end after it wait for it."""
         self.forget(request)
-        service, asked = request.service, request.asked
+        service, asked = request.exchange.service, request.asked
         try:
             response = response_of(service, asked, [request.kind], [output])
             response.parameters = {**response.parameters, FINAL: True}
@@ -306,7 +306,7 @@ class Session:
             self.post_failure(asked.id, _told(asked, error))
         else:
             self._post(_Outgoing(message, len(message)))
-            _tell_transferred(request, message)
+            request.exchange.transferred(request.received_bytes, len(message))
 
     def post_failure(self, id: str, error: WeirError) -> None:
         """Send an error as soon as what is before it has been read."""
@@ -358,7 +358,7 @@ class Session:
                 outgoing.charged = 0
                 self._claim.take(len(message))
                 outgoing.charged = len(message)
-                _tell_transferred(request, message)
+                request.exchange.transferred(request.received_bytes, len(message))
             except Exception as error:
                 message = _failure(request.asked.id, _told(request.asked, error))
             outgoing.message = message
@@ -393,32 +393,25 @@ class Session:
             self._withdrawn.discard(asked.id)
 
     async def _stream(self, asked: InferenceRequest, received: int) -> None:
-        service = kserve_inference.find(self._registry, asked.model, asked.version)
-        trace = self._trace(service, asked)
+        service = find(self._registry, asked.model, asked.version)
+        # The caller names his span in the message, or did so when the connection was opened.
+        named = asked.parameters.pop(HEADER, None)
+        traceparent = named if isinstance(named, str) else self._socket.headers.get(HEADER)
+        exchange = Exchange(service, door=DOOR, traceparent=traceparent)
         sent, last = 0, False
-        async with aclosing(kserve_inference.stream(service, asked, door=DOOR, trace=trace)) as parts:
+        async with aclosing(exchange.stream(asked)) as parts:
             async for part in parts:
                 last = part.last
-                sent += await self._send_response(asked, part.response, trace, last=last)
+                sent += await self._send_response(exchange, asked, part.response, last=last)
         if not last:
             end = InferenceResponse(service.name, [], version=service.version, id=asked.id)
-            sent += await self._send_response(asked, end, trace, last=True)
-        for observer in service.observers:
-            observer.transferred(service.label, DOOR, received, sent)
-
-    def _trace(self, service: "Service", asked: InferenceRequest) -> Trace | None:
-        """Begin the trace of a request: within the caller's, who named it in the message or when the connection was opened."""
-        said = asked.parameters.pop(HEADER, None)
-        if service.tracing is None:
-            return None
-        trace = service.tracing.new(said if isinstance(said, str) else self._socket.headers.get(HEADER))
-        CURRENT.set(trace)  # of the task that answers this request
-        return trace
+            sent += await self._send_response(exchange, asked, end, last=True)
+        exchange.transferred(received, sent)
 
     async def _send_response(
-        self, asked: InferenceRequest, response: InferenceResponse, trace: Trace | None, *, last: bool
+        self, exchange: Exchange, asked: InferenceRequest, response: InferenceResponse, *, last: bool
     ) -> int:
-        named = {} if trace is None else {HEADER: trace.traceparent}
+        named = {} if exchange.trace is None else {HEADER: exchange.trace.traceparent}
         response.parameters = {**response.parameters, **named, FINAL: last}
         size = bytes_to_write(response, binary_outputs(asked))
         message = await written(size, partial(write_response, asked, response))
@@ -448,11 +441,6 @@ class Session:
 
 def _given_up() -> Cancelled:
     return Cancelled("the client has cancelled it")
-
-
-def _tell_transferred(request: Queued, message: Message) -> None:
-    for observer in request.service.observers:
-        observer.transferred(request.service.label, DOOR, request.received_bytes, len(message))
 
 
 def _told(asked: InferenceRequest, error: Exception) -> WeirError:

@@ -5,11 +5,11 @@ import dataclasses
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Hashable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from numbers import Integral
 from threading import get_ident
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -31,15 +31,16 @@ from weir.serving.calls import (
 )
 from weir.serving.delivery import submit_traced
 from weir.serving.generation import Generation, Hooks, Loaded, summary
-from weir.serving.settings import check_name, check_version, compose
+from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.serving.streaming import Window, preprocessing, stream_async, stream_sync
 from weir.telemetry.recorder import Statistics
 from weir.workers.executor import Block, Executor
 from weir.workers.settings import WorkerSettings
 
-C = TypeVar("C", bound=Call)
+if TYPE_CHECKING:
+    from weir.serving.inference import Inference
 
-LONGEST_TIMEOUT = 1e8  # three years; an event loop cannot count to much more
+C = TypeVar("C", bound=Call)
 
 
 class Service:
@@ -65,7 +66,6 @@ class Service:
     """
 
     model: type[Model] = Model
-    deputy: Any = None  # who answers at the doors in place of the line, if somebody does: protocols/deputy.py
 
     def __init__(
         self, model: type[Model] | None = None, *, name: str | None = None, version: str = "",
@@ -348,6 +348,19 @@ class Service:
     def tell_failed(self, error: ModelError) -> ModelError:
         """Tell the observers of a failure of the model that shows only when its answer is written; return the error."""
         self._driver.tell_failed(error)
+        return error
+
+    @cached_property
+    def inference(self) -> "Inference":
+        """How requests from outside are answered. A product that makes other requests of them sets its own."""
+        from weir.serving.inference import MODEL_INFERENCE  # numpy is for those who are called from outside
+
+        return MODEL_INFERENCE
+
+    def tell_refused(self, door: str, error: WeirError) -> WeirError:
+        """Tell the observers that a request for this service, which came by `door`, was refused before it got here; return the error."""
+        for observer in (*self.observers, self.statistics):
+            observer.refused(self.label, door, error)
         return error
 
     def submit(self, request: Request, now: float | None = None) -> None:

@@ -11,6 +11,8 @@ from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, check, setting
 from weir.model import Model, check_attributes, is_batched
 from weir.workers.settings import WorkerSettings
 
+LONGEST_TIMEOUT = 1e8  # seconds, three years; an event loop cannot count to much more
+
 
 @dataclass(frozen=True)
 class ServiceSettings:

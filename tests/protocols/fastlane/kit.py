@@ -10,7 +10,7 @@ from weir.catalog.registry import Registry
 from weir.model import Model
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.native import Native
+from weir.protocols.fastlane.native import HotNative
 from weir.protocols.fastlane.shared import HttpShared
 from weir.protocols.kserve.context import KServeContext as KserveSite
 from weir.protocols.kserve.hot import HotKserve
@@ -218,7 +218,7 @@ async def site(
     hand_over = HandOver(app or hello, http)
     hand_over.config.load()
     registry = Registry([service])
-    manners = (Native(registry, http), HotKserve(KserveSite(registry, http)))
+    manners = (HotNative(registry, http), HotKserve(KserveSite(registry, http)))
     await service.start()
     try:
         yield Site(HttpShared(manners, http, [observer], hand_over, clock=clock), service, executor, observer, clock)

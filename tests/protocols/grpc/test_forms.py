@@ -17,7 +17,7 @@ from weir.messages import OBJECT, Kind
 from weir.protocols.grpc import forms
 from weir.protocols.grpc.exchange import Writing
 from weir.protocols.grpc.forms import LONGEST, Form, Forms
-from weir.protocols.payloads import QueueEntry
+from weir.serving.inference import QueueEntry
 from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue
 from weir.wire.kserve_grpc import parse_request, raw_at_end, read_request, read_response, write_request
 

@@ -12,7 +12,7 @@ from tests.streaming_models import Count
 
 from weir.errors import Cancelled, DeadlineExceeded
 from weir.model import Model
-from weir.protocols.kserve_inference import find
+from weir.protocols.metadata import find
 from weir.serving.service import Service
 from weir.testing import FakeExecutor
 from weir.wire.inference import AskedOutput

@@ -300,14 +300,18 @@ def test_a_stream_reads_no_more_than_its_share_and_answers_all() -> None:
 
 def test_an_answer_of_a_stream_for_which_there_is_no_room_is_its_error() -> None:
     async def test(rig: Rig) -> None:
-        rig.site.account.take(900_000)
         call = rig.stream()
+        rig.site.account.take(910_000)
         await call.write(large(40_000))
-        rig.site.account.take(40_000)
+        _, response = read_stream_response(await call.read())
+        assert response.outputs  # there is room for the request and its answer
+        await until(lambda: rig.site.account.held_bytes == 910_000)
+        rig.site.account.take(20_000)
+        await call.write(large(40_000))  # there is room for the request alone
         error, _ = read_stream_response(await call.read())
         assert "max_waiting_bytes" in error
         call.cancel()
-        await until(lambda: rig.site.account.held_bytes == 940_000)
+        await until(lambda: rig.site.account.held_bytes == 930_000)
 
     run(test, Echo, http={"max_waiting_bytes": 1_000_000})
 

@@ -11,9 +11,9 @@ from weir.messages import Dispatch, Kind
 from weir.protocols.fastlane.plan import HotAsk, RoutePlan
 from weir.protocols.native import DOOR
 from weir.protocols.offloading import LONG_BODY, work_later
-from weir.protocols.payloads import QueueEntry, read_item
-from weir.protocols.response import HttpResponse, compressed, echo_headers, explain_headers, output_body, trace_headers
+from weir.protocols.response import HttpResponse, compressed, echo_headers, explain_headers, trace_headers
 from weir.serving.delivery import discard
+from weir.serving.inference import QueueEntry, output_body, read_item
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection

@@ -16,7 +16,6 @@ from weir.protocols.fastlane.head_cache import HeadMemo
 from weir.protocols.fastlane.plan import RouteHandler, RoutePlan, make_plan
 from weir.protocols.fastlane.responses import Heads
 from weir.protocols.httplog import HttpLog
-from weir.protocols.kserve_inference import told
 from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
 from weir.workers.executor import Block
@@ -169,7 +168,7 @@ class HttpShared:
     def refused(self, service: "Service | None", error: WeirError) -> None:
         """Tell the observers of a request that was refused before a service has heard of it."""
         if service is not None:
-            told(service, DOOR, error)
+            service.tell_refused(DOOR, error)
             return
         for observer in self.observers:
             observer.refused("", DOOR, error)

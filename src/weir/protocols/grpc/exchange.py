@@ -2,16 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from weir.errors import WeirError
+from weir.protocols.exchange import Exchange
 from weir.protocols.grpc.call import Call
 from weir.protocols.grpc.calls import DOOR, headers_of
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve_inference import find, told
+from weir.protocols.metadata import find
 from weir.protocols.offloading import off_loop, written
 from weir.protocols.shared_memory import Memory, wants_regions
-from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
+from weir.telemetry.tracecontext import HEADER
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters
 from weir.wire.kserve_grpc import (
     Parsed,
@@ -23,10 +24,6 @@ from weir.wire.kserve_grpc import (
     write_response,
 )
 from weir.wire.kserve_json import REGION
-
-if TYPE_CHECKING:
-    from weir.serving.service import Service
-
 
 Read = tuple[Parsed, InferenceRequest | WeirError]
 
@@ -61,20 +58,23 @@ class Writing(NamedTuple):
         return cls(bytes_to_write(response, typed=typed), partial(write_response, response, typed=typed))
 
 
-class Exchange:
-    """One request and its answer: what the unary call and streams share."""
+class GrpcExchange(Exchange):
+    """One request and its answer as messages of gRPC: what the unary call and streams share."""
 
-    __slots__ = ("_memory", "_parsed", "_site", "call", "request", "service")
+    __slots__ = ("_memory", "_parsed", "call", "request")
 
     def __init__(self, site: KServeContext, call: Call, parsed: Parsed, read: InferenceRequest | WeirError) -> None:
         """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
+        message = parsed.message
+        service = find(site.registry, message.model_name, message.model_version)
+        super().__init__(service, door=DOOR, timeout=call.time_remaining())
+        if service.tracing is not None:
+            caller_span = dict(headers_of(call)).get(HEADER.encode())
+            self.traceparent = None if caller_span is None else caller_span.decode("latin-1")
         self.call = call
-        self._site = site
         self._parsed = parsed
-        asked = parsed.message
-        self.service: Service = find(site.registry, asked.model_name, asked.model_version)
         if isinstance(read, WeirError):
-            raise told(self.service, DOOR, read) from None
+            raise self.refused(read) from None
         self.request = read
         self._memory: Memory | None = None
         if wants_regions(read):
@@ -82,16 +82,7 @@ class Exchange:
             try:
                 self._memory.hold(read)
             except WeirError as error:
-                raise told(self.service, DOOR, error) from None
-
-    def trace(self) -> Trace | None:
-        """Return the trace of the request, within that of its caller; None if nobody traces."""
-        if self.service.tracing is None:
-            return None
-        said = dict(headers_of(self.call)).get(HEADER.encode())
-        trace = self.service.tracing.new(None if said is None else said.decode("latin-1"))
-        CURRENT.set(trace)
-        return trace
+                raise self.refused(error) from None
 
     def writing(self, response: InferenceResponse) -> "Writing":
         """Return what writes an answer; what its request wants in shared memory is put there at once."""
@@ -102,9 +93,3 @@ class Exchange:
     async def write(self, response: InferenceResponse) -> bytes:
         """Return the body of an answer, as `writing` does; a long one is written in a thread."""
         return await written(*self.writing(response))
-
-
-def transferred(service: "Service", received_bytes: int, sent_bytes: int) -> None:
-    """Tell the observers of `service` what a request and its answer weighed."""
-    for observer in service.observers:
-        observer.transferred(service.label, DOOR, received_bytes, sent_bytes)

@@ -12,8 +12,7 @@ import numpy
 
 from weir.protocols.fastlane.head_cache import HeadMemo
 from weir.protocols.grpc.exchange import Writing
-from weir.protocols.payload import response_of
-from weir.protocols.payloads import QueueEntry
+from weir.serving.inference import QueueEntry, response_of
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_grpc import raw_at_end, response_pieces
 from weir.wire.tensors import DTYPES, Arrays

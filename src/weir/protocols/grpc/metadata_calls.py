@@ -9,8 +9,7 @@ from weir.errors import ModelNotFound
 from weir.profiling.machine import find_hardware
 from weir.protocols.grpc.call import Call
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve_inference import find
-from weir.protocols.metadata import config, device_count, metadata, server_metadata, statistics
+from weir.protocols.metadata import config, device_count, find, metadata, server_metadata, statistics
 from weir.wire.protobuf import POOL, message
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from contextlib import aclosing, suppress
 from weir.errors import WeirError
 from weir.protocols.account import CLAIM
 from weir.protocols.grpc.call import Call, Left
-from weir.protocols.grpc.calls import DOOR, in_task, name_of, note, text_of
+from weir.protocols.grpc.calls import in_task, name_of, note, text_of
 from weir.protocols.grpc.core import Handler
-from weir.protocols.grpc.exchange import Exchange, read_long, transferred
+from weir.protocols.grpc.exchange import GrpcExchange, read_long
 from weir.protocols.grpc.inference import refusal
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve_inference import stream
 from weir.wire.inference import InferenceResponse
 from weir.wire.kserve_grpc import error_in_stream, in_stream
 
@@ -123,14 +122,14 @@ class OneStream:
         try:
             parsed, read = await read_long(self._site, self._call, body)
             model, request_id = parsed.message.model_name, parsed.message.id
-            exchange = Exchange(self._site, self._call, parsed, read)
+            exchange = GrpcExchange(self._site, self._call, parsed, read)
             sent = 0
             async with aclosing(answers_to(exchange)) as answers:
                 async for answer in answers:
                     message = in_stream(answer)
                     del answer
                     sent += await self._write_counted(message)
-            transferred(exchange.service, len(body), sent)
+            exchange.transferred(len(body), sent)
         except Left:
             return None
         except Exception as error:
@@ -159,14 +158,12 @@ class OneStream:
         return len(message)
 
 
-async def answers_to(exchange: Exchange) -> AsyncGenerator[bytes, None]:
+async def answers_to(exchange: GrpcExchange) -> AsyncGenerator[bytes, None]:
     """Yield the bodies of the answers to one request; each says whether it is the last."""
     request = exchange.request
     wants_final = request.parameters.get(WANTS_FINAL) is True
     said_final = False
-    limit = exchange.call.time_remaining()
-    parts = stream(exchange.service, request, door=DOOR, timeout=limit, trace=exchange.trace())
-    async with aclosing(parts):
+    async with aclosing(exchange.stream(request)) as parts:
         async for part in parts:
             part.response.parameters = {**part.response.parameters, FINAL: part.last}
             said_final = part.last

@@ -3,7 +3,6 @@
 from weir.errors import InvalidRequest
 from weir.protocols.compression import decompress
 from weir.protocols.kserve.heads import InferAsk
-from weir.protocols.metadata import inputs_of
 from weir.protocols.offloading import LONG_BODY
 from weir.protocols.shared_memory import Memory
 from weir.wire import kserve_binary, kserve_json
@@ -34,5 +33,5 @@ def read_body(ask: InferAsk, body: Body, memory: Memory) -> InferenceRequest:
     if ask.header_length is None:
         return kserve_json.read_request(body, name, version, find=memory.find)
     if not ask.header_length:
-        return kserve_binary.read_raw_request(body, inputs_of(ask.service), name, version)
+        return kserve_binary.read_raw_request(body, ask.service.inference.inputs(ask.service), name, version)
     return kserve_binary.read_request(body, ask.header_length, name, version, find=memory.find)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from weir.errors import InvalidRequest, MethodNotAllowed, Unsupported
 from weir.messages import KSERVE
 from weir.protocols.compression import accepted_coding, coding_of
-from weir.protocols.kserve_inference import find
+from weir.protocols.metadata import find
 from weir.protocols.native import check_length
 from weir.protocols.response import Headers
 from weir.protocols.settings import HttpSettings
@@ -23,7 +23,7 @@ HEADER_LENGTH = b"inference-header-content-length"
 # Clients of the protocol know no others; they are told so by Accept-Encoding headers that libraries send unasked.
 CODINGS = ("gzip", "deflate")
 
-_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
+_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|infer_stream|generate_stream)")
 
 
 class InferAsk:
@@ -34,14 +34,16 @@ class InferAsk:
     """
 
     __slots__ = (
-        "accept", "accept_coding", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header",
-        "layout", "lead", "outline", "plain", "priority", "request_id", "service", "small_json", "timeout", "traceparent",
-        "version",
+        "accept", "accept_coding", "call", "coding", "content_type", "explain", "header_length", "headers", "key", "last_header",
+        "layout", "lead", "outline", "plain", "priority", "request_id", "service", "small_json", "stream", "timeout",
+        "traceparent", "version",
     )  # fmt: skip
 
-    def __init__(self, service: "Service", version: str) -> None:
+    def __init__(self, service: "Service", version: str, call: str = "infer") -> None:
         self.service = service
         self.version = version  # that the path names, or ""
+        self.call = call  # infer, generate, infer_stream or generate_stream
+        self.stream = call.endswith("_stream")
         self.header_length: int | None = None
         self.coding = ""  # how the body is compressed
         self.accept_coding = ""  # how a large answer may be
@@ -62,30 +64,29 @@ class InferAsk:
         self.lead = 0  # bytes before a body in shared memory, so that its tensors are aligned
 
 
-def named_in(path: str) -> tuple[str, str] | None:
-    """Return the name and the version ("": none) in `path`, or None if it is no path of inference."""
-    found = _INFER.fullmatch(path)
-    return None if found is None else (found[1], found[2] or "")
+def named_in(path: str) -> tuple[str, str, str] | None:
+    """Return the name, the version ("": none) and the call in `path`, or None if it is no path of inference."""
+    found = _PATH.fullmatch(path)
+    return None if found is None else (found[1], found[2] or "", found[3])
 
 
 def read_head(
-    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
-    streams: bool = False,
-) -> InferAsk | None:  # fmt: skip
+    registry: "Registry", settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]
+) -> InferAsk | None:
     """Read the head of a request: `path` percent-decoded and without the query, `headers` with names in lower case.
 
     Returns None if the path is not one of inference. Raises RequestErrors naming the header, its value and the rule;
-    ModelNotFound; MethodNotAllowed; TooLarge when Content-Length is over `max_body_size`; Unsupported for a model that
-    streams, unless the call is one that `streams`.
+    ModelNotFound; MethodNotAllowed; TooLarge when Content-Length is over `max_body_size`; Unsupported for `infer` of a model that streams.
     """
     named = named_in(path)
     if named is None:
         return None
     if method != "POST":
-        raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
-    ask = InferAsk(find(registry, *named), named[1])
+        raise MethodNotAllowed(f"{method} {path}: takes POST only", details={"allow": ["POST"]})
+    model, version, call = named
+    ask = InferAsk(find(registry, model, version), version, call)
     ask.headers = list(headers)
-    if ask.service.streaming and not streams:
+    if ask.service.streaming and call == "infer":
         raise Unsupported(f"model {ask.service.label!r} streams its answers, and this call has one answer only")
     for name, value in ask.headers:
         if name == b"content-length":

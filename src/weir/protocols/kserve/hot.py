@@ -13,22 +13,20 @@ from weakref import WeakKeyDictionary
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
-from weir.protocols.account import arrays_size
 from weir.protocols.fastlane.request import HttpRequest, Step
 from weir.protocols.kserve.bodies import ZLIB, inflated, read_body, size_to_read
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.heads import InferAsk, named_in, read_head
+from weir.protocols.kserve.infer import KserveProtocol
 from weir.protocols.kserve.layouts import Layout, layout_of
-from weir.protocols.kserve.replies import Reply, error_answer, reply_to
-from weir.protocols.kserve_inference import find
+from weir.protocols.kserve.replies import Reply, reply_to
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
-from weir.protocols.payload import Schedule, response_of, schedule_of, works_of
-from weir.protocols.payloads import QueueEntry, as_work
-from weir.protocols.response import HttpResponse, trace_headers
+from weir.protocols.response import trace_headers
 from weir.protocols.shared_memory import Memory
 from weir.serving.delivery import discard, is_block
 from weir.serving.generation import Generation
 from weir.serving.hooks import HookedExecutor
+from weir.serving.inference import QueueEntry, Schedule, arrays_size, as_work, response_of, schedule_of, works_of
 from weir.serving.service import Service
 from weir.wire.inference import ArenaArrays, InferenceRequest
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
@@ -253,27 +251,28 @@ class KserveRequest(HttpRequest):
             self.connection.answer_parts(self.plan, reply.headers + trace_headers(self), reply.parts)
 
 
-class HotKserve:
+class HotKserve(KserveProtocol):
     """The RouteHandler of POST /v2/models/{model}[/versions/{version}]/infer; see fastlane/plan.py."""
 
     request = KserveRequest
     of_service = True
-    prefix = b"/v2"
 
     def __init__(self, site: KServeContext) -> None:
-        self.site = site
+        super().__init__(site)
         self._outliners: WeakKeyDictionary[Generation, BodyPeek] = WeakKeyDictionary()
 
     def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
-        """See RouteHandler. Compressed bodies, items that differ in size and what a deputy answers are for the ASGI application."""
-        site = self.site
-        ask = read_head(site.registry, site.http, head.method, path, head.headers)
+        """See RouteHandler. Compressed bodies, and requests that are not one entry of the queue, are for the ASGI application."""
+        named = named_in(path)
+        if named is None or named[2] != "infer":
+            return False
+        ask = read_head(self.site.registry, self.site.http, head.method, path, head.headers)
         if ask is None:
             return False
         if not head.length:
             raise InvalidRequest("body: is empty, must be an inference request")
         tensors = is_tensor_model(ask.service.model)
-        if ask.coding or ask.service.deputy is not None or (ask.service.needs_measure and not tensors):
+        if ask.coding or not ask.service.inference.queues_tensors(ask.service):
             return False
         ask.outline = self._outliner(ask.service) if tensors and not ask.service.needs_measure else None
         ask.small_json = ask.outline is not None and ask.header_length is None and head.length <= SMALL_BODY
@@ -283,18 +282,6 @@ class HotKserve:
         plan.in_arena = tensors
         plan.lead = ask.lead
         return True
-
-    def named(self, path: str) -> Service | None:
-        """See RouteHandler."""
-        named = named_in(path)
-        try:
-            return None if named is None else find(self.site.registry, *named)
-        except WeirError:
-            return None
-
-    def error_answer(self, error: BaseException, service: Service | None) -> HttpResponse:
-        """See RouteHandler."""
-        return error_answer(error, development=self.site.http.development)
 
     def _outliner(self, service: Service) -> BodyPeek | None:
         """Return what reads the outlines of JSON bodies; None if a hook of the service wants to see the tensors."""

@@ -1,119 +1,119 @@
-"""Inference, as one task for each request: what the fast lane does not take, and all of it under another ASGI server."""
+"""The Open Inference Protocol over HTTP, with Triton's generate extension: how its requests are read and their answers written."""
 
-import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported, WeirError
-from weir.protocols.account import charge
-from weir.protocols.bodies import unless_left
-from weir.protocols.endpoint import Call
+from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.kserve.bodies import inflated, read_body, size_to_read
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve.heads import InferAsk, read_head
-from weir.protocols.kserve.replies import JSON_TYPE, reply_to
-from weir.protocols.kserve_inference import infer, stream, told
-from weir.protocols.metadata import inputs_of
-from weir.protocols.native import DOOR
-from weir.protocols.offloading import off_loop, written
-from weir.protocols.response import HttpResponse, compressed
+from weir.protocols.kserve.heads import InferAsk, named_in, read_head
+from weir.protocols.kserve.replies import JSON_TYPE, error_answer, error_event, reply_to
+from weir.protocols.metadata import find
+from weir.protocols.offloading import written
+from weir.protocols.response import HttpResponse
 from weir.protocols.shared_memory import Memory
-from weir.telemetry.tracecontext import CURRENT, Trace
+from weir.serving.inference import StreamPart
 from weir.wire.generate import read_generate, write_generated
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
+from weir.wire.kserve_json import REGION, write_response
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
 
-_LONG_WORK = 256 << 10  # bytes whose compression would keep the event loop for too long
 
+class KserveProtocol:
+    """The protocol of POST /v2/models/{model}[/versions/{version}]/ and infer, generate, infer_stream or generate_stream; see HttpProtocol."""
 
-class Inference:
-    """The handlers of POST /v2/models/{model}[/versions/{version}]/infer and generate."""
+    prefix = b"/v2"
 
     def __init__(self, site: KServeContext) -> None:
-        self._site = site
+        self.site = site
 
-    async def __call__(self, call: Call) -> HttpResponse | None:
-        """Answer one request; None if the client leaves, whose request is cancelled then."""
-        site, version = self._site, call.path.get("version")
-        path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
-        ask = read_head(site.registry, site.http, "POST", path, call.headers)
-        assert ask is not None, "the path is one of inference: this is a bug"
-        memory = site.memory(call.peer, call.headers)
-        request = await unless_left(self.read(ask, call.body, memory), call.receive)
-        if request is None:
+    def read_head(self, method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> InferAsk | None:
+        """See heads.read_head."""
+        return read_head(self.site.registry, self.site.http, method, path, headers)
+
+    def named(self, path: str) -> "Service | None":
+        """Return the service that `path` asks for, as far as there is one."""
+        named = named_in(path)
+        try:
+            return None if named is None else find(self.site.registry, *named[:2])
+        except WeirError:
             return None
-        trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
-        CURRENT.set(trace)
-        response = await unless_left(infer(ask.service, request, door=DOOR, trace=trace), call.receive)
-        if response is None:
-            return None
+
+    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
+        """Return what is written for `error`."""
+        return error_answer(error, development=self.site.http.development)
+
+    async def answer(self, exchange: Exchange, head: InferAsk, body: bytes) -> HttpResponse:
+        """Return the answer to a request for one."""
+        if head.call == "generate":
+            response = await one_answer(exchange, await self._read_generate(exchange, head, body))
+            text = await written(bytes_to_write(response), partial(write_generated, response))
+            return HttpResponse(200, [JSON_TYPE], text)
+        memory = self.site.memory(exchange.peer, head.headers)
+        request = await self._read(exchange, head, body, memory)
+        del body  # its tensors have it
+        response = await exchange.infer(request)
         size = bytes_to_write(response, binary_outputs(request))
-        answer = await written(size, lambda: reply_to(request, response, memory).as_answer())
-        if ask.accept_coding and len(answer.body) > site.http.compress_above:
-            answer = await _compressed(answer, ask.accept_coding)
-        for observer in ask.service.observers:
-            observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
-        return answer
+        return await written(size, lambda: reply_to(request, response, memory).as_answer())
 
-    async def generate(self, call: Call) -> HttpResponse | None:
-        """Answer a flat object (Triton's generate extension) with one; None if the client leaves."""
-        site, version = self._site, call.path.get("version")
-        path = f"/v2/models/{call.path['model']}{f'/versions/{version}' if version else ''}/infer"
-        ask = read_head(site.registry, site.http, "POST", path, call.headers, streams=True)
-        assert ask is not None, "the path is one of inference: this is a bug"
-        try:
-            read = partial(read_generate, call.body, inputs_of(ask.service), ask.service.name, ask.version)
-            request = await off_loop(len(call.body), read)
-            charge(sum([each.array.nbytes for each in request.inputs]))
-        except WeirError as error:
-            raise told(ask.service, DOOR, error) from None
-        trace = None if ask.service.tracing is None else ask.service.tracing.new(ask.traceparent)
-        CURRENT.set(trace)
-        response = await unless_left(one_answer(ask.service, request, trace), call.receive)
-        if response is None:
-            return None
-        body = await written(bytes_to_write(response), partial(write_generated, response))
-        answer = HttpResponse(200, [JSON_TYPE], body)
-        for observer in ask.service.observers:
-            observer.transferred(ask.service.label, DOOR, len(call.body), len(answer.body))
-        return answer
+    async def stream(self, exchange: Exchange, head: InferAsk, body: bytes) -> EventSource:
+        """Return the answers to a request for several; each is written as JSON."""
+        write: Callable[[InferenceResponse], bytes] = write_response
+        if head.call == "generate_stream":
+            request, write = await self._read_generate(exchange, head, body), write_generated
+        else:
+            request = await self._read(exchange, head, body, self.site.memory(exchange.peer, head.headers))
+            for output in request.outputs or ():
+                if REGION in output.parameters:
+                    error = Unsupported(f"output {output.name!r}: has {REGION}, but a stream is written as JSON")
+                    raise exchange.refused(error)
+        return EventSource(_events(exchange.stream(request), write), error_event, list)
 
-    async def read(self, ask: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
-        """Return the request in `body`. Raises what is wrong with it, of which the observers have been told."""
-
+    async def _read(self, exchange: Exchange, head: InferAsk, body: bytes, memory: Memory) -> InferenceRequest:
         def read() -> InferenceRequest:
-            plain = inflated(body, self._site.http.max_body_size) if ask.header_length is None else body
-            return read_body(ask, plain, memory)
-
-        try:
-            request = await off_loop(size_to_read(body), read)
-            memory.hold(request)
-            if ask.header_length is None:
-                charge(sum([each.array.nbytes for each in request.inputs]))
+            plain = inflated(body, self.site.http.max_body_size) if head.header_length is None else body
+            request = read_body(head, plain, memory)
+            if not head.stream:
+                memory.hold(request)
             return request
-        except WeirError as error:
-            raise told(ask.service, DOOR, error) from None
+
+        request = await exchange.read(size_to_read(body), read)
+        if head.header_length is None:
+            exchange.charge(sum([each.array.nbytes for each in request.inputs]))
+        return request
+
+    async def _read_generate(self, exchange: Exchange, head: InferAsk, body: bytes) -> InferenceRequest:
+        inputs = head.service.inference.inputs(head.service)
+        request = await exchange.read(
+            len(body), partial(read_generate, body, inputs, head.service.name, head.version)
+        )  # fmt: skip
+        exchange.charge(sum([each.array.nbytes for each in request.inputs]))
+        return request
 
 
-async def one_answer(service: "Service", request: InferenceRequest, trace: Trace | None) -> InferenceResponse:
+async def one_answer(exchange: Exchange, request: InferenceRequest) -> InferenceResponse:
     """Return the only answer to `request`, of a model that streams too. Raises Unsupported if it gives another number of them."""
     answers: list[InferenceResponse] = []
-    async with aclosing(stream(service, request, door=DOOR, trace=trace)) as parts:
+    async with aclosing(exchange.stream(request)) as parts:
         async for part in parts:
             answers.append(part.response)
             if len(answers) > 1:
                 break
     if len(answers) != 1:
-        number = "several answers" if answers else "no answer"
-        raise Unsupported(f"model {service.label!r} has given {number}, and this call has one: POST generate_stream")
+        number, label = "several answers" if answers else "no answer", exchange.service.label
+        raise Unsupported(f"model {label!r} has given {number}, and this call has one: POST generate_stream")
     return answers[0]
 
 
-async def _compressed(answer: HttpResponse, coding: str) -> HttpResponse:
-    if len(answer.body) > _LONG_WORK:
-        return await asyncio.to_thread(compressed, answer, coding)
-    return compressed(answer, coding)
+async def _events(
+    parts: AsyncGenerator[StreamPart, None], write: Callable[[InferenceResponse], bytes]
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            yield await written(bytes_to_write(part.response), partial(write, part.response))

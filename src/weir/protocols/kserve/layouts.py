@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from weir.protocols.kserve.replies import Reply
-from weir.protocols.payload import Schedule
-from weir.protocols.payloads import QueueEntry
 from weir.protocols.response import Headers
 from weir.protocols.shared_memory import wants_regions
+from weir.serving.inference import QueueEntry, Schedule
 from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import contiguous_bytes
 from weir.wire.tensors import DTYPES, Arrays

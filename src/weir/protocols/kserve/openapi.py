@@ -13,9 +13,9 @@ from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.routes import PREFIX, offered
-from weir.protocols.metadata import ITEM_INPUTS, inputs_of, outputs_of
 from weir.protocols.schemas import Schema, example_value
 from weir.protocols.status import kserve_code
+from weir.serving.inference import ITEM_INPUTS
 from weir.wire.sse import CONTENT_TYPE
 
 if TYPE_CHECKING:
@@ -65,7 +65,6 @@ _BODIES: dict[str, Schema] = {
     },
 }  # fmt: skip
 
-_INFERENCE = ("/infer", "/generate", "/infer_stream", "/generate_stream")
 _NAME = re.compile(r"\{(\w+)\}")
 
 
@@ -73,8 +72,6 @@ def kserve_paths(site: KServeContext) -> dict[str, Any]:
     """Return the OpenAPI paths of everything that `site` offers; inference once for each model."""
     paths: dict[str, Any] = {}
     for (method, path), handler in offered(site).items():
-        if path.endswith(_INFERENCE):
-            continue
         paths.setdefault(PREFIX + path, {})[method.lower()] = _operation(method, path, inspect.getdoc(handler) or "")
     for service in site.registry.all:
         version = f"/versions/{service.version}" if service.version else ""
@@ -82,8 +79,8 @@ def kserve_paths(site: KServeContext) -> dict[str, Any]:
         inference = _inference(service)
         paths[f"{path}/infer"] = {"post": inference}
         paths[f"{path}/infer_stream"] = {"post": _streamed(inference, "infer", inference["requestBody"])}
-        flat = {"required": True, "content": {JSON: {"schema": _generate(inputs_of(service))}}}
-        paths[f"{path}/generate"] = {"post": _generated(inference, flat, outputs_of(service))}
+        flat = {"required": True, "content": {JSON: {"schema": _generate(service.inference.inputs(service))}}}
+        paths[f"{path}/generate"] = {"post": _generated(inference, flat, service.inference.outputs(service))}
         paths[f"{path}/generate_stream"] = {"post": _streamed(inference, "generate", flat) | {"parameters": []}}
     return paths
 
@@ -129,7 +126,7 @@ def _errors(possible: Sequence[type[errors.WeirError]]) -> dict[str, Any]:
 
 
 def _inference(service: "Service") -> dict[str, Any]:
-    label, inputs, outputs = service.label, inputs_of(service), outputs_of(service)
+    label, inputs, outputs = service.label, service.inference.inputs(service), service.inference.outputs(service)
     request: dict[str, Any] = {"schema": _request(inputs, outputs)}
     if examples := _examples(service.model):
         request["examples"] = examples

@@ -8,8 +8,7 @@ from weir.protocols.endpoint import Call
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.documents import count_of, document, text_of
 from weir.protocols.kserve.replies import JSON_TYPE
-from weir.protocols.kserve_inference import find
-from weir.protocols.metadata import config, device_count, metadata, server_metadata, statistics
+from weir.protocols.metadata import config, device_count, find, metadata, server_metadata, statistics
 from weir.protocols.response import HttpResponse, encode_safely
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""All routes of the protocol as one ASGI application."""
+"""All routes of the protocol but those of inference (infer.py) as one ASGI application."""
 
 import re
 from functools import partial
@@ -14,10 +14,8 @@ from weir.errors import MethodNotAllowed, Unsupported
 from weir.protocols.endpoint import Call, Endpoint, Handler
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.control import Changes
-from weir.protocols.kserve.infer import Inference
 from weir.protocols.kserve.pages import Pages
 from weir.protocols.kserve.replies import JSON_TYPE, error_answer
-from weir.protocols.kserve.streams import Streams
 from weir.protocols.response import HttpResponse, encode_safely
 from weir.protocols.sending import as_response, inner_path
 
@@ -33,7 +31,7 @@ _VERSIONED = re.compile(r"/models/\{model\}")
 
 
 class Kserve:
-    """ASGI middleware that answers every path of the protocol and leaves the rest to `app`."""
+    """ASGI middleware that answers every path of the protocol but those of inference, and leaves the rest to `app`."""
 
     def __init__(self, app: ASGIApp, site: KServeContext) -> None:
         self._app = app
@@ -72,7 +70,7 @@ def offered(site: KServeContext) -> dict[tuple[str, str], Handler]:
 
 def every(site: KServeContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that servers may have."""
-    pages, changes, infer, streams = Pages(site), Changes(site), Inference(site), Streams(site)
+    pages, changes = Pages(site), Changes(site)
     plain: dict[tuple[str, str], Handler] = {
         ("GET", ""): pages.server,
         ("GET", "/health/live"): pages.live,
@@ -83,10 +81,6 @@ def every(site: KServeContext) -> dict[tuple[str, str], Handler]:
         ("GET", "/models/{model}/ready"): pages.model_ready,
         ("GET", "/models/{model}/config"): pages.config,
         ("GET", "/models/{model}/stats"): pages.statistics,
-        ("POST", "/models/{model}/infer"): infer,
-        ("POST", "/models/{model}/generate"): infer.generate,
-        ("POST", "/models/{model}/infer_stream"): streams.infer,
-        ("POST", "/models/{model}/generate_stream"): streams.generate,
         ("POST", "/repository/index"): changes.index,
         ("POST", "/repository/models/{model}/load"): changes.load,
         ("POST", "/repository/models/{model}/unload"): changes.unload,

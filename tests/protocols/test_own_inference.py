@@ -1,4 +1,4 @@
-"""Who answers for a model in place of its line: what the doors make of it."""
+"""A model whose requests are answered in a way of its own, and not by its queue: what the protocols make of it."""
 
 import asyncio
 import gzip
@@ -7,17 +7,14 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from starlette.types import Receive, Scope
 
 from weir.catalog.registry import Registry
-from weir.errors import ModelNotReady
+from weir.errors import InvalidRequest, ModelNotReady
 from weir.model import Model, Tensor
-from weir.protocols.deputy import Deputy
-from weir.protocols.native import RequestHead
-from weir.protocols.response import HttpResponse
 from weir.protocols.rest import make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
+from weir.serving.inference import Inference, InferenceCall, ItemHead, ItemsResponse
 from weir.serving.service import Service
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 
@@ -32,36 +29,51 @@ class Echo(Model):
 class Counting:
     """Answers with the number of bytes, or of elements."""
 
-    inputs = (Tensor("bytes", "UINT8", (-1,)),)
-    outputs = (Tensor("count", "INT64", (-1,)),)
+    queues_items = False
 
     def __init__(self) -> None:
         self.error: Exception | None = None
 
-    async def infer(
-        self, service: Service, request: InferenceRequest, *, door: str, within: float | None, trace: Any
-    ) -> InferenceResponse:
+    def queues_tensors(self, service: Service) -> bool:
+        """Never."""
+        return False
+
+    def inputs(self, service: Service) -> tuple[Tensor, ...]:
+        """Take bytes."""
+        return (Tensor("bytes", "UINT8", (-1,)),)
+
+    def outputs(self, service: Service) -> tuple[Tensor, ...]:
+        """Return a number."""
+        return (Tensor("count", "INT64", (-1,)),)
+
+    async def infer(self, service: Service, request: InferenceRequest, call: InferenceCall) -> InferenceResponse:
         """Count elements."""
         if self.error is not None:
             raise self.error
         count = np.array([request.inputs[0].array.size], np.int64)
         return InferenceResponse(service.name, [TensorValue("count", "INT64", count)])
 
-    async def answer(
-        self, ask: RequestHead, body: bytes, scope: Scope, receive: Receive, trace: Any
-    ) -> HttpResponse | None:
+    async def infer_items(self, head: ItemHead, body: bytes, call: InferenceCall) -> ItemsResponse:
         """Count bytes."""
         if self.error is not None:
             raise self.error
-        return HttpResponse(200, [], b"%d" % len(body))
+        read = await call.read(len(body), lambda: check(body))
+        return ItemsResponse(0, lambda: [b"%d" % len(read)])
 
 
-def asked(deputy: Deputy, path: str, **sent: Any) -> httpx.Response:
-    """Ask a server whose model `echo` has this deputy."""
+def check(body: bytes) -> bytes:
+    """Refuse an empty body."""
+    if not body:
+        raise InvalidRequest("body: is empty")
+    return body
+
+
+def asked(inference: Inference, path: str, **sent: Any) -> httpx.Response:
+    """Ask a server whose model `echo` is answered by this."""
 
     async def main() -> httpx.Response:
         service = Service(Echo, executor="inline")
-        service.deputy = deputy
+        service.inference = inference
         registry, settings = Registry([service]), HttpSettings(port=0, max_body_size=1000)
         server = HttpServer(registry, make_app(registry, settings), settings)
         await server.start()
@@ -77,9 +89,10 @@ def asked(deputy: Deputy, path: str, **sent: Any) -> httpx.Response:
 @pytest.mark.parametrize("path", ["/infer/echo", "/infer/echo/batch", "/inference"])
 def test_the_native_door_asks_it(path: str) -> None:
     answer = asked(Counting(), path, content=b"[1, 2]", headers={"X-Request-Id": "7"})
-    assert (answer.text, answer.headers["x-request-id"]) == ("6", "7")
+    expected = '[{"output":6}]' if path.endswith("/batch") else "6"
+    assert (answer.text, answer.headers["x-request-id"]) == (expected, "7")
     packed = asked(Counting(), path, content=gzip.compress(b"[1, 2]"), headers={"Content-Encoding": "gzip"})
-    assert packed.text == "6"
+    assert packed.text == expected
 
 
 def test_a_body_that_cannot_be_read_does_not_reach_it() -> None:
@@ -90,16 +103,16 @@ def test_a_body_that_cannot_be_read_does_not_reach_it() -> None:
 
 
 def test_what_it_raises_is_an_answer() -> None:
-    deputy = Counting()
-    deputy.error = ZeroDivisionError("secret")
-    failed = asked(deputy, "/infer/echo", content=b"1")
+    own = Counting()
+    own.error = ZeroDivisionError("secret")
+    failed = asked(own, "/infer/echo", content=b"1")
     assert failed.status_code == 500 and "internal error" in failed.text and "secret" not in failed.text
-    deputy.error = ModelNotReady("not yet")
+    own.error = ModelNotReady("not yet")
     tensors = {"inputs": [{"name": "bytes", "datatype": "UINT8", "shape": [2], "data": [1, 2]}]}
-    refused = asked(deputy, "/v2/models/echo/infer", json=tensors)
+    refused = asked(own, "/v2/models/echo/infer", json=tensors)
     assert refused.status_code == 503 and "not yet" in refused.text
-    deputy.error = None
-    assert asked(deputy, "/v2/models/echo/infer", json=tensors).json()["outputs"][0]["data"] == [2]
+    own.error = None
+    assert asked(own, "/v2/models/echo/infer", json=tensors).json()["outputs"][0]["data"] == [2]
 
 
 def test_metadata_are_its_own() -> None:

@@ -10,8 +10,8 @@ from tests.protocols.test_response import ask_for
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, LENT, OBJECT, OCTETS, Kind
 from weir.model import Measure
-from weir.protocols import payloads
-from weir.protocols.payloads import QueueEntry, read_work
+from weir.serving import inference
+from weir.serving.inference import QueueEntry, read_work
 
 
 def test_an_item_stays_as_it_is() -> None:
@@ -109,7 +109,7 @@ def test_a_list_that_can_never_fit_is_refused_before_its_items_are_looked_into(
 ) -> None:
     # Each tensor was a request of its own, made on the event loop and held against nothing.
     read = []
-    monkeypatch.setattr(payloads, "read_item", lambda ask, body: read.append(body))
+    monkeypatch.setattr(inference, "read_item", lambda ask, body: read.append(body))
     ask = ask_for(model, f"/infer/{model.__name__.lower()}/batch")
     for body in (b"[" + (item + b",") * 1024 + item + b"]", b"[" + b"[]," * 1_000_000 + b"[]]"):
         with pytest.raises(TooLarge, match=r"must have at most 1024 \(max_queue_size\)"):
