@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.children import ask_own
 from benchmarks.text_load import model_directory
-from weir.bench.vectors import Running, text_server
+from weir.bench.vectors import RunningServer, text_server
 
 SMALL = 4  # clients of one sentence a second
 BATCHES = 3.0  # times, wished at most
@@ -61,7 +61,7 @@ def cases(doors: Sequence[str], seconds: float) -> Iterator[Case]:
                 yield _sharing(server, seconds, door)
 
 
-def _overtaking(server: Running, seconds: float, door: str) -> Case:
+def _overtaking(server: RunningServer, seconds: float, door: str) -> Case:
     with ThreadPoolExecutor(2) as pool:
         crowd = pool.submit(_client, server, "flood", seconds + 6)
         time.sleep(5)  # until the first ten thousand have been read, and what follows them waits
@@ -79,7 +79,7 @@ def _overtaking(server: Running, seconds: float, door: str) -> Case:
     return Case(door, "one large client, small ones", said, f"p99 at most {BATCHES:g} batches", times, times <= BATCHES)
 
 
-def _sharing(server: Running, seconds: float, door: str) -> Case:
+def _sharing(server: RunningServer, seconds: float, door: str) -> Case:
     with ThreadPoolExecutor(2) as pool:
         begin = time.time() + 4
         both = [pool.submit(_client, server, "steady", seconds, begin) for _ in range(2)]
@@ -89,11 +89,11 @@ def _sharing(server: Running, seconds: float, door: str) -> Case:
     return Case(door, "two large clients", said, f"less than {100 * APART:.0f} % apart", apart, apart < APART)
 
 
-def _client(server: Running, *told: object) -> Any:
+def _client(server: RunningServer, *told: object) -> Any:
     return ask_own("text_clients", server.http, *(server.zmq_ports or (0, 0)), *told)
 
 
-def _batches(server: Running) -> tuple[float, float]:
+def _batches(server: RunningServer) -> tuple[float, float]:
     """Return the seconds that batches have taken in their worker, and how many there were."""
     seconds = count = 0.0
     with urllib.request.urlopen(f"{server.http}/metrics", timeout=30) as answer:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weir import Model, Service
-from weir.bench.vectors import Running, text_server
+from weir.bench.vectors import RunningServer, text_server
 from weir.embedding.encoder import Encoder
 from weir.embedding.texts import Text, TokenizeOptions
 from weir.errors import DeadlineExceeded, WeirError
@@ -253,7 +253,7 @@ def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: flo
     return found
 
 
-def _rates(connect: Running, seconds: float) -> dict[int, float]:
+def _rates(connect: RunningServer, seconds: float) -> dict[int, float]:
     """Return the sentences a second that a client of each of LIVE_EQUALS gets. Each has two requests under way at least, so that it always has
     texts that wait."""
     from benchmarks.text_load import sample
@@ -304,7 +304,7 @@ def steady_rates(found: dict[int, list[float]]) -> dict[int, float]:
     return rates
 
 
-def _live(connect: Running, sizes: Sequence[int], seconds: float) -> list[Request]:
+def _live(connect: RunningServer, sizes: Sequence[int], seconds: float) -> list[Request]:
     from benchmarks.text_load import sample
 
     texts, end, found = sample(), time.monotonic() + seconds, list[Request]()

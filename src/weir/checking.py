@@ -19,7 +19,7 @@ from weir.serving.service import Service, same
 
 
 @dataclass
-class Outcome:
+class ExampleOutcome:
     """One example: `wrong` says what is, or is empty. `size_bytes` is the answer's, as it would be sent."""
 
     item: Any
@@ -30,12 +30,12 @@ class Outcome:
 
 
 @dataclass
-class Report:
+class ModelReport:
     """What came of one model. `batch_seconds` is for `batch_size` items at once, 0 if that was not run."""
 
     name: str
     start_seconds: float
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[ExampleOutcome] = field(default_factory=list)
     batch_size: int = 0
     batch_seconds: float = 0.0
 
@@ -45,7 +45,7 @@ class Report:
         return not any(outcome.wrong for outcome in self.outcomes)
 
 
-def check_model_runs(model: ModelToServe, others: Sequence[ModelToServe] = ()) -> Report:
+def check_model_runs(model: ModelToServe, others: Sequence[ModelToServe] = ()) -> ModelReport:
     """Start one worker of `model`, run its examples one by one and then a full batch of them, and end the worker. The steps of
     a chain are found among the `others`, and have one worker each.
 
@@ -61,11 +61,11 @@ def _one_worker(model: ModelToServe) -> Service:
     return make_service(model._replace(settings={**model.settings, "workers": 1}), ())
 
 
-async def _check(service: Service, registry: Registry) -> Report:
+async def _check(service: Service, registry: Registry) -> ModelReport:
     started = time.perf_counter()
     await registry.start()
     try:
-        report = Report(service.name, time.perf_counter() - started)
+        report = ModelReport(service.name, time.perf_counter() - started)
         examples = [each if isinstance(each, Example) else Example(each) for each in service.model.examples]
         report.outcomes = [await _run(service, example) for example in examples]
         if report.outcomes and report.good:
@@ -75,20 +75,22 @@ async def _check(service: Service, registry: Registry) -> Report:
     return report
 
 
-async def _run(service: Service, example: Example) -> Outcome:
+async def _run(service: Service, example: Example) -> ExampleOutcome:
     started = time.perf_counter()
     try:
         answer = await _asked(service, example.item)
-        outcome = Outcome(example.item, time.perf_counter() - started, answer)
+        outcome = ExampleOutcome(example.item, time.perf_counter() - started, answer)
         outcome.size_bytes = await _sent_size(service, example.item, answer)
     except WeirError as error:
-        return Outcome(example.item, time.perf_counter() - started, wrong=f"{type(error).__name__}: {error.message}")
+        return ExampleOutcome(
+            example.item, time.perf_counter() - started, wrong=f"{type(error).__name__}: {error.message}"
+        )
     if example.expected is not ... and not same(answer, example.expected):
         outcome.wrong = f"expected {example.expected!r:.200}"
     return outcome
 
 
-async def _run_batch(service: Service, examples: list[Example], report: Report) -> None:
+async def _run_batch(service: Service, examples: list[Example], report: ModelReport) -> None:
     size = service.batching.max_batch_size
     items = [example.item for example in itertools.islice(itertools.cycle(examples), size)]
     started = time.perf_counter()

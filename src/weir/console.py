@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from weir.app import App, run
-from weir.checking import Report, check_model_runs
+from weir.checking import ModelReport, check_model_runs
 from weir.errors import ModelError, SettingsError, WeirError
 from weir.messages import JSON
 from weir.model import Example
@@ -109,7 +109,7 @@ class Loading(SilentObserver):
             self._progress.advance(self._rows[model])
 
 
-class Measuring:
+class MeasuringProgress:
     """Shows how far the measurement of models has come; where stderr is no terminal, the log says that it takes place."""
 
     def __init__(self) -> None:
@@ -202,7 +202,7 @@ def _example_of(service: Service) -> str:
     return "JSON"
 
 
-def _reported(report: Report) -> list[Any]:
+def _reported(report: ModelReport) -> list[Any]:
     table = Table("item", "answer", "size", "time", "", box=None, pad_edge=False)
     for outcome in report.outcomes:
         wrong = Text(outcome.wrong, style="red") if outcome.wrong else Text("ok", style="green")

@@ -86,7 +86,7 @@ SERVER_PARTS: dict[str, type[Any]] = {
 }
 
 
-class Kind(NamedTuple):
+class ServerKind(NamedTuple):
     """What one command serves: which settings its models and its server have, and how its models are named.
 
     `named` splits a TARGET into the name that it gives its model and the target itself; `key` is what a table of a model calls its
@@ -179,13 +179,13 @@ _OTHER_VARIABLES = frozenset(
 )
 
 # What `weir serve` serves.
-MODELS = Kind(
+MODELS = ServerKind(
     MODEL_PARTS, SERVER_PARTS, lambda target: (default_name(target), target), "target",
     "module:Class or path/file.py:Class", _nothing,
 )  # fmt: skip
 
 
-def declared_settings(kind: Kind = MODELS) -> dict[str, Declared]:
+def declared_settings(kind: ServerKind = MODELS) -> dict[str, Declared]:
     """Return every setting there is, by name."""
     return {
         declared.name: declared._replace(found=kind.found.get(declared.name))
@@ -214,7 +214,7 @@ def read_settings(
     flags: Mapping[str, Sequence[str]],
     environment: Mapping[str, str],
     config: str | None = None,
-    kind: Kind = MODELS,
+    kind: ServerKind = MODELS,
     given: Mapping[str, Any] = MappingProxyType({}),
 ) -> Settings:
     """Return what is to be served, and how. `given` are values that a program says; they win over all else.
@@ -263,7 +263,7 @@ def _layered(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 def _models(
     targets: Sequence[str], general: dict[str, Any], tables: dict[str, dict[str, Any]], said: dict[str, Any],
-    catalog: dict[str, Declared], kind: Kind,
+    catalog: dict[str, Declared], kind: ServerKind,
 ) -> list[ModelToServe]:  # fmt: skip
     named = _named_targets(targets, tables, said, kind)
     for name in ("name", "route"):
@@ -279,7 +279,7 @@ def _models(
 
 
 def _named_targets(
-    targets: Sequence[str], tables: dict[str, dict[str, Any]], said: dict[str, Any], kind: Kind
+    targets: Sequence[str], tables: dict[str, dict[str, Any]], said: dict[str, Any], kind: ServerKind
 ) -> dict[str, str]:
     """Return the target of each model: those given first, then those of the file."""
     named: dict[str, str] = {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weir.embedding import settings as embedding
 from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_PARTS
 from weir.errors import SettingsError
-from weir.settings import MODEL_PARTS, SERVER_PARTS, Kind, Settings, read_settings
+from weir.settings import MODEL_PARTS, SERVER_PARTS, ServerKind, Settings, read_settings
 
 if TYPE_CHECKING:
     from weir.embedding.calibration import Progress
@@ -60,7 +60,7 @@ FOUND = {
 }
 
 # What `weir embed serve` serves. A model's own name is said with it, and its class and parameters follow from the settings.
-TEXTS = Kind(
+TEXTS = ServerKind(
     {**embedding.MODEL_PARTS, **{part: kind for part, kind in MODEL_PARTS.items() if part != "Model"}},
     {**TEXT_SERVER_PARTS, **{part: kind for part, kind in SERVER_PARTS.items() if part != "Repository"}},
     named, "directory", "the directory of a model", installed, FOUND,

@@ -6,7 +6,7 @@ from typing import Any
 
 import weir
 from weir.catalog.registry import Registry
-from weir.dashboard.sampling import Sampler
+from weir.dashboard.sampling import DashboardSampler
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor
@@ -29,7 +29,7 @@ class Scene:
             Service(Square, name=name, executor=FakeExecutor(list), observers=[self.metrics], **settings) for name in names
         ]  # fmt: skip
         self.registry = Registry(self.services)
-        self.sampler = Sampler(
+        self.sampler = DashboardSampler(
             self.registry, self.metrics, clock=lambda: self.now, time_of_day=lambda: 1_000_000 + self.now
         )
 

@@ -2,7 +2,7 @@ import os
 
 from tests.dashboard.kit import Scene
 
-from weir.dashboard.sampling import Sampler, use_of
+from weir.dashboard.sampling import DashboardSampler, use_of
 
 
 def test_a_sample_has_what_changed_since_the_one_before() -> None:
@@ -49,7 +49,7 @@ def test_levels_workers_and_settings() -> None:
 
 def test_without_metrics_there_are_levels_only() -> None:
     scene = Scene("square")
-    _, present = Sampler(scene.registry, None).sample()
+    _, present = DashboardSampler(scene.registry, None).sample()
     assert "counts" not in present["models"]["square"]
     assert present["models"]["square"]["levels"]["waiting"] == 0
 
@@ -72,6 +72,6 @@ def test_the_use_of_processes() -> None:
 def test_clients_are_those_that_products_tell_of_and_bounded() -> None:
     scene = Scene("square")
     told = [{"client": f"client {number}", "requests": number} for number in range(150)]
-    _, present = Sampler(scene.registry, scene.metrics, clients=lambda: told).sample()
+    _, present = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told).sample()
     assert present["clients"] == told[:20]
     assert scene.sampler.sample()[1]["clients"] == []

@@ -5,7 +5,7 @@ import pytest
 from tests.profiling.kit import TimedExecutor, items, started
 
 from weir.profiling.energy import Energy, Reading, judged, modelled, read_energy, windows
-from weir.profiling.sampling import Sampler
+from weir.profiling.sampling import ServiceTimeSampler
 from weir.profiling.settings import ProfilingSettings
 from weir.testing import FakeClock
 
@@ -33,7 +33,7 @@ def read(powers: Sequence[float], sizes: Sequence[int]) -> list[Reading]:
     async def story() -> list[Reading]:
         executor = TimedExecutor(FakeClock(), lambda b: 0.002 * b + 0.01)
         measuring = await started(executor)
-        sampler = Sampler(measuring, items(), ProfilingSettings())
+        sampler = ServiceTimeSampler(measuring, items(), ProfilingSettings())
         return await read_energy([ModelMeter(executor, power) for power in powers], sampler, sizes)
 
     return asyncio.run(story())

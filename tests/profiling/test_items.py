@@ -7,7 +7,7 @@ import pytest
 from weir.errors import SettingsError
 from weir.messages import JSON, OBJECT
 from weir.model import Example, Measure, Model, Tensor
-from weir.profiling.items import Body, Entry, Items, items_of
+from weir.profiling.items import Entry, Items, RawItem, items_of
 
 
 class Plain(Model):
@@ -124,8 +124,8 @@ class Copied(Picture):
 
 
 def test_bodies_travel_in_the_models_own_content_type() -> None:
-    items = items_of(Picture, [Body(b"abc")])
+    items = items_of(Picture, [RawItem(b"abc")])
     assert (items.content_type, items.accept, items.batch(2)) == ("image/x", JSON, [b"abc", b"abc"])
-    assert items_of(Copied, [Body(b"abc")]).accept == "image/x"
+    assert items_of(Copied, [RawItem(b"abc")]).accept == "image/x"
     with pytest.raises(SettingsError, match="Plain reads no content types of its own"):
-        items_of(Plain, [Body(b"abc")])
+        items_of(Plain, [RawItem(b"abc")])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
-from weir.profiling.items import Body, read_items
+from weir.profiling.items import RawItem, read_items
 
 
 def written(folder: Path, name: str, text: str) -> Path:
@@ -63,6 +63,6 @@ def test_the_files_of_a_folder_are_bodies(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     for name in ("b", "a"):
         (tmp_path / name).write_bytes(name.encode())
-    assert read_items(tmp_path) == [Body(b"a"), Body(b"b")]
+    assert read_items(tmp_path) == [RawItem(b"a"), RawItem(b"b")]
     with pytest.raises(SettingsError, match="there are none in it"):
         read_items(tmp_path / "folder")

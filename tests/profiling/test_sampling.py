@@ -8,21 +8,21 @@ import pytest
 from tests.profiling.kit import Duration, TimedExecutor, items, started
 
 from weir.errors import ModelError
-from weir.profiling.sampling import FEWEST, LEAST, WARM_UP_BATCHES, WARM_UP_MOST, Contention, Sampler
+from weir.profiling.sampling import FEWEST, LEAST, WARM_UP_BATCHES, WARM_UP_MOST, Contention, ServiceTimeSampler
 from weir.profiling.settings import ProfilingSettings
 from weir.testing import FakeClock
 
 
 def sampled(
-    duration: Duration, act: Callable[[Sampler], Awaitable[Any]], *, places: int = 1, ahead: float = 0.0,
+    duration: Duration, act: Callable[[ServiceTimeSampler], Awaitable[Any]], *, places: int = 1, ahead: float = 0.0,
     contention: Contention | None = None, **settings: Any,
-) -> tuple[Sampler, TimedExecutor]:  # fmt: skip
+) -> tuple[ServiceTimeSampler, TimedExecutor]:  # fmt: skip
     """Do something with a sampler on a worker with these service times."""
 
-    async def story() -> tuple[Sampler, TimedExecutor]:
+    async def story() -> tuple[ServiceTimeSampler, TimedExecutor]:
         executor = TimedExecutor(FakeClock(), duration, places=places, ahead=ahead)
         measuring = await started(executor)
-        sampler = Sampler(measuring, items(), ProfilingSettings(**settings), contention=contention)
+        sampler = ServiceTimeSampler(measuring, items(), ProfilingSettings(**settings), contention=contention)
         await act(sampler)
         return sampler, executor
 
@@ -78,7 +78,7 @@ def test_when_the_time_is_up_it_ends_but_every_size_has_been_measured() -> None:
 
 
 def test_only_a_share_of_the_time_may_be_used_and_what_is_sure_is_not_measured_again() -> None:
-    async def act(sampler: Sampler) -> None:
+    async def act(sampler: ServiceTimeSampler) -> None:
         await sampler.settle([1, 2], 0.5)
         assert 5.0 <= sampler.elapsed <= 6.0
         await sampler.settle([1, 2], 0.5)
@@ -89,7 +89,7 @@ def test_only_a_share_of_the_time_may_be_used_and_what_is_sure_is_not_measured_a
     assert len(executor.batches) == LEAST
     shares: list[float] = []
 
-    async def again(sampler: Sampler) -> None:
+    async def again(sampler: ServiceTimeSampler) -> None:
         await sampler.settle([1, 2], said=shares.append)
         await sampler.settle([1, 2], said=shares.append)
 
@@ -119,7 +119,7 @@ def test_with_one_place_a_caller_waits_no_longer_than_the_batch_takes() -> None:
 
 @pytest.mark.parametrize(("places", "count"), [(1, 100), (2, 100)])
 def test_back_to_back_keeps_the_worker_busy(places: int, count: int) -> None:
-    async def act(sampler: Sampler) -> None:
+    async def act(sampler: ServiceTimeSampler) -> None:
         ran, seconds = await sampler.back_to_back(4, 1.0)
         assert ran >= count
         assert seconds == pytest.approx(ran * 0.01)
@@ -170,7 +170,7 @@ def test_pauses_on_a_crowded_machine_are_left_out_more_readily(tmp_path: Path) -
 def test_a_batch_that_fails_leaves_none_that_is_waited_for() -> None:
     async def story() -> None:
         executor = TimedExecutor(FakeClock(), lambda b: 0.001, places=2, fail=ModelError("no"))
-        sampler = Sampler(await started(executor), items(), ProfilingSettings())
+        sampler = ServiceTimeSampler(await started(executor), items(), ProfilingSettings())
         with pytest.raises(ModelError, match="no"):
             await sampler.back_to_back(2, 1.0)
 

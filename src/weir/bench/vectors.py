@@ -363,7 +363,7 @@ def _panel(axes: Any, table: Table) -> None:
 ANSWER_SECONDS = 600.0  # thousands of texts in one request take their time on a CPU
 
 
-class Running(NamedTuple):
+class RunningServer(NamedTuple):
     """A server that runs: where HTTP is, and where clients are to ask over ZeroMQ, the ports of requests and of answers (None: over HTTP). A
     call connects a client."""
 
@@ -380,7 +380,7 @@ class Running(NamedTuple):
 
 
 @contextmanager
-def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300.0) -> Iterator[Running]:
+def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300.0) -> Iterator[RunningServer]:
     """Run `weir embed serve` with `flags` until the end of the block, which begins when it is ready; clients ask it
     over ZeroMQ if `zmq`. Raises SettingsError with its own words if it does not start, or is not ready after `timeout` seconds.
     """
@@ -396,7 +396,7 @@ def text_server(flags: Sequence[str], *, zmq: bool = False, timeout: float = 300
         http = f"http://127.0.0.1:{port}"
         try:
             _wait(server, http, timeout, words)
-            yield Running(http, (others[0], others[1]) if zmq else None)
+            yield RunningServer(http, (others[0], others[1]) if zmq else None)
         finally:
             _end(server)
 

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from weir.errors import SettingsError
-from weir.settings import MODELS, Declared, Kind, Settings, read_settings
+from weir.settings import MODELS, Declared, ServerKind, Settings, read_settings
 
 EPILOG = (
     "Each option is a TOML key and a variable too: --max-batch-size is max_batch_size and WEIR_MAX_BATCH_SIZE. "
@@ -29,7 +29,7 @@ def settings_parameters(declared: Iterable[Declared]) -> list[inspect.Parameter]
 
 
 def settings_of(
-    targets: list[str] | None, config: list[str] | None, said: Mapping[str, list[Any] | None], kind: Kind = MODELS
+    targets: list[str] | None, config: list[str] | None, said: Mapping[str, list[Any] | None], kind: ServerKind = MODELS
 ) -> Settings:
     """Return the settings that the command line, the file and the environment make. Raises SettingsError."""
     flags = {name: [text_of(value) for value in values] for name, values in said.items() if values}

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from weir.dashboard.ring import Ring
-from weir.dashboard.sampling import Sampler, TellClients, nobody
+from weir.dashboard.sampling import DashboardSampler, TellClients, nobody
 from weir.dashboard.watching import Watch
 from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.rest import Added
@@ -66,7 +66,9 @@ def make_dashboard(
     `metrics` must be among their observers; without it the page shows what waits and works, and says that nothing is counted.
     `collectors` and `clients` are those of a product.
     """
-    return pages_of(Watch(Sampler(registry, metrics, collectors, clients), Ring(), counted=metrics is not None))
+    return pages_of(
+        Watch(DashboardSampler(registry, metrics, collectors, clients), Ring(), counted=metrics is not None)
+    )
 
 
 def pages_of(watch: Watch) -> Added:

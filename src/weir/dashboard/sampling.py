@@ -124,7 +124,7 @@ def nobody() -> Sequence[Mapping[str, Any]]:
     return []
 
 
-class Sampler:
+class DashboardSampler:
     """Looks at the services of `registry` and at what `metrics` and `collectors` have counted; reads only.
 
     Without `metrics` there are levels and no counts. `clients` tells of those whom a product

@@ -4,14 +4,15 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
 from weir._version import __version__
 from weir.dashboard.ring import Ring
-from weir.dashboard.sampling import Sampler
+from weir.dashboard.sampling import DashboardSampler
 from weir.protocols.response import encode_safely
+from weir.serving.clock import Cancellable
 from weir.telemetry.recorder import ROWS, SECONDS
 
 # Calls a function once a second while somebody looks and a while longer, and seldom when nobody does.
@@ -20,13 +21,6 @@ from weir.telemetry.recorder import ROWS, SECONDS
 SECOND = 1.0
 PATIENCE = 60.0  # seconds after the last look that it goes on so
 REST = 5.0  # seconds between beats while nobody looks
-
-
-class Cancellable(Protocol):
-    """A timer."""
-
-    def cancel(self) -> None:
-        """Never fire."""
 
 
 Later = Callable[[float, Callable[[], None]], Cancellable]  # calls back after so many seconds
@@ -99,7 +93,7 @@ class Watch:
     was; keeps the last fifteen minutes."""
 
     def __init__(
-        self, sampler: Sampler, ring: Ring, *, counted: bool, clock: Callable[[], float] = time.monotonic,
+        self, sampler: DashboardSampler, ring: Ring, *, counted: bool, clock: Callable[[], float] = time.monotonic,
         later: Later | None = None,
     ) -> None:  # fmt: skip
         self.beat = Beat(self.take, clock=clock, later=later)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from weir.errors import SettingsError
-from weir.profiling.sampling import Sampler
+from weir.profiling.sampling import ServiceTimeSampler
 
 WINDOW = 3.0  # seconds of one size; at least a hundred times the refresh interval of most counters
 IDLE_WINDOW = 2.0
@@ -78,7 +78,7 @@ def windows(sizes: Sequence[int]) -> list[int]:
     return sorted({sizes[round(place * last / max(1, count - 1))] for place in range(count)})
 
 
-async def read_energy(meters: Sequence[Meter], sampler: Sampler, sizes: Sequence[int]) -> list[Reading]:
+async def read_energy(meters: Sequence[Meter], sampler: ServiceTimeSampler, sizes: Sequence[int]) -> list[Reading]:
     """Read all `meters` while nothing runs, while batches of each size do, and while nothing runs again."""
     clock = sampler.clock
     idle: list[list[float]] = []

@@ -21,7 +21,7 @@ class Entry(NamedTuple):
     key: Hashable = None
 
 
-class Body(NamedTuple):
+class RawItem(NamedTuple):
     """An item as a caller of HTTP sends it, in the model's own content type."""
 
     content: bytes
@@ -101,7 +101,7 @@ def items_of(model: type[Model], items: Iterable[Any] | None = None, *, seed: in
         raise SettingsError(
             _none(model) if items is None else f"items: there are none to measure {model.__name__} with"
         )
-    if all(isinstance(value, Body) for value in values):
+    if all(isinstance(value, RawItem) for value in values):
         return _bodies(model, [value.content for value in values], seed)
     if is_tensor_model(model):
         return Items(list(_rows_of(model, values)), OBJECT, seed)
@@ -180,7 +180,7 @@ def read_items(path: Path) -> list[Any]:
 
 def _items(path: Path) -> list[Any]:
     if path.is_dir():
-        return [Body(file.read_bytes()) for file in sorted(path.iterdir()) if file.is_file()]
+        return [RawItem(file.read_bytes()) for file in sorted(path.iterdir()) if file.is_file()]
     return _rows(path) if path.suffix == ".npz" else _values(path.read_text("utf-8"), path)
 
 

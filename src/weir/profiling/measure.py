@@ -14,7 +14,7 @@ from weir.policy.cost.profile import Profile
 from weir.profiling.energy import Energy, Meter, judged, modelled, read_energy, windows
 from weir.profiling.items import Items
 from weir.profiling.measuring import Measuring
-from weir.profiling.sampling import CROWDED, Contention, Estimate, Sampler
+from weir.profiling.sampling import CROWDED, Contention, ServiceTimeEstimate, ServiceTimeSampler
 from weir.profiling.settings import ProfilingSettings
 
 # Which batch sizes to measure, and where a step hides between two of them. Nothing is measured here.
@@ -171,7 +171,7 @@ async def measure(
     Raises ModelError when the model fails on an item or its worker is lost; SettingsError when no batch can be made.
     """
     settings = settings or ProfilingSettings()
-    sampler = Sampler(measuring, items, settings, worker, _contention(measuring, worker))
+    sampler = ServiceTimeSampler(measuring, items, settings, worker, _contention(measuring, worker))
     try:
         await _measure_times(sampler, items, max_batch_size, settings, progress)
         estimates = sampler.estimates()
@@ -183,7 +183,7 @@ async def measure(
 
 
 async def _measure_times(
-    sampler: Sampler, items: Items, max_batch_size: int, settings: ProfilingSettings, progress: Progress
+    sampler: ServiceTimeSampler, items: Items, max_batch_size: int, settings: ProfilingSettings, progress: Progress
 ) -> None:
     sizes = list(filter(items.can_fill, grid(max_batch_size, settings.sizes)))
     if not sizes:
@@ -204,7 +204,7 @@ async def _measure_times(
 
 
 async def _measure_energy(
-    sampler: Sampler, estimates: Mapping[int, Estimate], settings: ProfilingSettings, meters: Sequence[Meter],
+    sampler: ServiceTimeSampler, estimates: Mapping[int, ServiceTimeEstimate], settings: ProfilingSettings, meters: Sequence[Meter],
     no_meters: str, progress: Progress,
 ) -> Energy:  # fmt: skip
     if settings.power is not None:
@@ -222,12 +222,12 @@ def _contention(measuring: Measuring, worker: int) -> Contention | None:
     return None if pid is None else Contention({pid, os.getpid()})
 
 
-def _points(sampler: Sampler) -> dict[int, Point]:
+def _points(sampler: ServiceTimeSampler) -> dict[int, Point]:
     return {size: Point(each.mean, each.error) for size, each in sampler.estimates().items()}
 
 
 def _assembled(
-    estimates: Mapping[int, Estimate], energy: Energy, max_batch_size: int, offset: float, pipeline_depth: int,
+    estimates: Mapping[int, ServiceTimeEstimate], energy: Energy, max_batch_size: int, offset: float, pipeline_depth: int,
     notes: dict[str, Any],
 ) -> Profile:  # fmt: skip
     means = {size: 1000.0 * each.mean for size, each in estimates.items()}
@@ -252,7 +252,7 @@ def _falling(means: Mapping[int, float], errors: Mapping[int, float], times: Flo
     ]
 
 
-def _notes(sampler: Sampler, settings: ProfilingSettings) -> dict[str, Any]:
+def _notes(sampler: ServiceTimeSampler, settings: ProfilingSettings) -> dict[str, Any]:
     estimates = sampler.estimates()
     worst = max(estimates, key=lambda size: estimates[size].relative)
     sure = sum(each.relative <= settings.confidence for each in estimates.values())

@@ -85,7 +85,7 @@ NORMAL = 1.4826  # standard deviations in a median absolute deviation
 Z95 = 1.96
 
 
-class Estimate(NamedTuple):
+class ServiceTimeEstimate(NamedTuple):
     """Of one batch size: durations in seconds. `half_width` is half the 95 % interval of the mean; `left_out` the number
     of durations that were, `left_out_seconds` by how much they exceeded the median, in all."""
 
@@ -112,7 +112,7 @@ class Estimate(NamedTuple):
         return self.half_width / self.mean
 
 
-def estimate(durations: Sequence[float], rare: float = RARE) -> Estimate:
+def estimate(durations: Sequence[float], rare: float = RARE) -> ServiceTimeEstimate:
     """Return the estimate of at least one duration; of fewer than three `half_width` is infinite.
 
     `rare` is the largest share of them that may be left out.
@@ -128,10 +128,10 @@ def estimate(durations: Sequence[float], rare: float = RARE) -> Estimate:
     mean = float(kept.mean())
     deviation = float(kept.std(ddof=1)) if len(kept) > 1 else 0.0
     half_width = Z95 * deviation / sqrt(len(kept)) if len(kept) > 2 else float("inf")
-    return Estimate(mean, deviation, len(kept), half_width, left_out, float(np.sum(values[far] - median)))
+    return ServiceTimeEstimate(mean, deviation, len(kept), half_width, left_out, float(np.sum(values[far] - median)))
 
 
-def steadied(estimates: Mapping[int, Estimate]) -> dict[int, Estimate]:
+def steadied(estimates: Mapping[int, ServiceTimeEstimate]) -> dict[int, ServiceTimeEstimate]:
     """Return `estimates`, by size, with the deviation of each moved towards what the others say of it, the more the fewer
     durations it has: three that happen to agree are not known exactly."""
     usual = float(np.median([each.cv for each in estimates.values()]))
@@ -157,7 +157,7 @@ BURST = 4  # cycles at a time, with several batches in flight
 Said = Callable[[float], None]
 
 
-class Sampler:
+class ServiceTimeSampler:
     """Measures one worker. With one place at the worker a duration is that from dispatch to the last events; with more
     all places are kept taken, and it is the time from one batch's end to the next one's. So it is what a service's policy pays: the way
     to the worker, its waking up, the model, the way back to the event loop. Nothing is taken off; what `contention` says
@@ -227,7 +227,7 @@ class Sampler:
             self._look(unsure)
             said(1.0 - len(unsure) / len(sizes))
 
-    def estimates(self) -> dict[int, Estimate]:
+    def estimates(self) -> dict[int, ServiceTimeEstimate]:
         """Return what is known of each size."""
         rare = self._rare
         return steadied({size: estimate(durations, rare) for size, durations in sorted(self.durations.items())})

@@ -2,25 +2,28 @@
 
 import pytest
 
-from weir.bench.targets.payloads import Door, door_of
+from weir.bench.targets.payloads import TargetEndpoint, door_of
 from weir.errors import SettingsError
 
 
 @pytest.mark.parametrize(
     ("url", "door"),
     [
-        ("http://localhost:8000/infer/square", Door("http")),
-        ("http://unix:/run/weir.sock:/infer/square", Door("http")),
-        ("http://host/v2/models/a%20b/infer", Door("kserve", "a b")),
-        ("http://host/v2/models/sums/versions/2/infer#binary", Door("kserve", "sums", "2", binary=True)),
-        ("http://unix:weir.sock:/v2/models/sums/infer", Door("kserve", "sums")),
-        ("grpc://localhost:8001/sums", Door("grpc", "sums", "", "localhost:8001")),
-        ("grpcs://[::1]:8001/sums/3", Door("grpc", "sums", "3", "[::1]:8001", tls=True)),
-        ("ws://localhost:8000/sums", Door("ws", "sums", "", "localhost:8000")),
-        ("wss://localhost:8000/sums/1#binary", Door("ws", "sums", "1", "localhost:8000", tls=True, binary=True)),
+        ("http://localhost:8000/infer/square", TargetEndpoint("http")),
+        ("http://unix:/run/weir.sock:/infer/square", TargetEndpoint("http")),
+        ("http://host/v2/models/a%20b/infer", TargetEndpoint("kserve", "a b")),
+        ("http://host/v2/models/sums/versions/2/infer#binary", TargetEndpoint("kserve", "sums", "2", binary=True)),
+        ("http://unix:weir.sock:/v2/models/sums/infer", TargetEndpoint("kserve", "sums")),
+        ("grpc://localhost:8001/sums", TargetEndpoint("grpc", "sums", "", "localhost:8001")),
+        ("grpcs://[::1]:8001/sums/3", TargetEndpoint("grpc", "sums", "3", "[::1]:8001", tls=True)),
+        ("ws://localhost:8000/sums", TargetEndpoint("ws", "sums", "", "localhost:8000")),
+        (
+            "wss://localhost:8000/sums/1#binary",
+            TargetEndpoint("ws", "sums", "1", "localhost:8000", tls=True, binary=True),
+        ),
     ],
 )
-def test_a_url_names_a_door(url: str, door: Door) -> None:
+def test_a_url_names_a_door(url: str, door: TargetEndpoint) -> None:
     assert door_of(url) == door
 
 

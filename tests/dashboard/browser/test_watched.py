@@ -10,7 +10,7 @@ from tests.dashboard.kit import Scene, Square
 
 from weir.dashboard.ring import Ring
 from weir.dashboard.routes import make_dashboard, pages_of
-from weir.dashboard.sampling import Sampler
+from weir.dashboard.sampling import DashboardSampler
 from weir.dashboard.watching import Watch
 from weir.errors import Overloaded
 
@@ -100,7 +100,7 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
 def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
     scene = Scene("square")
     told = [{"client": HOSTILE, "requests": 1}]
-    scene.sampler = Sampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
     watch = told_by_hand(scene)
     for name in (HOSTILE, "__proto__", "constructor"):
         scene.metrics.ended[name, HOSTILE, None] += 1
@@ -125,7 +125,7 @@ def test_padding_is_shown_where_it_is_counted(browser: "Chrome") -> None:
     tokens = Counter("weir_tokens", "", ["model"], registry=registry).labels("square")
     padding = Counter("weir_padding_tokens", "", ["model"], registry=registry).labels("square")
     without = Scene("square")
-    both = Sampler(scene.registry, scene.metrics, [tokens, padding], clock=lambda: scene.now)
+    both = DashboardSampler(scene.registry, scene.metrics, [tokens, padding], clock=lambda: scene.now)
     scene.sampler = both
     watch = told_by_hand(scene)
     watch.look()
@@ -173,7 +173,7 @@ def test_an_idle_processor_is_drawn_as_idle(browser: "Chrome") -> None:
 def test_clients_stand_in_the_order_in_which_the_server_tells_of_them(browser: "Chrome") -> None:
     scene = Scene("square")
     told = [{"client": name, "requests": 1} for name in ("team-10", "b", "team-9", "a")]
-    scene.sampler = Sampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
+    scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
     with shown(pages_of(told_by_hand(scene)).routes) as url:
         page = Page(browser, url)
         assert [row[0] for row in page.rows("#clients")] == ["team-10", "b", "team-9", "a"]

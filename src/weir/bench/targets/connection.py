@@ -93,14 +93,14 @@ NOBODY = -1
 class ConnectionListener(Protocol):
     """Hears what becomes of a connection."""
 
-    def answered(self, connection: "Connection", index: int, answer: HttpAnswer) -> None:
+    def answered(self, connection: "LoadConnection", index: int, answer: HttpAnswer) -> None:
         """The request `index` has its answer; the connection is free again, if `answer.keeps`."""
 
-    def broken(self, connection: "Connection", index: int, why: str) -> None:
+    def broken(self, connection: "LoadConnection", index: int, why: str) -> None:
         """The connection is gone, and with it the request `index` (NOBODY: none was under way)."""
 
 
-class Connection(asyncio.Protocol):
+class LoadConnection(asyncio.Protocol):
     """`direct`: bytes go to the socket itself. A transport of uvloop sends them only when the loop's turn ends, so that
     the instant of sending would not be known."""
 

@@ -11,7 +11,7 @@ import grpc.aio
 from weir.bench.target import OK, TIMEOUT, Counts, Ledger
 from weir.bench.targets.connection import Tasks
 from weir.bench.targets.http import HttpOptions
-from weir.bench.targets.payloads import Declared, Door, declared_inputs, made_request, said_requests
+from weir.bench.targets.payloads import DeclaredInput, TargetEndpoint, declared_inputs, made_request, said_requests
 from weir.errors import SettingsError
 from weir.wire.kserve_grpc import write_request
 from weir.wire.protobuf import message
@@ -29,7 +29,7 @@ class GrpcTarget:
     held = 0
 
     def __init__(
-        self, url: str, door: Door, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        self, url: str, door: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = url
@@ -105,7 +105,7 @@ class GrpcTarget:
     def _infer(self, channel: Any) -> Any:
         return channel.unary_unary(f"{_SERVICE}/ModelInfer")
 
-    async def _inputs(self) -> list[Declared]:
+    async def _inputs(self) -> list[DeclaredInput]:
         asked = message("inference.ModelMetadataRequest")(name=self._door.model, version=self._door.version)
         call = self._channels[0].unary_unary(f"{_SERVICE}/ModelMetadata")
         body = await call(asked.SerializeToString(), timeout=self._options.timeout, metadata=self._metadata)

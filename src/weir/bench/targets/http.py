@@ -16,16 +16,16 @@ from weir.bench.target import TIMEOUT, UNSENT, Counts, Ledger, read_counts
 from weir.bench.targets.connection import (
     NOBODY,
     Address,
-    Connection,
     Dialler,
     HttpAnswer,
+    LoadConnection,
     Tasks,
     error_of,
     outcome_of,
     parse_address,
     reason_of,
 )
-from weir.bench.targets.payloads import Door, declared_inputs, made_request, read_payloads, said_requests
+from weir.bench.targets.payloads import TargetEndpoint, declared_inputs, made_request, read_payloads, said_requests
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.messages import OCTETS
@@ -60,11 +60,11 @@ class _Sole:
     def __init__(self) -> None:
         self.answer: asyncio.Future[HttpAnswer] = asyncio.get_running_loop().create_future()
 
-    def answered(self, connection: Connection, index: int, answer: HttpAnswer) -> None:
+    def answered(self, connection: LoadConnection, index: int, answer: HttpAnswer) -> None:
         connection.close()
         self.answer.set_result(answer)
 
-    def broken(self, connection: Connection, index: int, why: str) -> None:
+    def broken(self, connection: LoadConnection, index: int, why: str) -> None:
         if not self.answer.done():
             self.answer.set_exception(OSError(why))
 
@@ -73,8 +73,8 @@ async def fetch(dialler: Dialler, data: bytes, patience: float) -> HttpAnswer:
     """Return the answer to the request `data`. Raises SettingsError if there is none within `patience` seconds."""
     url, sole = dialler.address.url, _Sole()
 
-    def make(sock: socket.socket) -> Connection:
-        return Connection(sole, sock, direct=False, bodies=True)
+    def make(sock: socket.socket) -> LoadConnection:
+        return LoadConnection(sole, sock, direct=False, bodies=True)
 
     connection = None
     try:
@@ -104,7 +104,7 @@ async def fetch_json(dialler: Dialler, path: str, patience: float) -> Any:
 # What a server publishes about a model over HTTP: the form of its input, and its counters.
 
 
-async def example_request(dialler: Dialler, door: Door, rows: int, patience: float) -> InferenceRequest:
+async def example_request(dialler: Dialler, door: TargetEndpoint, rows: int, patience: float) -> InferenceRequest:
     """Return a request that the model takes. Raises SettingsError where that cannot be known."""
     inputs = declared_inputs(door.model, await fetch_json(dialler, f"/v2/models/{quote(door.model)}", patience))
     example = None
@@ -167,8 +167,8 @@ class Pool:
         self._spare = spare
         self._timeout = timeout
         self._clock = clock
-        self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._idle: list[LoadConnection] = []
+        self._busy: set[LoadConnection] = set()
         self._waiting: deque[tuple[int, bytes, float]] = deque()
         self._opening = Tasks()
         self.held = 0
@@ -212,7 +212,7 @@ class Pool:
 
     # What connections say.
 
-    def answered(self, connection: Connection, index: int, answer: HttpAnswer) -> None:
+    def answered(self, connection: LoadConnection, index: int, answer: HttpAnswer) -> None:
         """Note an answer, and use the connection again."""
         self._busy.discard(connection)
         self._books.ended(index, outcome_of(answer))
@@ -222,7 +222,7 @@ class Pool:
             connection.close()
             self._grow_if_needed()
 
-    def broken(self, connection: Connection, index: int, why: str) -> None:
+    def broken(self, connection: LoadConnection, index: int, why: str) -> None:
         """Note a connection that is gone."""
         self._busy.discard(connection)
         if connection in self._idle:
@@ -231,14 +231,14 @@ class Pool:
             self._books.ended(index, why)
         self._grow_if_needed()
 
-    def _free(self, connection: Connection) -> None:
+    def _free(self, connection: LoadConnection) -> None:
         if self._waiting:
             index, data, _ = self._waiting.popleft()
             self._leave(connection, index, data)
         else:
             self._idle.append(connection)
 
-    def _leave(self, connection: Connection, index: int, data: bytes) -> None:
+    def _leave(self, connection: LoadConnection, index: int, data: bytes) -> None:
         self._busy.add(connection)
         connection.send(index, data)
         connection.since = now = self._clock()
@@ -259,7 +259,7 @@ class Pool:
 
     async def _open(self) -> None:
         try:
-            connection = await self._dialler.dial(lambda sock: Connection(self, sock, direct=self._dialler.direct))
+            connection = await self._dialler.dial(lambda sock: LoadConnection(self, sock, direct=self._dialler.direct))
         except OSError as error:
             if self._waiting:  # each failure is the end of one of them, so that there is an end of trying
                 self._books.ended(self._waiting.popleft()[0], f"connect: {reason_of(error)}")
@@ -426,7 +426,11 @@ class KserveTarget(HttpTarget):
     """Sends inference requests: `data` as JSON, whatever travels (see tensors.said_requests), or made from the metadata."""
 
     def __init__(
-        self, url: str, door: Door, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None
+        self,
+        url: str,
+        door: TargetEndpoint,
+        data: str | Sequence[Any] | None = None,
+        options: HttpOptions | None = None,
     ) -> None:
         super().__init__(url.partition("#")[0], None, options, name=url)
         self._door = door

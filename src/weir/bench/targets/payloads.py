@@ -64,7 +64,7 @@ _SHARED = ("grpc", "grpcs", "ws", "wss")
 _RULE = "must be like grpc://HOST:PORT/MODEL or ws://HOST:PORT/MODEL, perhaps with /VERSION"
 
 
-class Door(NamedTuple):
+class TargetEndpoint(NamedTuple):
     """`kind` is "http" (any path, any body), "kserve" (the Open Inference Protocol over HTTP), "grpc" or "ws"; the others name a model.
 
     `place` is host:port of gRPC and WebSocket. With `binary`, tensors travel as raw bytes after the JSON.
@@ -78,7 +78,7 @@ class Door(NamedTuple):
     binary: bool = False
 
 
-def door_of(url: str) -> Door:
+def door_of(url: str) -> TargetEndpoint:
     """Return what `url` means; `#binary` at its end asks for raw tensors. Raises SettingsError."""
     plain, _, fragment = url.partition("#")
     scheme = plain.partition(":")[0]
@@ -86,14 +86,18 @@ def door_of(url: str) -> Door:
         door = _shared(url, plain)
     else:
         found = _INFER.search(plain)
-        door = Door("http") if found is None else Door("kserve", unquote(found["model"]), found["version"] or "")
+        door = (
+            TargetEndpoint("http")
+            if found is None
+            else TargetEndpoint("kserve", unquote(found["model"]), found["version"] or "")
+        )
     if fragment not in ("", "binary") or (fragment and door.kind not in ("kserve", "ws")):
         rule = "only #binary may follow, and only where tensors travel as JSON otherwise: /v2/models/MODEL/infer, ws"
         raise SettingsError(f"target {url!r}: {rule}")
     return door._replace(binary=bool(fragment))
 
 
-def _shared(url: str, plain: str) -> Door:
+def _shared(url: str, plain: str) -> TargetEndpoint:
     try:
         parts = urlsplit(plain)
         port = parts.port
@@ -105,7 +109,7 @@ def _shared(url: str, plain: str) -> Door:
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     kind = "grpc" if parts.scheme.startswith("grpc") else "ws"
     tls = parts.scheme in ("grpcs", "wss")
-    return Door(kind, names[0], names[1] if names[1:] else "", f"{host}:{port}", tls)
+    return TargetEndpoint(kind, names[0], names[1] if names[1:] else "", f"{host}:{port}", tls)
 
 
 # Requests of the Open Inference Protocol: from `--data`, or made to fit the model's metadata.
@@ -114,7 +118,7 @@ def _shared(url: str, plain: str) -> Door:
 _ALL = 1  # what every number of a made-up tensor is
 
 
-class Declared(NamedTuple):
+class DeclaredInput(NamedTuple):
     """An input as the metadata have it."""
 
     name: str
@@ -122,7 +126,7 @@ class Declared(NamedTuple):
     shape: tuple[int, ...]
 
 
-def said_requests(data: str | Sequence[Any], door: Door) -> list[InferenceRequest]:
+def said_requests(data: str | Sequence[Any], door: TargetEndpoint) -> list[InferenceRequest]:
     """Return the requests whose JSON is `data` (see read_payloads). Raises SettingsError."""
     try:
         return [read_request(body, door.model, door.version) for body in read_payloads(data)]
@@ -130,7 +134,9 @@ def said_requests(data: str | Sequence[Any], door: Door) -> list[InferenceReques
         raise SettingsError(f"data: must be inference requests as JSON: {error.message}") from error
 
 
-def made_request(door: Door, inputs: Sequence[Declared], rows: int, example: Any = None) -> InferenceRequest:
+def made_request(
+    door: TargetEndpoint, inputs: Sequence[DeclaredInput], rows: int, example: Any = None
+) -> InferenceRequest:
     """Return a request of `rows` rows: of ones, or with the item `example` of an item model.
 
     A length that is free is 1. Raises SettingsError where nobody can know what to send.
@@ -139,7 +145,7 @@ def made_request(door: Door, inputs: Sequence[Declared], rows: int, example: Any
     return InferenceRequest(door.model, tensors, version=door.version)
 
 
-def _made(door: Door, tensor: Declared, rows: int, example: Any) -> TensorValue:
+def _made(door: TargetEndpoint, tensor: DeclaredInput, rows: int, example: Any) -> TensorValue:
     first = [
         rows if length == -1 else length for length in tensor.shape[:1]
     ]  # without a batch it may be fixed, or not there
@@ -153,10 +159,10 @@ def _made(door: Door, tensor: Declared, rows: int, example: Any) -> TensorValue:
     return TensorValue(tensor.name, tensor.datatype, array)
 
 
-def declared_inputs(model: str, metadata: Any) -> list[Declared]:
+def declared_inputs(model: str, metadata: Any) -> list[DeclaredInput]:
     """Return the inputs that the metadata of `model` name. Raises SettingsError if there are none in it."""
     try:
-        inputs = [Declared(each["name"], each["datatype"], tuple(each["shape"])) for each in metadata["inputs"]]
+        inputs = [DeclaredInput(each["name"], each["datatype"], tuple(each["shape"])) for each in metadata["inputs"]]
     except (KeyError, TypeError):
         inputs = []
     if not inputs or any(each.datatype not in DATATYPES for each in inputs):

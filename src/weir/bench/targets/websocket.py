@@ -13,7 +13,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from weir.bench.target import OK, TIMEOUT, Counts, Ledger
 from weir.bench.targets.connection import CLOSED, Dialler, Tasks, parse_address, tls_context
 from weir.bench.targets.http import HttpOptions, counted, example_request, is_counted
-from weir.bench.targets.payloads import Door, said_requests
+from weir.bench.targets.payloads import TargetEndpoint, said_requests
 from weir.errors import SettingsError
 from weir.wire.inference import InferenceRequest
 from weir.wire.websocket import Message, write_cancel, write_request
@@ -43,7 +43,7 @@ class WebSocketTarget:
     held = 0
 
     def __init__(
-        self, url: str, door: Door, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
+        self, url: str, door: TargetEndpoint, data: str | Sequence[Any] | None = None, options: HttpOptions | None = None, *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self.name = url

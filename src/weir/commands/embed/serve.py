@@ -27,7 +27,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     """
     import asyncio
 
-    from weir.console import Measuring, errors_logged, serve
+    from weir.console import MeasuringProgress, errors_logged, serve
     from weir.telemetry.logs import logging_to
 
     if said.get(VERSION):
@@ -37,7 +37,7 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     settings = settings_of(stock.directories, config, stock.today, TEXTS)
     if stock.stock:
         settings = _with_stock_ports(settings, stock)
-    with logging_to(settings.telemetry, captures=True), errors_logged(settings), Measuring() as measuring:
+    with logging_to(settings.telemetry, captures=True), errors_logged(settings), MeasuringProgress() as measuring:
         server = asyncio.run(compose(settings, measuring.of))
         _tell(settings, stock)
     serve(server.settings, server.product)
