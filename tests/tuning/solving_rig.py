@@ -13,7 +13,7 @@ from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
 from weir.testing import FakeClock
 from weir.tuning.resolver import Resolver
-from weir.tuning.solving import SolveRequest
+from weir.tuning.solver import SolveRequest
 
 SPENT = Timing(0.0, 0.0, 0.0)
 

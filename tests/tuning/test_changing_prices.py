@@ -10,7 +10,7 @@ from tests.tuning.solving_rig import running, turns
 from weir.errors import DeadlineExceeded, Draining, InvalidRequest, ModelError, ModelNotReady, SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.online.adaptive import AutoPolicy
-from weir.tuning.solving import SolveRequest
+from weir.tuning.solver import SolveRequest
 
 
 def test_new_prices_are_in_force_when_the_change_returns() -> None:

@@ -11,7 +11,7 @@ from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import AutoPolicy
 from weir.tuning import resolver as resolving
 from weir.tuning.learning import OnlineProfile
-from weir.tuning.solving import SolveRequest
+from weir.tuning.solver import SolveRequest
 
 
 def test_tables_that_fit_are_left_alone() -> None:

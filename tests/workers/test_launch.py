@@ -1,4 +1,3 @@
-import asyncio
 import os
 import subprocess
 import sys
@@ -9,7 +8,6 @@ import pytest
 import weir
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Profile
-from weir.tuning.solver_process import Spawned
 from weir.workers.launch import MALLOC, SILENCE, THREAD_VARIABLES, Launch, available_cpus, pinned, unpinned
 from weir.workers.settings import WorkerSettings
 
@@ -90,20 +88,6 @@ def test_what_computes_for_a_server_that_is_pinned_is_not() -> None:
     assert (sorted(os.sched_getaffinity(0)), unpinned()) == (allowed, [])
     with pytest.raises(SettingsError, match=r"server_cpu_affinity=\[999\]: must be among the CPUs"), pinned([999]):
         pass
-
-
-def test_a_program_that_a_pinned_server_starts_is_not_pinned(tmp_path: Path) -> None:
-    script = "import os; print(sorted(os.sched_getaffinity(0)))"
-
-    async def main() -> None:
-        with pinned(allowed[:1]), (tmp_path / "out").open("wb") as out:
-            program = Spawned([sys.executable, "-c", script], os.environ, [out.fileno()] * 3)
-            program.start()
-            assert await program.ended == 0
-
-    allowed = sorted(os.sched_getaffinity(0))
-    asyncio.run(main())
-    assert (tmp_path / "out").read_text() == f"{allowed}\n"
 
 
 def test_a_command_that_solves_computes_in_one_thread(tmp_path: Path) -> None:

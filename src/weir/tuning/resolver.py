@@ -22,8 +22,7 @@ from weir.policy.online.rate import DriftDetector
 from weir.policy.solve.bank import Bank
 from weir.telemetry.recorder import SilentObserver
 from weir.tuning.learning import OnlineProfile, ProfiledExecutor
-from weir.tuning.solver_process import SolvingProcess
-from weir.tuning.solving import SolveRequest
+from weir.tuning.solver import SolveRequest, SolvingProcess
 from weir.workers.executor import Executor
 from weir.workers.settings import WorkerSettings
 

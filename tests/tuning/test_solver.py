@@ -8,7 +8,6 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +20,8 @@ from weir.errors import ModelError, SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.tuning import solver_process
-from weir.tuning.solver_process import SolvingProcess
-from weir.tuning.solving import SolveRequest, solve
+from weir.tuning import solver
+from weir.tuning.solver import Solver, SolveRequest, SolvingProcess
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 SMALL = Profile.linear(alpha_ms=1.0, tau0_ms=3.0, max_batch_size=4, cv=0.1, about={"model": "small"})
@@ -49,13 +47,6 @@ async def solving() -> AsyncIterator[tuple[SolvingProcess, set[int]]]:
 async def solve_outside(wish: SolveRequest, limit: float) -> Bank:
     async with solving() as (process, _):
         return await process.solve(wish, limit)
-
-
-def test_a_wish_survives_its_way() -> None:
-    wish = WISH._replace(workers=3, objective=LatencySLO(0.02, 0.01, 0.001))
-    read = SolveRequest.from_json(wish.to_json())
-    assert read[1:] == wish[1:]
-    assert read.profile.to_toml() == SMALL.to_toml()
 
 
 def test_the_bank_is_that_of_the_solver(nothing_is_left: None) -> None:
@@ -90,7 +81,7 @@ def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], 
             await process.solve(WISH, 60.0)
             (child,) = processes() - before
             os.kill(child, signal.SIGKILL)
-            with pytest.raises(ModelError, match="the solving process ended with -9"):
+            with pytest.raises(ModelError, match=r"the solving process ended: it was ended by signal 9"):
                 await process.solve(LONG, 60.0)
             assert (await process.solve(WISH, 60.0)).prices == WISH.prices
             assert child not in processes()
@@ -102,7 +93,7 @@ def test_one_that_was_killed_is_replaced_for_the_next_wish(run: Callable[[Any], 
 def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_process(
     run: Callable[[Any], None], monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
-    monkeypatch.setattr(solver_process, "DROPPED_LIMIT", 60.0)  # a busy machine takes longer than a server waits
+    monkeypatch.setattr(solver, "DROPPED_LIMIT", 60.0)  # a busy machine takes longer than a server waits
 
     async def main() -> None:
         async with solving() as (process, before):
@@ -122,7 +113,7 @@ def test_a_wish_that_was_dropped_is_solved_to_its_end_and_the_next_by_the_same_p
 def test_a_dropped_wish_that_takes_long_costs_its_process(
     monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
 ) -> None:
-    monkeypatch.setattr(solver_process, "DROPPED_LIMIT", 0.0)
+    monkeypatch.setattr(solver, "DROPPED_LIMIT", 0.0)
 
     async def main() -> None:
         async with solving() as (process, before):
@@ -140,8 +131,8 @@ def test_a_dropped_wish_that_takes_long_costs_its_process(
 
 def test_times_that_vary_wildly_are_solved_for_as_they_are() -> None:
     profile = replace(SMALL, cv=np.array([3.0, 0.2, 0.2, 0.2]))
-    code, answer = solve(WISH._replace(profile=profile).to_json())
-    assert code == 0
+    (answer,) = Solver().predict([WISH._replace(profile=profile)])
+    assert isinstance(answer, bytes)
     bank = Bank.from_bytes(answer)
     assert bank.profile.cv.tolist() == [3.0, 0.2, 0.2, 0.2]
     assert bank.rates[-1] > 500.0
@@ -153,30 +144,40 @@ def test_a_refusal_comes_with_its_reason() -> None:
         asyncio.run(solve_outside(wish, 60.0))
 
 
-def test_a_process_that_fails_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
-    monkeypatch.setattr(solver_process, "PROGRAM", "weir.no_such_module")
-    with pytest.raises(ModelError, match=r"the solving process ended with 1: .*No module named weir.no_such_module"):
-        asyncio.run(solve_outside(WISH, 60.0))
+class Raising(Solver):
+    def predict(self, batch: list[SolveRequest]) -> list[bytes | str]:
+        raise RuntimeError("no memory")
 
 
-def test_a_process_that_leaves_without_an_answer_is_no_bank(
-    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None
+class Leaving(Solver):
+    def load(self) -> None:
+        os._exit(3)
+
+
+class Wrong(Solver):
+    def predict(self, batch: list[SolveRequest]) -> list[bytes | str]:
+        return [b"no bank"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (Raising, "no memory"),
+        (Leaving, "exited with code 3"),
+        (Wrong, "the solving process's answer: must be a bank"),
+    ],
+)
+def test_a_process_that_fails_is_no_bank(
+    monkeypatch: pytest.MonkeyPatch, nothing_is_left: None, kind: type[Solver], reason: str
 ) -> None:
-    monkeypatch.setattr(solver_process, "PROGRAM", "this")  # prints a poem
-    with pytest.raises(ModelError, match="the solving process ended with 0: Namespaces"):
-        asyncio.run(solve_outside(WISH, 60.0))
-
-
-def test_what_is_no_bank_is_no_answer(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
-    monkeypatch.setattr(solver_process, "PROGRAM", "no_solver")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
-    with pytest.raises(ModelError, match="the solving process's answer: must be a bank"):
+    monkeypatch.setattr(solver, "Solver", kind)
+    with pytest.raises(ModelError, match=reason):
         asyncio.run(solve_outside(WISH, 60.0))
 
 
 def test_a_process_that_cannot_be_started_is_no_bank(monkeypatch: pytest.MonkeyPatch, nothing_is_left: None) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(ModelError, match=r"no process could be started to solve in: .*No such file"):
+    with pytest.raises(ModelError, match=r"No such file"):
         asyncio.run(solve_outside(WISH, 60.0))
 
 
@@ -202,7 +203,7 @@ def test_cancelling_ends_it(when: str, nothing_is_left: None) -> None:
 SERVER = """
 import asyncio
 import psutil
-from tests.tuning.test_solver_process import LONG, solve_outside
+from tests.tuning.test_solver import LONG, solve_outside
 
 async def main():
     solving = asyncio.create_task(solve_outside(LONG, 60.0))
@@ -224,22 +225,3 @@ def test_it_ends_with_the_server_however_that_ends() -> None:
         child = psutil.Process(int(server.stdout.readline()))
         server.kill()
     child.wait(10)
-
-
-def test_one_that_does_not_end_is_left_behind(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, nothing_is_left: None
-) -> None:
-    async def main() -> None:
-        process = solving_process()
-        await process.solve(WISH, 60.0)
-        assert process._child is not None
-        spawned = process._child._process
-        with monkeypatch.context() as patched:  # as in uninterruptible sleep
-            patched.setattr(solver_process, "KILL_GRACE", 0.01)
-            patched.setattr(spawned, "kill", lambda: None)
-            await process.close()
-        assert "is left behind" in caplog.text
-        spawned.kill()
-        await spawned.ended
-
-    asyncio.run(main())

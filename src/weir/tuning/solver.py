@@ -1,0 +1,145 @@
+"""Solves banks of tables beside a server: a model on one worker process of its own.
+
+The process is started by the first request and stays, because a start is what disturbs a server most: a new process loads its libraries and
+gives its memory back at the end, and for that the kernel takes CPUs for milliseconds, whatever the process's priority.
+"""
+
+import asyncio
+import os
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weir.errors import ModelError, SettingsError, WeirError
+from weir.messages import OBJECT, Batch, Events
+from weir.model import Model
+from weir.workers.pool import ProcessPool
+from weir.workers.settings import WorkerSettings
+
+if TYPE_CHECKING:
+    from weir.policy.cost.objective import LatencySLO, Prices
+    from weir.policy.cost.profile import Profile
+    from weir.policy.solve.bank import Bank
+
+NAME = "the solving process"
+NICENESS = 10
+DROPPED_LIMIT = 2.0  # seconds: a bank for one worker takes less, and is quicker solved to its end than in a new process
+
+
+class SolveRequest(NamedTuple):
+    """What a bank is to be solved for."""
+
+    profile: "Profile"
+    prices: "Prices"
+    workers: int
+    objective: "LatencySLO | None"
+
+
+class Solver(Model):
+    """Runs in the solving process. Its answer to a SolveRequest is the bytes of a bank's file, or the text why there can be none."""
+
+    def __init__(self, niceness: int = NICENESS) -> None:
+        self._niceness = niceness
+
+    def load(self) -> None:
+        """Give way to the server and its workers, and load what solves."""
+        os.nice(self._niceness)
+        import weir.simulation.banks  # noqa: F401 - takes long
+
+    def predict(self, batch: list[SolveRequest]) -> list[bytes | str]:
+        """Solve each request."""
+        return [self._solve(request) for request in batch]
+
+    def _solve(self, request: SolveRequest) -> bytes | str:
+        from weir.simulation.banks import make_bank
+
+        try:
+            bank = make_bank(request.profile, request.prices, workers=request.workers, objective=request.objective)
+        except SettingsError as error:
+            return error.message
+        return bank.to_bytes()
+
+
+class SolvingProcess:
+    """Solves one request after the other, on one event loop until `close`. With `niceness` its process leaves the CPUs to others."""
+
+    def __init__(self, niceness: int = NICENESS) -> None:
+        self._niceness = niceness
+        self._pool: ProcessPool | None = None
+        self._turn = asyncio.Lock()
+        self._ids = count(1)
+        self._answer: asyncio.Future[Any] | None = None  # of the last request, also when its caller has left
+
+    async def solve(self, request: SolveRequest, limit: float) -> "Bank":
+        """Return the bank that `request` asks for.
+
+        Raises SettingsError with the reason when there can be none, ModelError when the process ends or cannot be started, and
+        TimeoutError after `limit` seconds. A request whose caller was cancelled is solved to its end; after DROPPED_LIMIT seconds the
+        process is ended for the next one, which gets another.
+        """
+        from weir.policy.solve.bank import Bank
+
+        try:
+            async with asyncio.timeout(limit), self._turn:
+                answer = await self._solved(request)
+        except asyncio.CancelledError:
+            raise
+        except (WeirError, OSError) as error:  # also a TimeoutError
+            await self.close()
+            if isinstance(error, WeirError):
+                raise ModelError(error.message) from error
+            raise
+        if isinstance(answer, str):
+            raise SettingsError(answer)
+        try:
+            return Bank.from_bytes(answer, f"{NAME}'s answer", profile=request.profile)
+        except SettingsError as error:
+            raise ModelError(error.message) from error
+
+    async def close(self) -> None:
+        """End the process, if there is one; it is gone when this returns. Idempotent."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            self._end(ModelError(f"{NAME} was ended"))
+            await pool.stop()
+
+    async def _solved(self, request: SolveRequest) -> bytes | str:
+        if self._answer is not None and not self._answer.done():
+            await asyncio.wait([self._answer], timeout=DROPPED_LIMIT)
+            if not self._answer.done():
+                await self.close()
+        if self._pool is None:
+            settings = WorkerSettings(threads=1, spin=0.0, arena_bytes=0, retry_in_halves=False)
+            params = {"niceness": self._niceness}
+            pool = ProcessPool(Solver, params, settings, name=NAME, max_batch_size=1, stop_grace=0.0)
+            await pool.start(self)  # ends the process when it fails or is cancelled
+            self._pool = pool
+        self._answer = asyncio.get_running_loop().create_future()
+        self._pool.run(0, Batch(next(self._ids), [request], OBJECT, OBJECT))
+        await asyncio.wait([self._answer])
+        answer: bytes | str = self._answer.result()
+        return answer
+
+    # What the pool says (Listener).
+
+    def worker_ready(self, worker: int, places: int) -> None:
+        """Do nothing: what is solved next starts when it is asked for."""
+
+    def worker_lost(self, worker: int, reason: str) -> None:
+        """Fail the request that was being solved."""
+        self._end(ModelError(f"{NAME} ended: {reason}"))
+
+    def unavailable(self, reason: str) -> None:
+        """Fail the request that was being solved."""
+        self._end(ModelError(f"{NAME} cannot be started: {reason}"))
+
+    def received(self, worker: int, events: Events) -> None:
+        """Take the answer."""
+        self._end(events.outputs[0])
+
+    def _end(self, end: Any) -> None:
+        if self._answer is not None and not self._answer.done():
+            if isinstance(end, WeirError):
+                self._answer.set_exception(end)
+                self._answer.exception()  # nobody may wait for it any more
+            else:
+                self._answer.set_result(end)
