@@ -1,3 +1,5 @@
+import asyncio
+import gc
 import os
 import re
 import subprocess
@@ -7,12 +9,14 @@ from pathlib import Path
 from subprocess import PIPE
 
 from prometheus_client.parser import text_string_to_metric_families
+from tests.served_models import Square
 
 from weir.batching.request_state import RequestBase
 from weir.errors import Cancelled, DeadlineExceeded, ModelNotFound, Overloaded, ValidationFailed, WeirError
 from weir.messages import Dispatch, Reason, Request, Timing, Wakeup
+from weir.serving.service import Service
 from weir.telemetry.exposition import Exposition, Levels
-from weir.telemetry.recorder import Metrics
+from weir.telemetry.recorder import Metrics, Recorder
 
 Labels = dict[str, str]
 
@@ -218,3 +222,43 @@ def test_several_processes_are_shown_together(tmp_path: Path) -> None:
         assert 'weir_total_time_seconds_bucket{le="+Inf",model="square"} 3.0' in text
     shared.close()
     assert not list(tmp_path.glob("weir/gauge*"))
+
+
+class Owner:
+    """What a recorder belongs to."""
+
+
+def test_counts_stay_when_the_recorder_that_made_them_is_gone() -> None:
+    metrics, before, after = Metrics(), Recorder(), Recorder()
+    first, second = Owner(), Owner()
+    metrics.attach("square", before, first)
+    before.answered("square", [ask(0.0)], None, 1.0)
+    metrics.attach("square", after, second)
+    after.answered("square", [ask(0.0), ask(0.0)], None, 1.0)
+    after.refused("square", "http", ModelNotFound("no such version"))
+    before.transferred("square", "http", 1, 2)
+    where = {"model": "square", "door": "http", "code": "200"}
+    for _ in range(2):
+        assert value(metrics, "weir_requests_total", **where) == 3
+        assert value(metrics, "weir_total_time_seconds_sum", model="square") == 3.0
+        assert metrics.bytes == {("square", "http"): [1, 2]}
+        assert metrics.refused_requests == {("", "http", ModelNotFound): 1}
+        first = Owner()  # the one before is gone
+        gc.collect()
+    assert metrics.of("square") is not after
+    before.answered("square", [ask(0.0)], None, 1.0)  # nobody looks at it any more
+    assert value(metrics, "weir_requests_total", **where) == 3
+
+
+def test_a_service_counts_each_event_once_for_all_views() -> None:
+    async def main() -> None:
+        metrics = Metrics()
+        async with Service(Square, observers=[metrics], executor="inline") as square:
+            await asyncio.gather(*[square.infer(x) for x in range(5)])
+            recorder = square.statistics
+            assert metrics.of("square") is recorder
+            assert recorder.window is not None
+            assert recorder.window.read().requests == recorder.success.count == sum(metrics.ended.values()) == 5
+            assert metrics not in square.observers
+
+    asyncio.run(main())

@@ -2,7 +2,7 @@ import pytest
 
 from weir.errors import Cancelled, Overloaded
 from weir.messages import Dispatch, Kind, Reason, Timing, Wakeup
-from weir.telemetry.recorder import Statistics
+from weir.telemetry.recorder import Recorder
 from weir.testing import FakeRequest
 
 
@@ -14,7 +14,7 @@ def batch(*requests: FakeRequest, slices: list[tuple[int, int] | None] | None = 
 
 
 def test_nothing_has_happened() -> None:
-    said = Statistics().to_dict()
+    said = Recorder().to_dict()
     assert (said["last_inference"], said["inference_count"], said["execution_count"], said["batch_stats"]) == (
         0,
         0,
@@ -27,7 +27,7 @@ def test_nothing_has_happened() -> None:
 
 
 def test_batches_are_counted_by_their_rows_and_requests_one_by_one() -> None:
-    statistics = Statistics(lambda: 1234.5678)
+    statistics = Recorder(lambda: 1234.5678)
     one, two = FakeRequest(1, arrival=10.0), FakeRequest([1, 2], arrival=10.5, kind=Kind.ITEMS, rows=2)
     timing = Timing(0.001, 0.01, 0.002)
     for dispatch in (batch(one, two), batch(FakeRequest(1, arrival=11.0))):
@@ -46,7 +46,7 @@ def test_batches_are_counted_by_their_rows_and_requests_one_by_one() -> None:
 
 
 def test_failures_are_counted_and_those_who_left_are_not() -> None:
-    statistics = Statistics()
+    statistics = Recorder()
     statistics.refused("m", "http", Overloaded("full"))
     statistics.answered("m", [FakeRequest(1, arrival=1.0)], Overloaded("full"), 3.0)
     statistics.answered("m", [FakeRequest(1)], Cancelled("left"), 3.0)
@@ -56,7 +56,7 @@ def test_failures_are_counted_and_those_who_left_are_not() -> None:
 
 @pytest.mark.parametrize(("attempt", "counted"), [(0, 2), (1, 0)])
 def test_a_wait_counts_once(attempt: int, counted: int) -> None:
-    statistics = Statistics()
+    statistics = Recorder()
     parts = [FakeRequest(list(range(9)), kind=Kind.ITEMS, rows=9) for _ in range(3)]
     statistics.dispatched("m", batch(*parts, slices=[(0, 4), (4, 9), None], attempt=attempt))
     assert statistics.queue.count == counted

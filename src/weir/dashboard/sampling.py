@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from weir.errors import WeirError
 from weir.messages import Reason
 from weir.protocols.metrics import code_of
-from weir.telemetry.recorder import Histogram, Metrics, ModelRecord
+from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry
@@ -64,7 +64,7 @@ def change(now: Any, before: Any) -> Any:
     return now - (before or 0) or None
 
 
-def _counts_of(record: ModelRecord) -> dict[str, Any]:
+def _counts_of(record: Recorder) -> dict[str, Any]:
     times: dict[str, Any] = {name: _buckets(getattr(record, name)) for name in _HISTOGRAMS}
     batches = {reason.name.lower(): record.batches[reason] for reason in Reason}
     return {"batches": batches, "rows": _buckets(record.rows), "parts": record.parts, **times}

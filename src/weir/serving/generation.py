@@ -16,8 +16,8 @@ from weir.serving.delivery import Delivery, tracer_among
 from weir.serving.driver import Driver, Phase
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
-from weir.telemetry.recorder import Statistics
-from weir.tuning.report import RollingWindow, explain_policy
+from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
+from weir.tuning.report import explain_policy
 from weir.workers.executor import Executor, suspension
 from weir.workers.settings import WorkerSettings
 
@@ -70,9 +70,12 @@ class Generation:
             from weir.tuning.resolver import make_resolver  # numpy is for those who need it
 
             self.resolver = make_resolver(label, self.policy, largest, clock, partial(sleep, clock))
-        self.observers = tuple(observers)
+        self.recorder = Recorder()
+        self.observers = (self.recorder, *(each for each in observers if not isinstance(each, Metrics)))
+        for each in observers:
+            if isinstance(each, Metrics):
+                each.attach(label, self.recorder, self)
         self.tracing = tracer_among(observers)
-        self.statistics = Statistics()
         self.streaming = self.model.streaming
         self.needs_measure = overrides(self.model, "measure")
         self.plain = not self.needs_measure and not is_tensor_model(self.model) and not self.streaming
@@ -96,9 +99,9 @@ class Generation:
 
             executor = with_profile(executor, self.resolver, self.model, self.workers, largest)
         batcher = Batcher(self.batching, self.policy)
-        self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
+        self.recorder.window = self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
         more = [] if self.resolver is None else [self.resolver]
-        delivery = Delivery(self.label, (*self.observers, self.statistics, self.window, *more))
+        delivery = Delivery(self.label, (*self.observers, *more))
         driver = Driver(batcher, executor, delivery, self._clock)
         driver.streaming = self.streaming
         if self.resolver is not None:

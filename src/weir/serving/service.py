@@ -33,7 +33,7 @@ from weir.serving.delivery import submit_traced
 from weir.serving.generation import Generation, Hooks, Loaded, summary
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
 from weir.serving.streaming import Window, preprocessing, stream_async, stream_sync
-from weir.telemetry.recorder import Statistics
+from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor
 from weir.workers.settings import WorkerSettings
 
@@ -130,9 +130,9 @@ class Service:
         return self.generation.workers
 
     @property
-    def statistics(self) -> Statistics:
+    def statistics(self) -> Recorder:
         """Counts of requests and batches since this model was loaded."""
-        return self.generation.statistics
+        return self.generation.recorder
 
     # The life of a service.
 
@@ -359,7 +359,7 @@ class Service:
 
     def tell_refused(self, door: str, error: WeirError) -> WeirError:
         """Tell the observers that a request for this service, which came by `door`, was refused before it got here; return the error."""
-        for observer in (*self.observers, self.statistics):
+        for observer in self.observers:
             observer.refused(self.label, door, error)
         return error
 

@@ -1,1 +1,1 @@
-"""Listens, never decides: metrics and logs."""
+"""Listens, never decides: one recorder of what happens, what is shown of it (metrics), logs, and traces."""

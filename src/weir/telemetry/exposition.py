@@ -18,7 +18,7 @@ from prometheus_client.samples import Sample
 
 from weir.errors import Cancelled, CapacityError, DeadlineExceeded, ModelError, ValidationFailed, WeirError
 from weir.messages import Reason
-from weir.telemetry.recorder import Histogram, Metrics, ModelRecord, Outcome, Statistics
+from weir.telemetry.recorder import Histogram, Metrics, Outcome, Recorder
 
 
 class Levels(NamedTuple):
@@ -40,7 +40,7 @@ NAMESPACE = "weir"  # the first word of the names of metrics, unless another one
 CodeOf = Callable[[str, type[WeirError] | None], str]
 ReadLevels = Callable[[], Mapping[str, Levels]]
 
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelRecord], Histogram]], ...] = (
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[Recorder], Histogram]], ...] = (
     ("weir_batch_size", "Rows in each batch.", lambda record: record.rows),
     ("weir_queue_time_seconds", "From arrival to dispatch, of each request.", lambda record: record.queue),
     ("weir_preprocess_time_seconds", "Decoding, validation and preprocess of each batch.", lambda r: r.preprocess),
@@ -305,7 +305,7 @@ class ModelCounts(NamedTuple):
 
     model: str
     version: str
-    statistics: Statistics
+    statistics: Recorder
     pending: int
 
     @property
@@ -328,7 +328,7 @@ _FAMILIES: tuple[tuple[str, str, Read], ...] = (
     ),
     (
         "nv_inference_queue_duration_us", "From arrival to dispatch.",
-        lambda each: _MICROSECONDS * each.statistics.queue.seconds,
+        lambda each: _MICROSECONDS * each.statistics.queue.sum,
     ),
     (
         "nv_inference_compute_input_duration_us", "Decoding and preprocess, counted for each request of a batch.",

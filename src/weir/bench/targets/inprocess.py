@@ -70,7 +70,7 @@ class InProcessTarget:
 
     async def counts(self) -> Counts | None:
         """Return what the service has told its observer."""
-        record = self._metrics.models[self._service.name]
+        record = self._metrics.of(self._service.name)
         rows = record.rows
         return Counts(
             rows=rows.sum,
