@@ -9,6 +9,7 @@ import pytest
 
 from weir.catalog.registry import Registry
 from weir.protocols.kserve.context import KServeContext
+from weir.protocols.kserve.heads import CALLS
 from weir.protocols.kserve.routes import PREFIX, every
 from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.settings import HttpSettings
@@ -28,6 +29,7 @@ def test_every_path_is_named() -> None:
     said = {(row[0], row[1].strip("`")) for row in rows("Paths")}
     site = KServeContext(Registry([]), HttpSettings())
     there = {(method, PREFIX + path) for method, path in every(site)}
+    there |= {("POST", f"{PREFIX}/models/{{model}}{version}/{call}") for version in ("", VERSION) for call in CALLS}
     assert said == {(method, path) for method, path in there if VERSION not in path}
     assert {path for _, path in there if VERSION in path} == {
         path.replace("/models/{model}", "/models/{model}" + VERSION) for _, path in said if "/models/{model}" in path

@@ -5,7 +5,7 @@ HTTP and gRPC are doors. A package adds another by an entry point of the group `
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from weir.errors import SettingsError, WeirError
@@ -18,9 +18,11 @@ from weir.protocols.settings import HttpSettings
 if TYPE_CHECKING:
     from weir.catalog.manager import Manager
     from weir.catalog.registry import Registry
+    from weir.protocols.exchange import HttpProtocol
     from weir.protocols.kserve.context import KServeContext
 
 ENTRY_POINTS = "weir.doors"
+PROTOCOLS = "weir.protocols"
 
 
 class Door(Protocol):
@@ -112,18 +114,25 @@ def open_doors(wanted: Mapping[str, Any], context: DoorContext) -> list[Door]:
 
 
 def _make(name: str, context: DoorContext) -> Door | None:
-    found = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    made: Door | None = make_named("door", ENTRY_POINTS, name, context)
+    return made
+
+
+def open_protocols(registry: "Registry", settings: HttpSettings) -> "list[HttpProtocol]":
+    """Return the protocols that the settings name, by entry point: what that names is called with the registry and the settings. Raises SettingsError for
+    a name that no installed package brings, and one that cannot be made."""
+    return [make_named("protocols", PROTOCOLS, name, registry, settings) for name in settings.protocols]
+
+
+def make_named(kind: str, group: str, name: str, *arguments: Any) -> Any:
+    """Return what the entry point `name` of `group` makes of `arguments`. Raises SettingsError, which calls it a `kind`."""
+    found = {entry.name: entry for entry in entry_points(group=group)}
     if name not in found:
         known = ", ".join(sorted(found)) or "none"
-        raise SettingsError(f"door={name!r}: no installed package brings it (entry points {ENTRY_POINTS}: {known})")
+        raise SettingsError(f"{kind}={name!r}: no installed package brings it (entry points {group}: {known})")
     try:
-        return _load(found[name])(context)
+        return found[name].load()(*arguments)
     except WeirError:
         raise
     except Exception as error:
-        raise SettingsError(f"door={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error
-
-
-def _load(entry: EntryPoint) -> DoorFactory:
-    factory: DoorFactory = entry.load()
-    return factory
+        raise SettingsError(f"{kind}={name!r}: {found[name].value}: {type(error).__name__}: {error}") from error

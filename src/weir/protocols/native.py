@@ -108,11 +108,17 @@ def read_ask(
     ModelNotFound; MethodNotAllowed; UnsupportedMediaType; TooLarge when Content-Length is over `max_body_size`.
     """
     found = find_service(registry, path)
-    if found is None:
-        return None
+    return None if found is None else read_head_for(found[0], settings, method, path, headers, batch=found[1])
+
+
+def read_head_for(
+    service: Service, settings: HttpSettings, method: str, path: str, headers: Iterable[tuple[bytes, bytes]], *,
+    batch: bool = False,
+) -> RequestHead:  # fmt: skip
+    """Read the head of a request for items of `service`, which its `path` names; `batch`: for a list of them. Raises what `read_ask` raises."""
     if method != "POST":
         raise MethodNotAllowed(f"{method} {path}: inference takes POST only", details={"allow": ["POST"]})
-    ask = RequestHead(*found)
+    ask = RequestHead(service, batch)
     ask.explain = settings.explain
     content_type = accept = ""
     for name, value in headers:

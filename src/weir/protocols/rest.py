@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from weir.protocols.account import Counted
 from weir.protocols.auth_middleware import Gate, Refuse
+from weir.protocols.door import open_protocols
 from weir.protocols.failures import exception_handlers
 from weir.protocols.httplog import HttpLog, Logged
 from weir.protocols.inference import AsgiInference
@@ -83,7 +84,7 @@ def make_app(
     request.
     """
     site = site or KServeContext(registry, settings)
-    protocols = (KserveProtocol(site), NativeProtocol(registry, settings))
+    protocols = (*open_protocols(registry, settings), KserveProtocol(site), NativeProtocol(registry, settings))
     middleware = [Middleware(AsgiInference, protocols, settings), Middleware(Kserve, site)]
     if added.routes:
         middleware.insert(0, Middleware(Shortcut, added.routes))

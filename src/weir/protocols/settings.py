@@ -50,6 +50,9 @@ class HttpSettings:
     compress_above: int = setting(
         1024, "answers larger than this many bytes are compressed for clients that ask for it", rule=AT_LEAST_ZERO
     )
+    protocols: list[str] = setting(
+        [], "speak a protocol that an installed package brings, beside those that Weir has", metavar="NAME"
+    )
     cors_origins: list[str] = setting([], "origins whose pages may call this server; * for any")
     tls_certfile: str | None = setting(None, "certificate (PEM); switches TLS on", metavar="PATH")
     tls_keyfile: str | None = setting(None, "private key (PEM), if not in the certificate's file", metavar="PATH")

@@ -23,7 +23,9 @@ HEADER_LENGTH = b"inference-header-content-length"
 # Clients of the protocol know no others; they are told so by Accept-Encoding headers that libraries send unasked.
 CODINGS = ("gzip", "deflate")
 
-_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|infer_stream|generate_stream)")
+# What the paths of inference end with, below those of a model and of each of its versions.
+CALLS = ("infer", "generate", "infer_stream", "generate_stream")
+_PATH = re.compile(rf"/v2/models/([^/]+)(?:/versions/([^/]+))?/({'|'.join(CALLS)})")
 
 
 class InferAsk:
