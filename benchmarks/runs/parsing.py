@@ -28,14 +28,13 @@ import weir
 from benchmarks import models
 from benchmarks.models import Grid, Words
 from weir.catalog.registry import Registry
-from weir.embedding.bert_as_service.http import Encode
+from weir.embedding.bert_as_service.http import Encode, bert_paths
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status
 from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import OpenAI
-from weir.embedding.openapi import text_paths
+from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.texts import Encoded, Text
 from weir.protocols.account import Account
 from weir.protocols.control import Control, ControlSettings
@@ -126,7 +125,9 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
     status = Status(texts.models.encoders, texts.clients)
     routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
     sockets = WebSockets(registry, http, site.account)
-    app = make_app(registry, http, site=site, websockets=sockets, added=Added(routes, text_paths()))
+    app = make_app(
+        registry, http, site=site, websockets=sockets, added=Added(routes, {**openai_paths(), **bert_paths()})
+    )
     servers: list[Any] = [
         registry,
         HttpServer(registry, app, http, site=site, websockets=sockets),

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from tests.documentation.pages import ROOT
 
-from weir.commands.embed.bert_flags import ELSEWHERE, MODEL_DIRECTORY, OLD, ONE_DASH, PREFETCH, VERSION, XLA
+from weir.embedding.bert_as_service.settings import ELSEWHERE, MODEL_DIRECTORY, OLD, ONE_DASH, PREFETCH, VERSION, XLA
 
 PAGE = ROOT / "docs" / "reference" / "bert-as-service.md"
 SHOWN = re.compile(r"`(test_\w+\.py)::(test_\w+)`")

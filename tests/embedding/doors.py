@@ -9,13 +9,11 @@ import httpx
 from starlette.routing import BaseRoute
 
 from weir.catalog.registry import Registry
-from weir.embedding.bert_as_service.http import Encode, EncodeCall
+from weir.embedding.bert_as_service.http import BertEncodeCall, Encode, bert_paths
 from weir.embedding.bert_as_service.status import Status
-from weir.embedding.calling import EmbeddingContext, Models
-from weir.embedding.hot import HotTexts
+from weir.embedding.calling import EmbeddingContext, HotTexts, Models
 from weir.embedding.metrics import TextCounts
-from weir.embedding.openai import EmbeddingsCall, OpenAI
-from weir.embedding.openapi import text_paths
+from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
 from weir.embedding.texts import Encodes
 from weir.protocols.control import Control
 from weir.protocols.rest import Added, make_app
@@ -54,9 +52,9 @@ async def served(
     site = EmbeddingContext(models, settings, MAX_TEXTS, counts)
     routes = routes_of(site, ended.set)
     names = list(models.encoders) if hot is None else hot
-    manners = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, EncodeCall)] if fast else []
+    manners = [HotTexts(site, kind, names) for kind in (EmbeddingsCall, BertEncodeCall)] if fast else []
     registry = Registry([])
-    app = make_app(registry, settings, added=Added(routes, text_paths()))
+    app = make_app(registry, settings, added=Added(routes, {**openai_paths(), **bert_paths()}))
     server = HttpServer(registry, app, settings, manners=manners)
     await server.start()
     try:

@@ -274,7 +274,7 @@ def test_who_leaves_takes_all_along(count: int) -> None:
                 await asking
             assert encoder._service.state()["waiting"] == 0
             assert {type(error).__name__ for _, error in heard.ends} == {"Cancelled"}
-            assert (encoder._held, encoder._in_line, len(encoder._shares)) == (0, 0, 0)
+            assert (encoder._held, encoder._in_queue, len(encoder._shares)) == (0, 0, 0)
 
     asyncio.run(main())
 

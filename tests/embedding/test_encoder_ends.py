@@ -33,7 +33,7 @@ def assert_at_rest(encoder: Encoder) -> None:
     """Nothing waits, nothing is counted that is not there."""
     batcher = encoder._service._driver.batcher
     assert (batcher.is_empty, batcher.waiting_rows, batcher.unsettled()) == (True, 0, [])
-    assert (encoder._held, encoder._in_line, len(encoder._shares)) == (0, 0, 0)
+    assert (encoder._held, encoder._in_queue, len(encoder._shares)) == (0, 0, 0)
     assert (encoder._accepted._count, encoder._shares._shares) == (0, {})
     assert encoder._shares.now >= 0
     assert (encoder._shares._tags, dict(encoder._shares._ended)) == ([], {})

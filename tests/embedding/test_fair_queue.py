@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from weir.embedding.fair_queue import REMEMBERED, FairQueue
+from weir.embedding.fair_queue import REMEMBERED, CallerQueue
 
 
 class Work:
@@ -13,7 +13,7 @@ class Work:
         self.ready = True
 
 
-def serve(shares: FairQueue[Work], count: int) -> list[str]:
+def serve(shares: CallerQueue[Work], count: int) -> list[str]:
     """Let so many texts go, each until the next one goes; return whose they were."""
     served: list[str] = []
     tag = None
@@ -32,7 +32,7 @@ def serve(shares: FairQueue[Work], count: int) -> list[str]:
 
 
 def test_equal_callers_take_turns() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     for work in (Work("a", 50), Work("b", 50)):
         shares.add(work.key, work)
     assert serve(shares, 6) == ["a", "b"] * 3
@@ -41,7 +41,7 @@ def test_equal_callers_take_turns() -> None:
 
 
 def test_shares_are_counted_in_tokens() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     for work in (Work("long", 100, 30.0), Work("short", 1000, 10.0)):
         shares.add(work.key, work)
     counts = Counter(serve(shares, 200))
@@ -49,7 +49,7 @@ def test_shares_are_counted_in_tokens() -> None:
 
 
 def test_a_caller_with_many_requests_has_no_more_than_one_with_one() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     for number in range(100):
         work = Work("many", 10)
         shares.add(work.key, work)
@@ -60,7 +60,7 @@ def test_a_caller_with_many_requests_has_no_more_than_one_with_one() -> None:
 
 
 def test_who_comes_anew_begins_where_the_others_are() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     first, late = Work("first", 1000), Work("late", 1000)
     shares.add(first.key, first)
     serve(shares, 500)
@@ -69,14 +69,14 @@ def test_who_comes_anew_begins_where_the_others_are() -> None:
 
 
 def test_higher_priority_goes_first() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     for work in (Work("low", 2), Work("high", 2, priority=1)):
         shares.add(work.key, work)
     assert serve(shares, 4) == ["high", "high", "low", "low"]
 
 
 def test_who_is_not_ready_is_passed_over_until_woken() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     slow, quick = Work("slow", 10), Work("quick", 10)
     slow.ready = False
     for work in (slow, quick):
@@ -95,7 +95,7 @@ def test_who_is_not_ready_is_passed_over_until_woken() -> None:
 
 
 def test_who_leaves_is_forgotten() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     first, second = Work("a", 5), Work("a", 5)
     for work in (first, second):
         shares.add(work.key, work)
@@ -121,7 +121,7 @@ def test_who_leaves_is_found_without_looking_at_the_others() -> None:
             compared += 1
             return self is other
 
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     members = [Watched("one", 1) for _ in range(2000)]
     for member in members:
         shares.add(member.key, member)
@@ -134,7 +134,7 @@ def test_who_leaves_is_found_without_looking_at_the_others() -> None:
 
 
 def test_requests_of_one_caller_take_turns() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     many, one = Work("a", 1000), Work("a", 1)
     many.name, one.name = "many", "one"
     for work in (many, one):
@@ -143,7 +143,7 @@ def test_requests_of_one_caller_take_turns() -> None:
 
 
 def test_who_had_more_is_not_forgiven_it_by_leaving() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     greedy, other = Work("greedy", 10), Work("other", 1000)
     shares.add(greedy.key, greedy)
     shares.add(other.key, other)
@@ -157,7 +157,7 @@ def test_who_had_more_is_not_forgiven_it_by_leaving() -> None:
 
 
 def test_one_text_of_a_new_caller_is_due_whatever_is_under_way() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     flood, new = Work("flood", 1000), Work("new", 2)
     shares.add(flood.key, flood)
     tags = []
@@ -176,7 +176,7 @@ def test_one_text_of_a_new_caller_is_due_whatever_is_under_way() -> None:
 
 
 def test_callers_who_are_away_are_forgotten_once_the_others_have_had_as_much() -> None:
-    shares: FairQueue[Work] = FairQueue()
+    shares: CallerQueue[Work] = CallerQueue()
     for number in range(3 * REMEMBERED):
         work = Work(str(number), 1)
         shares.add(work.key, work)

@@ -4,13 +4,13 @@ import asyncio
 import json
 from pathlib import Path
 
+from benchmarks.timeline import Span, Timeline
 from tests.embedding import tiny
 
 from weir import Service
 from weir.embedding.checkpoint.reading import read_checkpoint
 from weir.embedding.encoder import Encoder
 from weir.embedding.model import TextEncoder
-from weir.embedding.timeline import Span, Timeline
 
 WORDS = ["first", "then", "do", "it", "right", "better"]
 COUNT = 1500

@@ -10,8 +10,7 @@ from typing import Any
 from tests.fuzz.checkpoints import CHECKPOINTS
 
 from weir.embedding.bert_as_service import frames as zeromq_frames
-from weir.embedding.bert_as_service.zmtp import GREETING, Received
-from weir.embedding.bert_as_service.zmtp import Parser as ZmtpParser
+from weir.embedding.bert_as_service.zmtp import GREETING, Received, ZmtpParser
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor

@@ -237,7 +237,7 @@ def nothing(share: float, what: str) -> None:
     """Show no progress."""
 
 
-class _Heard(SilentObserver):
+class _BatchTimer(SilentObserver):
     """Remembers how long the last batch took, to its worker and back."""
 
     seconds = 0.0
@@ -317,7 +317,7 @@ async def _measure(
     settings: dict[str, Any],
 ) -> MeasuringRounds:  # fmt: skip
     """Fill `rounds`, and return them."""
-    heard = _Heard()
+    heard = _BatchTimer()
     chosen: dict[str, Any] = {
         "max_batch_size": MAX_ROWS, "max_queue_size": 2 * MAX_ROWS, "timeout": 600.0, "policy": "greedy",
         "workers": 1, "pipeline_depth": 1, "padded": False,

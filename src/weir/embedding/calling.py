@@ -1,9 +1,15 @@
-"""One HTTP call for the vectors of texts: who asks, until when, what becomes of it, and how the answer is written."""
+"""One HTTP call for the vectors of texts: who asks, until when, what becomes of it, and how the answer is written.
+
+Small calls are answered on the fast lane: one task for each, and no ASGI between it and its connection. What a head or a body wants beyond a few short
+texts is for the ASGI application, which gets the connection then.
+"""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from contextvars import Context
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy
@@ -11,6 +17,7 @@ import orjson
 from numpy.typing import NDArray
 from starlette.types import Receive, Send
 
+from weir.embedding.encoder import SMALL
 from weir.embedding.metrics import TextClients, TextCounts
 from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
@@ -20,14 +27,32 @@ from weir.protocols.bodies import disconnected
 from weir.protocols.endpoint import Call, identified
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import off_loop
-from weir.protocols.response import Headers, HttpResponse, compressed
+from weir.protocols.response import Headers, HttpResponse, compressed, echo_headers
 from weir.protocols.settings import HttpSettings
 from weir.wire.elements import TEXT_BYTES
+from weir.wire.pickles import LARGE_BYTES
 from weir.wire.surrogates import find_half, without_halves
 from weir.wire.values import decode_json, uncollected
 
-_NUMBERS_AT_ONCE = 65_536  # about a megabyte as text
+if TYPE_CHECKING:
+    from weir.protocols.fastlane.connection import Connection
+    from weir.protocols.fastlane.head import Head
+    from weir.protocols.fastlane.plan import RoutePlan
+    from weir.serving.service import Service
+
+_log = logging.getLogger("weir.http")
+
+CLIENT_ID = b"x-client-id"
+TRUNCATED = b"x-weir-truncated"
+FOREIGN = b"x-weir-foreign-ids"
+_LONGEST_CLIENT_ID = 128
+_LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
+_LARGEST = 1_000_000  # numbers that are about 20 MB as text
+_NUMBERS_AT_ONCE = 65_536  # that are written together: about a megabyte as text
 _AS_JSON = (b"content-type", JSON.encode())
+_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
+
+T = TypeVar("T")
 
 
 class Listing(NamedTuple):
@@ -69,17 +94,6 @@ async def send_listing(send: Send, listing: Listing, headers: Headers) -> int:
         sent += len(part)
     await send({"type": "http.response.body", "body": b""})
     return sent
-
-
-CLIENT_ID = b"x-client-id"
-TRUNCATED = b"x-weir-truncated"
-FOREIGN = b"x-weir-foreign-ids"
-_LONGEST_CLIENT_ID = 128
-_LONG_WORK = 20_000  # numbers whose writing would keep the event loop for more than about a millisecond
-_LARGEST = 1_000_000  # numbers that are about 20 MB as text
-
-T = TypeVar("T")
-_WORDS = {str: "a text", bool: "true or false", int: "a whole number"}
 
 
 class Models:
@@ -154,11 +168,11 @@ class TextCall:
 
     def read(self) -> None:
         """Find out whose vectors are wanted, of which model. Raises what is wrong with the body."""
-        raise NotImplementedError  # each door has its own
+        raise NotImplementedError  # each endpoint has its own
 
     async def encoded(self) -> HttpResponse | None:
         """Return the answer with the vectors; None: it has been sent. Raises what `Encodes.encode` raises, and Cancelled."""
-        raise NotImplementedError  # each door has its own
+        raise NotImplementedError  # each endpoint has its own
 
     def refused(self, error: BaseException) -> HttpResponse:
         """Return the answer for `error`, which is counted."""
@@ -175,8 +189,8 @@ class TextCall:
 
     @staticmethod
     def error_answer(site: "EmbeddingContext", error: BaseException, identity: Any) -> HttpResponse:
-        """Return the answer for `error` in the door's words."""
-        raise NotImplementedError  # each door has its own
+        """Return the answer for `error` in the endpoint's form."""
+        raise NotImplementedError  # each endpoint has its own
 
     async def vectors(
         self, *, client: str = "", dimensions: int | None = None, truncate: bool | None = None, want_tokens: bool = False,
@@ -262,7 +276,7 @@ async def unless_left(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 
 class EmbeddingContext:
-    """What the HTTP doors share: the models, settings, and who counts."""
+    """What the endpoints of texts share: models, settings and counts."""
 
     def __init__(
         self, models: Models, http: HttpSettings, max_texts: int, counts: TextCounts, clients: TextClients | None = None
@@ -354,3 +368,156 @@ def as_json(vectors: NDArray[Any]) -> list[msgspec.Raw]:
     by way of a double; what is not finite is null. One by one, so that other threads are not kept waiting for all of them."""
     written = numpy.ascontiguousarray(vectors, numpy.float32)
     return [msgspec.Raw(orjson.dumps(vector, option=orjson.OPT_SERIALIZE_NUMPY)) for vector in written]
+
+
+class HotTexts:
+    """The RouteHandler of the calls of `kind`; see fastlane/plan.py. `models` have one vector for each text, so that no answer is large."""
+
+    of_service = False
+
+    def __init__(self, site: EmbeddingContext, kind: type[TextCall], models: Container[str]) -> None:
+        self.site = site
+        self.kind = kind
+        self.models = models
+        self.prefix = kind.path.encode()
+        self._longest = min(LARGE_BYTES, site.http.max_body_size)
+
+    def request(self, connection: "Connection", plan: "RoutePlan", payload: Any) -> "HotCall":
+        """See RouteHandler."""
+        return HotCall(self, connection, plan, payload)
+
+    def complete(self, plan: "RoutePlan", head: "Head", path: str) -> bool:
+        """See RouteHandler. What is wrong with a head the ASGI application says."""
+        if path != self.kind.path or not 0 < head.length <= self._longest or plan.expects_continue:
+            return False
+        try:
+            caller = Caller(head.headers)
+        except WeirError:
+            return False
+        if caller.wishes.coding:
+            return False
+        plan.ask = (caller, head.headers)
+        return True
+
+    def named(self, path: str) -> "Service | None":
+        """See RouteHandler: the body names the model."""
+        return None
+
+    def error_answer(self, error: BaseException, service: "Service | None") -> HttpResponse:
+        """See RouteHandler."""
+        return self.kind.refusal(self.site, error)
+
+
+class HotCall:
+    """One call on `connection`."""
+
+    __slots__ = ("_call", "_caller", "_connection", "_manner", "_plan", "_task", "payload")
+
+    def __init__(self, manner: HotTexts, connection: "Connection", plan: "RoutePlan", payload: bytes) -> None:
+        self.payload = payload
+        self._manner = manner
+        self._connection = connection
+        self._plan = plan
+        self._caller, headers = plan.ask
+        self._call = manner.kind(manner.site, headers, _peer(connection), payload, caller=self._caller)
+        self._task: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """See HotRequest."""
+        call = self._call
+        try:
+            call.read()
+        except WeirError as error:
+            return self._refuse(error)
+        if len(call.texts) > SMALL or call.model not in self._manner.models:
+            return self._connection.hand_over(self._plan, self.payload)
+        # A context of its own: what is current in that of a call before, whose answer made room for this, is not of this one.
+        self._task = asyncio.get_running_loop().create_task(self._answered(), context=Context())
+
+    async def _answered(self) -> None:
+        call = self._call
+        try:
+            answer = await call.encoded()
+            assert answer is not None  # that of a small call is never sent bit by bit
+        except Cancelled:
+            return self._connection.abort()
+        except WeirError as error:
+            answer = call.refused(error)
+        except Exception as error:
+            _log.exception("POST %s failed", call.path)
+            answer = call.refused(error)
+        self._connection.answer(self._plan, identified(answer, call.headers))
+
+    def fail(self, error: Exception) -> None:
+        """See HotRequest."""
+        self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
+        answer = self._call.refused(error)
+        answer.headers.extend(echo_headers(self._caller.wishes))
+        self._connection.answer(self._plan, answer)
+
+    def leave(self) -> None:
+        """See HotRequest."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _peer(connection: "Connection") -> str | None:
+    host = connection.transport.get_extra_info("peername")
+    return host[0] if isinstance(host, tuple) else None
+
+
+# How calls are described in OpenAPI.
+
+Schema = dict[str, Any]
+
+TEXT_SCHEMA: Schema = {"type": "string", "minLength": 1}
+IDS_SCHEMA: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+WORDS_SCHEMA: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
+_HEADERS = [
+    {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
+    for name, text, schema in (
+        ("X-Request-Timeout", "seconds until the request expires", {"type": "number", "exclusiveMinimum": 0}),
+        ("X-Request-Priority", "higher goes first; 0 unless said otherwise", {"type": "integer"}),
+        ("X-Client-Id", "whose texts these are, so that nobody takes more than a fair share", {"type": "string", "minLength": 1, "maxLength": 128}),
+        ("X-Request-Id", "sent back with the answer", {"type": "string", "maxLength": 256}),
+    )
+]  # fmt: skip
+DIMENSIONS_SCHEMA: Schema = {
+    "type": ["integer", "null"], "minimum": 1, "description": "keeps the first numbers of each vector",
+}  # fmt: skip
+TRUNCATE_SCHEMA: Schema = {
+    "type": ["boolean", "null"], "description": "false refuses a text that is longer than the model reads",
+}  # fmt: skip
+PROMPT_SCHEMA: Schema = {
+    "type": ["string", "null"],
+    "description": "put before every text: the name of one of the model's prompts, or the text itself, which ends with a space or a colon",
+}  # fmt: skip
+TRUNCATED_SCHEMA: Schema = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "description": "places of the texts that were cut",
+}
+
+
+def described_page(name: str, summary: str, answer: Schema, error: Schema) -> dict[str, Any]:
+    """Return the OpenAPI operation of a page; `name` is its operationId."""
+    return {
+        "operationId": name,
+        "tags": ["texts"],
+        "summary": summary,
+        "responses": {
+            "200": {"description": "As said", "content": {JSON: {"schema": answer}}},
+            "default": {"description": "What is wrong", "content": {JSON: {"schema": error}}},
+        },
+    }
+
+
+def described_call(name: str, summary: str, body: Schema, answer: Schema, error: Schema) -> dict[str, Any]:
+    """Return the OpenAPI operation of a call for vectors, with the headers that all of them read."""
+    return {
+        **described_page(name, summary, answer, error),
+        "parameters": _HEADERS,
+        "requestBody": {"required": True, "content": {JSON: {"schema": body}}},
+    }

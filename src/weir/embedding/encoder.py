@@ -1,8 +1,7 @@
-"""The front of a model of texts: texts in, tokens through the line, vectors out, gathered in order.
+"""The encoder of a served model: texts in, tokens through the queue of its service, vectors out, in order.
 
-Only so many texts are in the line at once that there is enough to choose from by length; which go next, and in which order the line takes
-them, is shared out fairly among callers (fair_queue.py), and the rest waits here, as text. A caller who has had no more than the others is let in
-at once, whatever is in the line.
+Few texts are in the queue at once: enough to make batches of like length from. The others wait here, as text. Callers share the queue fairly
+(fair_queue.py). A caller who has had no more than the others may put a text into the queue at once, however full it is.
 """
 
 import asyncio
@@ -13,7 +12,7 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from weir.embedding.fair_queue import FairQueue
+from weir.embedding.fair_queue import CallerQueue
 from weir.embedding.requests import CallTrace, EncodeRequest, Ready, TextRequest, distinct, named
 from weir.embedding.texts import Encoded, Text, TokenizeOptions, Tokens, prompt_text
 from weir.embedding.tokens.threads import CHUNK, TokenizeRequest, TokenizeResult, TokenizerThreads, Tokenizes
@@ -104,12 +103,12 @@ class Encoder:
         self._shortest = fixed_length or 1
         self._readers = TokenizerThreads(tokenizer, threads, heard)
         self._many = MANY if threads else inf
-        self._shares: FairQueue[EncodeRequest] = FairQueue()
+        self._shares: CallerQueue[EncodeRequest] = CallerQueue()
         self._max_held = max_held
         self._held = 0  # texts of requests that have no end yet
-        self._in_line = 0  # and how many of those the line has
+        self._in_queue = 0  # and how many of those the queue has
         self._pumping = False
-        self._lengths = self._weight = 0.0  # of the texts that went into the line, the later ones counting more
+        self._lengths = self._weight = 0.0  # of the texts that went into the queue, the later ones counting more
         self._accepted = Accepted()
         self._giving_back: list[asyncio.TimerHandle] = []
 
@@ -130,13 +129,13 @@ class Encoder:
 
     @property
     def window(self) -> int:
-        """How many texts are in the line or running at once, but for those of callers who have had no more than others: enough to make batches
-        by length from, and never all of the line."""
+        """How many texts are in the queue or running at once, but for those of callers who have had no more than others: enough to make batches
+        by length from, and never all of the queue."""
         settings = self._service.batching
         return max(1, min(settings.max_queue_size // 2, max(256, 8 * settings.max_batch_size)))
 
     def serve(self, service: "Service") -> None:
-        """Have the line of `service` take texts from now on; those under way end where they are."""
+        """Put texts into the queue of `service` from now on. Texts that are under way end where they are."""
         self._service = service
 
     async def drain(self) -> bool:
@@ -202,7 +201,7 @@ class Encoder:
         )
 
     async def _ended(self, asking: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> None:
-        """Have it done. Raises what it ends with."""
+        """Run the request to its end. Raises the error that it ends with."""
         self._accepted.begin()
         timer = None
         try:
@@ -229,7 +228,7 @@ class Encoder:
             self._giving_back = [loop.call_later(seconds, give_back) for seconds in GIVE_BACK]
 
     def _begin(self, asking: EncodeRequest, timeout: float, loop: asyncio.AbstractEventLoop) -> asyncio.TimerHandle:
-        """Have it read; return the timer of what may still wait here when its time is over."""
+        """Have the texts tokenized; return the timer that ends the request if it still waits here at its deadline."""
         self._readers.start()
         count = len(asking.texts)
         if asking.caller is None:
@@ -245,7 +244,7 @@ class Encoder:
     # Texts are read.
 
     def _read_more(self, asking: EncodeRequest) -> None:
-        """Have the next texts read, unless enough are waiting for their turn."""
+        """Have the next texts tokenized, unless enough of them wait for their turn."""
         start = asking.read
         if asking.reading or start >= len(asking.texts) or len(asking.ready_texts) >= CHUNK:
             return
@@ -319,7 +318,7 @@ class Encoder:
         return self._tokens_per_second * service.ready_workers
 
     def _noted(self, asking: EncodeRequest, start: int, results: Sequence[TokenizeResult]) -> list[Ready]:
-        """Return what is to wait in the line for the texts; none if one of them is wrong and that is the end of the request."""
+        """Return what is to wait in the queue for the texts; none if one of them is wrong and that is the end of the request."""
         asking.reading = False
         if asking.trace is not None:
             asking.trace.has_read(len(results))
@@ -336,15 +335,15 @@ class Encoder:
             self._end(asking)
         return found
 
-    # Tokens go into the line.
+    # Tokens go into the queue.
 
     def _pump(self) -> None:
-        """Put as many texts into the line as have room there, and those of callers who have had no more than others."""
+        """Put as many texts into the queue as have room there, and those of callers who have had no more than others."""
         self._pumping = False
         window, shares, service = self.window, self._shares, self._service
         now = service.now()
         while (asking := shares.next()) is not None:
-            if self._in_line >= window and not (shares.due and service.has_room(1)):
+            if self._in_queue >= window and not (shares.due and service.has_room(1)):
                 break
             self._put(asking, shares.charge(self._cost(asking.ready_texts[0][2])), now)
             if asking.is_sent:
@@ -362,7 +361,7 @@ class Encoder:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
     def _put(self, asking: EncodeRequest, tag: float, now: float) -> bool:
-        """Put the next text into the line; tell whether it was taken. What the line says against it is the end of the request."""
+        """Put the next text into the queue; tell whether it was taken. What the queue says against it is the end of the request."""
         service, ready = self._service, asking.ready_texts.popleft()
         request = TextRequest(self, service, asking, ready, self._cost(ready[2]), tag, now)
         try:
@@ -376,7 +375,7 @@ class Encoder:
             return False
         asking.under_way.add(request)
         self._lengths, self._weight = FADE * self._lengths + request.cost, FADE * self._weight + 1.0
-        self._in_line += 1
+        self._in_queue += 1
         return True
 
     # They have their ends.
@@ -384,7 +383,7 @@ class Encoder:
     def answered(self, request: TextRequest, output: Any) -> None:
         """A text has its vector."""
         asking = request.asking
-        self._out_of_line(request)
+        self._leave_queue(request)
         if asking.ended:
             return
         try:
@@ -399,24 +398,24 @@ class Encoder:
     def failed(self, request: TextRequest, error: WeirError) -> None:
         """A text has an error."""
         asking = request.asking
-        self._out_of_line(request)
+        self._leave_queue(request)
         if not asking.ended and asking.spare(request.place, error):
             if not asking.left:
                 self._end(asking)
             return
         if asking.ended:  # its texts fail one after the other: where each stands is of no use any more
             return
-        if isinstance(error, DeadlineExceeded):  # the line knows what was left of the time, the caller what he said
+        if isinstance(error, DeadlineExceeded):  # the queue knows what was left of the time, the caller what he said
             error = _too_late(asking)
         self._fail(asking, named(error, asking.first_place(request.place)))
 
-    def _out_of_line(self, request: TextRequest) -> None:
-        # Once only: what the line has left out as too late may be withdrawn before the line says so.
+    def _leave_queue(self, request: TextRequest) -> None:
+        # Once only: what the queue has left out as too late may be withdrawn before the queue says so.
         if request not in request.asking.under_way:
             return
         request.asking.under_way.remove(request)
         self._shares.ended(request.tag)
-        self._in_line -= 1
+        self._in_queue -= 1
         self._pump_soon()
 
     def _pump_soon(self) -> None:
@@ -425,7 +424,7 @@ class Encoder:
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _expire(self, asking: EncodeRequest) -> None:
-        if not asking.is_sent:  # the line knows the deadlines of what is in it
+        if not asking.is_sent:  # the queue knows the deadlines of what is in it
             self._fail(asking, _too_late(asking))
 
     def _fail(self, asking: EncodeRequest, error: WeirError) -> None:
@@ -435,7 +434,7 @@ class Encoder:
             asyncio.get_running_loop().call_soon(self._withdraw, asking)
 
     def _end(self, asking: EncodeRequest, error: WeirError | None = None) -> None:
-        """Give the caller the end, and the place to others."""
+        """End the request with its vectors or with `error`, and free its places."""
         if asking.ended:
             return
         asking.end(error)
@@ -445,10 +444,10 @@ class Encoder:
         self._pump_soon()  # the next of this caller may have been ready long since
 
     def _withdraw(self, asking: EncodeRequest) -> None:
-        """Take what is left of it out of the line."""
+        """Take the texts of a request that are left out of the queue."""
         for request in list(asking.under_way):
             request.service.cancel(request)
-            self._out_of_line(request)
+            self._leave_queue(request)
 
     def _encoded(self, asking: EncodeRequest, dimensions: int | None) -> Encoded:
         vectors = asking.array()

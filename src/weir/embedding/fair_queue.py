@@ -1,7 +1,7 @@
-"""To each caller a fair share: who may put a text into the line next, and in which order the line takes them.
+"""A fair share for each caller: who may put a text into the queue next, and in which order the queue takes texts.
 
 Self-clocked fair queueing (Golestani, 1994), in tokens. A caller's next text gets a tag: what the caller has had, that text included. The lowest
-tag goes first. Virtual time is the lowest tag of the texts that are in the line or run; a caller who comes anew begins there, so that nobody saves
+tag goes first. Virtual time is the lowest tag of the texts that are in the queue or run; a caller who comes anew begins there, so that nobody saves
 up a share while away, and one who had more than others and comes back is not forgiven it. So a caller's part does not depend on how many texts a
 request has, and one text beside thousands of another caller is next. Requests of one caller take turns. Higher priority goes first.
 """
@@ -50,7 +50,7 @@ class CallerShare(Generic[S]):
         return None
 
 
-class FairQueue(Generic[S]):
+class CallerQueue(Generic[S]):
     """What waits, by caller. All operations are O(log callers), but for `len`."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class FairQueue(Generic[S]):
         return self._heap[0][1] <= self.now
 
     def charge(self, cost: float) -> float:
-        """A text of the one whose turn it was goes into the line, and costs so much. Return its tag; say `ended` of it later."""
+        """A text of the one whose turn it was goes into the queue, and costs so much. Return its tag; say `ended` of it later."""
         _, _, _, share = heappop(self._heap)
         share.had += cost
         heappush(self._tags, share.had)
@@ -126,7 +126,7 @@ class FairQueue(Generic[S]):
         return share.had
 
     def at_once(self) -> float:
-        """A text goes into the line before its turn, and is not charged. Return its tag; say `ended` of it later."""
+        """A text goes into the queue before its turn, and is not charged. Return its tag; say `ended` of it later."""
         heappush(self._tags, self.now)
         return self._now
 

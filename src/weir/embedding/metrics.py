@@ -32,7 +32,7 @@ class TextClient:
 
 
 class TextClients:
-    """TextCounts requests, in all and by client. `clock` returns seconds; the `most` clients heard of last are remembered."""
+    """Counts requests, in all and by client. `clock` returns seconds; the `most` clients heard of last are remembered."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, most: int = MOST) -> None:
         self._clock = clock
@@ -134,7 +134,7 @@ def _spread(name: str, values: Collection[float]) -> dict[str, float]:
 
 
 class TextCounts(Collector):
-    """TextCounts calls by model, door and status, the texts of those that were answered, and what the ZeroMQ door throws away.
+    """Counts calls by model, door and status, the texts of those that were answered, and what is thrown away at the ZeroMQ port.
 
     Of `clients` it shows how many are active. `transferred` is told (model, door, bytes received, bytes sent) of each call that was answered.
     """

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weir.embedding.recipe import OF_SPECIAL_TOKENS, Pooling, chosen_recipe
-from weir.embedding.runtime import Computing, open_runtime
-from weir.embedding.runtime.devices import CPU, check_devices, may_use_gpu
+from weir.embedding.runtime import CPU, Computing, check_devices, may_use_gpu, open_runtime
 from weir.embedding.texts import Tokens
 from weir.errors import InvalidRequest
 from weir.model import Measure, Model
@@ -118,7 +117,7 @@ class TextEncoder(Model):
         self._runtime: Runtime | None = None
 
     def load_shared(self) -> None:
-        """TokenIds the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
+        """Read the model's files, make its graph if there is none yet, and open it where that leaves no thread behind."""
         from weir.embedding.checkpoint.reading import read_for
         from weir.embedding.texts import TokenizerOptions, prompt_of_server
 
@@ -136,7 +135,7 @@ class TextEncoder(Model):
 
     def load(self) -> None:
         """Open the model on this worker's device, if it is not open yet."""
-        from weir.embedding.runtime.devices import device_of
+        from weir.embedding.runtime import device_of
 
         if self._runtime is None:
             device = device_of(self.computing.kind, self.devices, self.worker_index)

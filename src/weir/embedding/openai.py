@@ -1,4 +1,4 @@
-"""The door that speaks as OpenAI does: POST /v1/embeddings, GET /v1/models.
+"""OpenAI's endpoints: POST /v1/embeddings, GET /v1/models.
 
 A text that is longer than the model reads is cut, unless the server was told not to; the answer says so in `truncated` and
 in the header X-Weir-Truncated. OpenAI's own refuses it.
@@ -15,11 +15,20 @@ from numpy.typing import NDArray
 from starlette.routing import Route
 
 from weir.embedding.calling import (
+    DIMENSIONS_SCHEMA,
+    IDS_SCHEMA,
+    PROMPT_SCHEMA,
+    TEXT_SCHEMA,
+    TRUNCATE_SCHEMA,
+    TRUNCATED_SCHEMA,
     EmbeddingContext,
     Listing,
+    Schema,
     TextCall,
     as_json,
     check_text,
+    described_call,
+    described_page,
     read_field,
     read_json,
     truncated_places,
@@ -300,3 +309,79 @@ def _read(said: dict[str, Any], name: str, kind: type[Any], default: Any) -> Any
         return read_field(said, name, kind, default)
     except InvalidRequest as error:
         raise wrong(error.message, name) from None
+
+
+_EMBEDDINGS: Schema = {
+    "type": "object",
+    "required": ["input"],
+    "additionalProperties": False,
+    "properties": {
+        "input": {"oneOf": [
+            TEXT_SCHEMA, {"type": "array", "items": TEXT_SCHEMA, "minItems": 1}, IDS_SCHEMA, {"type": "array", "items": IDS_SCHEMA, "minItems": 1},
+        ]},
+        "model": {"type": ["string", "null"]},
+        "encoding_format": {"type": ["string", "null"], "enum": ["float", "base64", None]},
+        "dimensions": DIMENSIONS_SCHEMA,
+        "user": {"type": ["string", "null"]},
+        "truncate": TRUNCATE_SCHEMA,
+        "prompt": PROMPT_SCHEMA,
+    },
+    "examples": [{"input": ["First do it", "then do it right"]}],
+}  # fmt: skip
+_EMBEDDED: Schema = {
+    "type": "object",
+    "properties": {
+        "object": {"const": "list"},
+        "data": {"type": "array", "items": {
+            "type": "object",
+            "properties": {
+                "object": {"const": "embedding"}, "index": {"type": "integer"},
+                "embedding": {"oneOf": [
+                    {"type": "array", "items": {"type": "number"}},
+                    {"type": "string", "description": "base64 of float32, little-endian"},
+                ]},
+            },
+        }},
+        "model": {"type": "string"},
+        "usage": {
+            "type": "object",
+            "properties": {"prompt_tokens": {"type": "integer"}, "total_tokens": {"type": "integer"}},
+        },
+        "truncated": TRUNCATED_SCHEMA,
+    },
+}  # fmt: skip
+_OPENAI_ERROR: Schema = {
+    "type": "object",
+    "properties": {"error": {
+        "type": "object",
+        "properties": {
+            "message": {"type": "string"}, "type": {"type": "string"}, "param": {"type": ["string", "null"]},
+            "code": {"type": ["string", "null"]},
+        },
+    }},
+}  # fmt: skip
+_MODEL: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"}, "object": {"const": "model"}, "created": {"type": "integer"},
+        "owned_by": {"type": "string"}, "dimensions": {"type": "integer"}, "max_length": {"type": "integer"},
+    },
+}  # fmt: skip
+
+
+def openai_paths() -> Mapping[str, Any]:
+    """Return the paths of OpenAI's endpoints, described for OpenAPI."""
+    models = {"type": "object", "properties": {"object": {"const": "list"}, "data": {"type": "array", "items": _MODEL}}}
+    place = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/v1/embeddings": {
+            "post": described_call(
+                "post_v1_embeddings", "Encode texts, as OpenAI does", _EMBEDDINGS, _EMBEDDED, _OPENAI_ERROR
+            )
+        },
+        "/v1/models": {"get": described_page("get_v1_models", "List the models of texts", models, _OPENAI_ERROR)},
+        "/v1/models/{model}": {
+            "get": described_page("get_v1_models_model", "Describe a model of texts", _MODEL, _OPENAI_ERROR)
+            | {"parameters": [place]}
+        },
+    }

@@ -1,4 +1,4 @@
-"""The service of sentence vectors as a product: its models, its doors, and what they share."""
+"""The service of sentence vectors as a product: its models, its endpoints, and what they share."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -9,17 +9,15 @@ from prometheus_client.registry import Collector
 from starlette.routing import BaseRoute
 
 from weir.catalog.sources import ModelToServe
-from weir.embedding.bert_as_service.http import Encode, EncodeCall
+from weir.embedding.bert_as_service.http import BertEncodeCall, Encode, bert_paths
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.status import Status, stock_fields
 from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.calibration import Budget, Progress
-from weir.embedding.calling import EmbeddingContext, Models
+from weir.embedding.calling import EmbeddingContext, HotTexts, Models
 from weir.embedding.encoder import Encoder
-from weir.embedding.hot import HotTexts
 from weir.embedding.metrics import PaddingMetrics, TextClients, TextCounts
-from weir.embedding.openai import EmbeddingsCall, OpenAI
-from weir.embedding.openapi import text_paths
+from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
 from weir.embedding.recipe import Pooling
 from weir.embedding.settings import CallerSettings
 from weir.embedding.text_inference import TextInference
@@ -77,7 +75,7 @@ class EmbeddingProduct:
         return [self._waste]
 
     def routes(self, context: DoorContext) -> Sequence[BaseRoute]:
-        """Return those of the HTTP doors."""
+        """Return the routes of the HTTP endpoints."""
         self._context = context
         self._encoders = {
             front.name: front.encoder(context.registry.get(front.name), self._budgets.get(front.name))
@@ -91,18 +89,18 @@ class EmbeddingProduct:
         self._speak_for()
         context.registry.changed.append(self._speak_for)
         encode = Encode(site, self._status, control=context.control, end=context.end)
-        as_openai, as_stock = partial(EmbeddingsCall.refusal, site), partial(EncodeCall.refusal, site)
+        as_openai, as_stock = partial(EmbeddingsCall.refusal, site), partial(BertEncodeCall.refusal, site)
         self._refusals = {"/v1": as_openai, **dict.fromkeys(("/encode", "/status", "/terminate"), as_stock)}
         return [*OpenAI(site).routes(), *encode.routes()]
 
     def manners(self, context: DoorContext) -> Sequence[RouteHandler]:
         """Return how the fast lane answers small calls of models that have one vector for each text."""
         models = {front.name for front in self._fronts if front.recipe.pooling is not Pooling.NONE}
-        return [HotTexts(self._site, kind, models) for kind in (EmbeddingsCall, EncodeCall)]
+        return [HotTexts(self._site, kind, models) for kind in (EmbeddingsCall, BertEncodeCall)]
 
     def paths(self) -> Mapping[str, Any]:
         """Describe them."""
-        return text_paths()
+        return {**openai_paths(), **bert_paths()}
 
     def refusals(self) -> Mapping[str, Refuse]:
         """Return how each of them says what is wrong."""
@@ -126,7 +124,7 @@ class EmbeddingProduct:
         return [self._zeromq_door]
 
     def to_try(self, curl: str, url: str) -> Sequence[str]:
-        """Return a call of each HTTP door."""
+        """Return an example call of each HTTP endpoint."""
         texts = '{"id": 1, "texts": ["First do it", "then do it right"]}'
         return [
             f"  {curl} -d '{texts}' {url}/encode",

@@ -69,7 +69,7 @@ Ready = tuple[int, int, Tokens]  # the place of a text, which of its pieces, and
 class EncodeRequest:
     """One request. `texts` are those that differ, `places` says for each text of the caller which of these it is (None: they all differ).
 
-    `ready_texts` were read and are not in the line yet, `under_way` are those that are.
+    `ready_texts` were read and are not in the queue yet, `under_way` are those that are.
     """
 
     __slots__ = (
@@ -116,18 +116,18 @@ class EncodeRequest:
 
     @property
     def ready(self) -> bool:
-        """Whether a text of it can go into the line."""
+        """Whether a text of it can go into the queue."""
         return bool(self.ready_texts)
 
     @property
     def is_sent(self) -> bool:
-        """Whether all of it has gone into the line."""
+        """Whether all of it has gone into the queue."""
         return self.read == len(self.texts) and not self.reading and not self.ready_texts
 
     def note(
         self, place: int, found: Tokenized | list[Tokenized], normalize: bool, highest: Sequence[bool] | None = None
     ) -> list[Ready]:
-        """Remember what was read of a text; return what is to wait in the line: its pieces, or itself as the only one."""
+        """Remember what was read of a text; return what is to wait in the queue: its pieces, or itself as the only one."""
         pieces = found if isinstance(found, list) else [found]
         counts = [len(piece.ids) // 4 for piece in pieces]
         self.counts[place] = sum(counts)
@@ -165,7 +165,7 @@ class EncodeRequest:
         return True
 
     def end(self, error: WeirError | None = None) -> None:
-        """It is at its end, by its last vector or by an error."""
+        """End the request, with all vectors or with an error."""
         self.ended = True
         if self.future.done():
             return
@@ -216,7 +216,7 @@ class EncodeRequest:
 
 
 class TextRequest(InProcess):
-    """One text in the line of `service`, or a piece of one: a request like any other, of which `encoder` hears the end."""
+    """One text in the queue of `service`, or a piece of one: a request like any other. Its end is told to `encoder`."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ MOST_SPANS = 128  # of texts, and of rounds of reading, of one request: the othe
 
 class CallTrace:
     """The span of one request for the vectors of `count` texts: it lasts as long as the block. `trace` is the `traceparent` that the caller
-    sent, or the Trace that a door has begun; it is the current one of the task from then on, so that the door can name it."""
+    sent, or the Trace that an endpoint has begun. It is the task's current trace from then on, so that the endpoint can name it."""
 
     __slots__ = (
         "_attributes",

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from weir.embedding.recipe import WINDOW, Pooling, Precision, poolings_named
+from weir.embedding.runtime import RUNTIMES
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, POSITIVE, Rule, check, one_of, setting
 
-RUNTIMES = ("onnx", "torch")
 SHORTEST = 3  # tokens that a text may be cut to: the two special ones and one of its own
 
 _NAMES = ", ".join(pooling.value for pooling in Pooling)

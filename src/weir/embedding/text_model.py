@@ -14,7 +14,7 @@ from weir.embedding.metrics import RunShapes
 from weir.embedding.model import runs
 from weir.embedding.recipe import OF_LAST_LAYER, Pooling, chosen_recipe, dimensions_in
 from weir.embedding.requests import highest_places
-from weir.embedding.runtime.devices import may_use_gpu
+from weir.embedding.runtime import may_use_gpu
 from weir.embedding.settings import ComputingSettings, TextSettings
 from weir.embedding.text_inference import TextInference
 from weir.embedding.texts import TokenizerOptions, prompt_of_server
@@ -80,7 +80,7 @@ class TextModelSpec(NamedTuple):
         }  # fmt: skip
 
     def of_workers(self) -> dict[str, Any]:
-        """Return the settings of the line and the workers."""
+        """Return the settings of the queue and the workers."""
         settings = {key: value for key, value in self.settings.items() if key != "threads"}
         if settings.get("executor", "process") == "process":
             settings["workers"] = self.workers

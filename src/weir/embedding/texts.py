@@ -21,7 +21,7 @@ TOO_LONG = "max_length"  # among an error's details: the text has more tokens th
 
 
 class Tokens(NamedTuple):
-    """One text ready to be computed: what waits in the line for the model, as an item.
+    """One text ready to be computed: what waits in the queue for the model, as an item.
 
     `ids` are int32, little-endian, special tokens included; `second` is the place where the second text of a pair begins, 0 if there is one text.
     """
@@ -62,7 +62,7 @@ class Encoded(NamedTuple):
     `vectors` is float32: (n, dimensions), or (n, tokens, dimensions) where each token has one, with zeros behind the shorter texts. `counts` are the
     tokens of each text as it was computed; `truncated` says which were cut. `tokens` are they as texts, if wanted; `lengths` says how many vectors
     a text has, where each token has one. Where each text has an end of its own, `errors` has those of them that have no vector.
-    `dispatch` is the batch that the first of them was in, and when that came into the line. `foreign` texts came as token ids that the model's tokenizer
+    `dispatch` is the batch that the first of them was in, and when that came into the queue. `foreign` texts came as token ids that the model's tokenizer
     would not make of the text that they stand for: those of another model, as it seems.
     """
 
@@ -77,7 +77,7 @@ class Encoded(NamedTuple):
 
 
 class Encodes(Protocol):
-    """What a door needs of a served model of texts."""
+    """What an endpoint needs of a served model of texts."""
 
     @property
     def name(self) -> str:
@@ -103,8 +103,8 @@ class Encodes(Protocol):
         `truncate` False refuses a text that is too long (None: what the server was told). `prompt` is the name of one of the model's, or the text itself that
         is to stand before every text; for `whole_words` see TokenizeOptions; with `each` a text that is wrong has its
         error among the answer's, and the others go on; `trace` is the
-        caller's `traceparent`, or the Trace that the door has begun. Raises InvalidRequest naming the place of the
-        text and the rule, and whatever the line raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the line.
+        caller's `traceparent`, or the Trace that the endpoint has begun. Raises InvalidRequest naming the place of the
+        text and the rule, and whatever the queue raises: Overloaded, DeadlineExceeded, Draining. Cancelling it takes all out of the queue.
         """
 
 

@@ -8,11 +8,11 @@ from tests.embedding import tiny
 from tests.served import weir_here
 
 from weir.commands.embed.benchmark import _numbers, _split
-from weir.commands.embed.bert_flags import _server_last, _with_commas
+from weir.embedding.bert_as_service.settings import server_last, with_commas
 from weir.errors import SettingsError
 
 
-def test_numbers_are_read_with_commas_or_spaces() -> None:
+def test_numbers_are_readwith_commas_or_spaces() -> None:
     assert _numbers("--clients", "1, 2,4 8") == [1, 2, 4, 8] and _numbers("--clients", "") == []
     assert _numbers("--layer", "-1,-2", negative=True) == [-1, -2]
 
@@ -43,13 +43,13 @@ def test_the_flags_of_bert_serving_benchmark_are_taken_as_they_are() -> None:
         "-num_repeat",
         "3",
     ]
-    assert _server_last(list(_with_commas([*tested, *old]))) == [
+    assert server_last(list(with_commas([*tested, *old]))) == [
         "dir", "-test_client_batch_size", "1,16", "-test_num_client", "", "-test_pooling_layer", "-1,-2", "-num_repeat", "3",
         "--", "-num_worker=4", "-cpu", "-max_batch_size=8",
     ]  # fmt: skip
-    assert _server_last(["dir", "--clients", "1", "--", "-cpu", "x"]) == ["dir", "--clients", "1", "--", "-cpu", "x"]
-    assert _server_last(["dir", "-xla", "--batch-size", "2"]) == ["dir", "--batch-size", "2", "--", "-xla"]
-    assert _server_last(["dir", "-max_seq_len"]) == ["dir", "--", "-max_seq_len"]
+    assert server_last(["dir", "--clients", "1", "--", "-cpu", "x"]) == ["dir", "--clients", "1", "--", "-cpu", "x"]
+    assert server_last(["dir", "-xla", "--batch-size", "2"]) == ["dir", "--batch-size", "2", "--", "-xla"]
+    assert server_last(["dir", "-max_seq_len"]) == ["dir", "--", "-max_seq_len"]
 
 
 def test_a_server_that_does_not_start_says_why_in_one_line(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from weir.commands.embed import embed
-from weir.commands.embed.bert_flags import (
+from weir.commands.embed.serve import _with_stock_ports, old_parameters
+from weir.embedding.bert_as_service.settings import (
     ELSEWHERE,
     MODEL_DIRECTORY,
     OLD,
@@ -18,10 +19,8 @@ from weir.commands.embed.bert_flags import (
     VERSION,
     XLA,
     Translated,
-    old_parameters,
     translated,
 )
-from weir.commands.embed.serve import _with_stock_ports
 from weir.errors import SettingsError
 from weir.settings import declared_settings, value_of
 from weir.textserver import TEXTS, text_settings

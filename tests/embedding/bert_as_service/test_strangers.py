@@ -20,7 +20,7 @@ from weir.client.embedding import EncodeCall
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.embedding.bert_as_service.publisher import MAX_TOPICS
 from weir.embedding.bert_as_service.zeromq import AT_ONCE
-from weir.embedding.bert_as_service.zmtp import GREETING, LONG, MORE, Parser, Received, frame, ready
+from weir.embedding.bert_as_service.zmtp import GREETING, LONG, MORE, Received, ZmtpParser, frame, ready
 from weir.embedding.metrics import MOST
 from weir.errors import WeirError
 from weir.protocols.account import Account
@@ -389,7 +389,7 @@ def test_no_answer_is_lost_to_who_reads_late() -> None:
                 asking.sendall(message(b"late", MANY, b"%d" % number, b"20000"))
             opened.until(lambda: opened.door._publisher.unread > MIB // 2 and bool(opened.door._publisher._waiting))
             got: list[bytes | bytearray] = []
-            stream = Parser("PULL", 1 << 30, 5)
+            stream = ZmtpParser("PULL", 1 << 30, 5)
             list(stream.feed(GREETING + ready("PUSH")))
             while len(got) < 12:
                 got += [

@@ -8,10 +8,10 @@ from weir.embedding.bert_as_service.zmtp import (
     LONG,
     MORE,
     Event,
-    Parser,
     Received,
-    Reply,
     Subscribed,
+    ZmtpParser,
+    ZmtpReply,
     frame,
     pack,
     ready,
@@ -21,11 +21,11 @@ from weir.errors import InvalidRequest, TooLarge, WeirError
 BEGIN = GREETING + ready("PUSH")
 
 
-def pull(**limits: int) -> Parser:
-    return Parser("PULL", **{"max_message": 1000, "max_frames": 3, **limits})
+def pull(**limits: int) -> ZmtpParser:
+    return ZmtpParser("PULL", **{"max_message": 1000, "max_frames": 3, **limits})
 
 
-def events(parser: Parser, data: bytes) -> list[Event]:
+def events(parser: ZmtpParser, data: bytes) -> list[Event]:
     return list(parser.feed(data))
 
 
@@ -49,7 +49,7 @@ def test_what_has_not_come_whole_is_held() -> None:
 
 
 def test_subscriptions_are_said_in_two_ways() -> None:
-    parser = Parser("PUB", 1024, 1)
+    parser = ZmtpParser("PUB", 1024, 1)
     said = frame(b"\1a") + frame(b"\0a") + frame(b"\x09SUBSCRIBEb", COMMAND) + frame(b"\x06CANCELb", COMMAND)
     assert events(parser, GREETING + ready("SUB") + said) == [
         Subscribed(b"a", True), Subscribed(b"a", False), Subscribed(b"b", True), Subscribed(b"b", False),
@@ -58,7 +58,7 @@ def test_subscriptions_are_said_in_two_ways() -> None:
 
 def test_a_ping_is_answered_and_other_commands_mean_nothing() -> None:
     said = frame(b"\x04PING\x00\x01abc", COMMAND) + frame(b"\x05OTHER", COMMAND) + frame(b"\x09SUBSCRIBEb", COMMAND)
-    assert events(pull(), BEGIN + said) == [Reply(frame(b"\x04PONGabc", COMMAND))]
+    assert events(pull(), BEGIN + said) == [ZmtpReply(frame(b"\x04PONGabc", COMMAND))]
 
 
 @pytest.mark.parametrize(
@@ -144,6 +144,6 @@ def test_a_part_of_a_message_is_unfinished_whatever_is_kept_of_it() -> None:
 def test_a_wrong_subscription_is_refused() -> None:
     for said in (frame(b"\2a"), frame(b"")):
         with pytest.raises(InvalidRequest, match="not a subscription"):
-            events(Parser("PUB", 1024, 1), GREETING + ready("XSUB") + said)
+            events(ZmtpParser("PUB", 1024, 1), GREETING + ready("XSUB") + said)
     with pytest.raises(TooLarge, match="to 301 bytes"):
-        events(Parser("PUB", 1024, 1), GREETING + ready("SUB") + frame(b"\1" + b"x" * 301))
+        events(ZmtpParser("PUB", 1024, 1), GREETING + ready("SUB") + frame(b"\1" + b"x" * 301))

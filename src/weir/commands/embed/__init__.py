@@ -1,9 +1,14 @@
 """`weir embed`: the vectors of texts. One module for each subcommand, named like it, with a function of that name."""
 
-import typer
+import re
+from typing import Any
 
-from weir.commands.embed.bert_flags import StockCommand
+import typer
+from typer.core import TyperCommand
+
 from weir.commands.options import register
+from weir.embedding.bert_as_service.settings import server_last, with_commas
+from weir.errors import SettingsError
 
 COMMANDS = {  # each with an example
     "serve": "weir embed serve ./bge-small-en --pooling cls --max-length 512 --workers 2 --zmq-port 5555",
@@ -13,6 +18,26 @@ COMMANDS = {  # each with an example
     "search": "weir embed search questions.txt 'how do I get my money back?' --top 5",
     "terminate": "weir embed terminate --ip localhost --port 5555",
 }
+
+
+class StockCommand(TyperCommand):
+    """A command that also takes words as the commands of bert-as-service do: several values with spaces between, and for
+    `benchmark` the flags of the server among its own."""
+
+    def parse_args(self, context: Any, words: list[str]) -> list[str]:
+        """Read `words`. Raises SettingsError naming an option that there is not."""
+        said = list(with_commas(words))
+        try:
+            return super().parse_args(context, server_last(said) if self.name == "benchmark" else said.copy())
+        except typer.TyperException as error:
+            unknown = getattr(error, "option_name", "")
+            # Of an unknown one with one dash the parser names the first letter.
+            whole = [word for word in said if len(unknown) == 2 and re.match(rf"{re.escape(unknown)}[^-\W\d]", word)]
+            if not whole:
+                raise
+            message = f"{whole[0].partition('=')[0]}: there is no such option; weir embed {self.name} --help lists those there are"
+            raise SettingsError(message) from None
+
 
 embed = typer.Typer(
     help="Turn texts into vectors: serve a model of texts, and what belongs to that.", no_args_is_help=True,

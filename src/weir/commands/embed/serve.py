@@ -1,14 +1,28 @@
 """`weir embed serve`: vectors of texts over HTTP, ZeroMQ and every other door."""
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
 import typer
 
 from weir._version import __version__
-from weir.commands.embed.bert_flags import PORT, PORT_OUT, VERSION, Translated, old_parameters, translated
 from weir.commands.options import parameter, settings_of, settings_parameters, with_signature
-from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.settings import (
+    BERT_PORT,
+    BERT_PORT_OUT,
+    ELSEWHERE,
+    MODEL_DIRECTORY,
+    OLD,
+    ONE_DASH,
+    ONE_DASH_PREFIX,
+    PREFETCH,
+    VERSION,
+    XLA,
+    Translated,
+    ZeroMqSettings,
+    translated,
+)
 from weir.settings import Settings, declared_settings
 from weir.textserver import TEXTS, compose
 
@@ -44,6 +58,20 @@ def _serve(directories: list[str] | None, config: list[str] | None, **said: list
     return 0
 
 
+def old_parameters() -> list[inspect.Parameter]:
+    """Return a parameter for each, which `--help` does not show."""
+    switches = {VERSION, XLA, *(name for name, old in OLD.items() if old.value is not None)}
+    both = [
+        parameter(name, bool if name in switches else list[str], _hidden(f"-{name}", f"--{name}"))
+        for name in (MODEL_DIRECTORY, *PREFETCH, VERSION, XLA, *OLD, *ELSEWHERE)
+    ]
+    return [*both, *[parameter(ONE_DASH_PREFIX + name, list[str], _hidden(f"-{name}")) for name in ONE_DASH]]
+
+
+def _hidden(*flags: str) -> Any:
+    return typer.Option(None, *[flag.replace("_", "-") for flag in flags], hidden=True)
+
+
 def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
     """Return `settings` with ZeroMQ where the clients of bert-as-service look for it, unless its port was said in today's words."""
     zeromq: ZeroMqSettings = settings.more["ZeroMQ"]
@@ -51,8 +79,8 @@ def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
         return settings
     port, out = zeromq.zmq_port, zeromq.zmq_port_out
     if port != 0 and out is None:
-        out = PORT_OUT
-    zeromq = replace(zeromq, zmq_port=PORT if port is None else port, zmq_port_out=out)
+        out = BERT_PORT_OUT
+    zeromq = replace(zeromq, zmq_port=BERT_PORT if port is None else port, zmq_port_out=out)
     return settings._replace(more={**settings.more, "ZeroMQ": zeromq})
 
 

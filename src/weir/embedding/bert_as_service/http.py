@@ -5,7 +5,7 @@ says which were, in `truncated` and in the header X-Weir-Truncated.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import unquote_to_bytes
@@ -15,12 +15,22 @@ from starlette.routing import Route
 
 from weir.embedding.bert_as_service.status import Status, client_fields
 from weir.embedding.calling import (
+    DIMENSIONS_SCHEMA,
+    IDS_SCHEMA,
+    PROMPT_SCHEMA,
+    TEXT_SCHEMA,
+    TRUNCATE_SCHEMA,
+    TRUNCATED_SCHEMA,
+    WORDS_SCHEMA,
     Caller,
     EmbeddingContext,
     Listing,
+    Schema,
     TextCall,
     as_json,
     check_text,
+    described_call,
+    described_page,
     read_field,
     read_json,
     read_text,
@@ -189,9 +199,9 @@ class Encode:
 
     def routes(self) -> list[Route]:
         """Return the routes."""
-        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(EncodeCall.refusal, self._site))
+        endpoint = partial(Endpoint, settings=self._site.http, refuse=partial(BertEncodeCall.refusal, self._site))
         return [
-            Route(EncodeCall.path, endpoint(self.encode), methods=["POST"]),
+            Route(BertEncodeCall.path, endpoint(self.encode), methods=["POST"]),
             Route("/status/server", endpoint(self.server_status), methods=["GET"]),
             Route("/status/client", endpoint(self.client_status), methods=["GET"]),
             Route("/terminate", endpoint(self.terminate), methods=["POST"]),
@@ -199,7 +209,7 @@ class Encode:
 
     async def encode(self, call: Call) -> HttpResponse | None:
         """Encode `texts`."""
-        return await EncodeCall.answer_to(call, self._site)
+        return await BertEncodeCall.answer_to(call, self._site)
 
     async def server_status(self, call: Call) -> HttpResponse:
         """Show the server's configuration and what it has been asked."""
@@ -220,7 +230,7 @@ class Encode:
         return _document({"status": 200, "description": "the server finishes what it has accepted, and ends"})
 
 
-class EncodeCall(TextCall):
+class BertEncodeCall(TextCall):
     """One call of POST /encode."""
 
     door = NAME
@@ -298,3 +308,60 @@ _WRITERS: dict[str, Callable[[Any, Encoded], HttpResponse | Listing]] = {JSON: _
 
 def _document(value: dict[str, Any]) -> HttpResponse:
     return HttpResponse(200, [(b"content-type", JSON.encode()), (b"cache-control", b"no-store")], encode_safely(value))
+
+
+_ENCODE: Schema = {
+    "type": "object",
+    "required": ["texts"],
+    "additionalProperties": False,
+    "properties": {
+        "id": {},
+        "texts": {"type": "array", "minItems": 1, "items": {"oneOf": [TEXT_SCHEMA, WORDS_SCHEMA, IDS_SCHEMA]}},
+        "is_tokenized": {"type": ["boolean", "null"], "description": "every text is a list of words"},
+        "pairs": {"type": ["boolean", "null"], "description": "every text is a list of two that belong together"},
+        "model": {"type": ["string", "null"]},
+        "dimensions": DIMENSIONS_SCHEMA,
+        "truncate": TRUNCATE_SCHEMA,
+        "prompt": PROMPT_SCHEMA,
+        "show_tokens": {"type": ["boolean", "null"]},
+    },
+    "examples": [{"id": 1, "texts": ["First do it", "then do it right"]}],
+}  # fmt: skip
+_RESULT: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {},
+        "result": {"type": "array", "description": "for each text a vector, or a list with one for each token"},
+        "status": {"const": 200},
+        "truncated": TRUNCATED_SCHEMA,
+        "tokens": {"type": "array", "items": WORDS_SCHEMA},
+    },
+}  # fmt: skip
+_ENCODE_ERROR: Schema = {
+    "type": "object",
+    "properties": {
+        "id": {}, "type": {"type": "string"}, "description": {"type": "string"}, "status": {"type": "integer"},
+        "details": {},
+    },
+}  # fmt: skip
+
+
+def bert_paths() -> Mapping[str, Any]:
+    """Return the paths of bert-as-service's endpoints, described for OpenAPI."""
+    facts = {"type": "object"}
+    return {
+        "/encode": {
+            "post": described_call(
+                "post_encode", "Encode texts, as bert-as-service does", _ENCODE, _RESULT, _ENCODE_ERROR
+            )
+        },
+        "/status/server": {
+            "get": described_page("get_status_server", "Show configuration and counts", facts, _ENCODE_ERROR)
+        },
+        "/status/client": {
+            "get": described_page("get_status_client", "Show what clients have asked", facts, _ENCODE_ERROR)
+        },
+        "/terminate": {
+            "post": described_page("post_terminate", "Finish what was accepted, and end", facts, _ENCODE_ERROR)
+        },
+    }

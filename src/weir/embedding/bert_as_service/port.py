@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 
 from structlog.stdlib import BoundLogger
 
-from weir.embedding.bert_as_service.zmtp import GREETING, Event, Parser, Received, Reply, ready
+from weir.embedding.bert_as_service.zmtp import GREETING, Event, Received, ZmtpParser, ZmtpReply, ready
 from weir.errors import SettingsError, WeirError
 from weir.protocols.account import Account
 
@@ -198,7 +198,7 @@ class Peer(asyncio.Protocol):
 
     def __init__(self, port: Port) -> None:
         self._port = port
-        self._parser = Parser(port.own, port.limits.max_message, port.limits.max_frames)
+        self._parser = ZmtpParser(port.own, port.limits.max_message, port.limits.max_frames)
         self.held = 0  # bytes of a message that has not come whole
         self.charged = 0  # bytes of answers that it has not read, as they are in the account
         self._handshake: asyncio.TimerHandle | None = None
@@ -263,7 +263,7 @@ class Peer(asyncio.Protocol):
         try:
             for event in islice(self._events, _EVENTS):
                 count += 1
-                if isinstance(event, Reply):
+                if isinstance(event, ZmtpReply):
                     replies.append(event.data)
                 else:
                     self.since = None

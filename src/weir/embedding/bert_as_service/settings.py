@@ -1,8 +1,15 @@
-"""The settings of the ZeroMQ door, and all settings of a server of texts that are not a model's."""
+"""The settings of ZeroMQ, all settings of a server of texts that are not a model's, and the flags of `bert-serving-start`.
 
+Each flag is taken with the one dash that it has there or with two, for what it is called here. docs/reference/bert-as-service.md has the table.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from weir.embedding.settings import CallerSettings
+from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, POSITIVE, check, setting
 from weir.protocols.settings import PORT
 
@@ -43,3 +50,174 @@ class ZeroMqSettings:
 
 
 SERVER_PARTS = {"Callers": CallerSettings, "ZeroMQ": ZeroMqSettings}
+
+
+# The flags of bert-serving-start, for what they are called here.
+
+
+class OldFlag(NamedTuple):
+    """A flag: the setting that it is now, and for one without a value of its own, the value. `drop` is a value that says
+    nothing: the default holds."""
+
+    setting: str
+    value: str | None = None
+    drop: str | None = None
+
+
+# By name. Commands take underscores for dashes, so `-max_seq_len` is looked for as `-max-seq-len`.
+OLD: Mapping[str, OldFlag] = {
+    "max_seq_len": OldFlag("max_length", drop="NONE"),
+    "cased_tokenization": OldFlag("cased", "true"),
+    "pooling_layer": OldFlag("layers"),
+    "pooling_strategy": OldFlag("pooling"),
+    "mask_cls_sep": OldFlag("mask_special", "true"),
+    "no_special_token": OldFlag("word_special_tokens", "false"),
+    "no_position_embeddings": OldFlag("positions", "false"),
+    "show_tokens_to_client": OldFlag("zmq_show_tokens", "true"),
+    "fixed_embed_length": OldFlag("fixed_length", "true"),
+    "graph_tmp_dir": OldFlag("cache"),
+    "port_in": OldFlag("zmq_port"),
+    "port_data": OldFlag("zmq_port"),
+    "port_out": OldFlag("zmq_port_out"),
+    "port_result": OldFlag("zmq_port_out"),
+    "http_port": OldFlag("port"),
+    "http_max_connect": OldFlag("max_connections"),
+    "cors": OldFlag("cors_origins"),
+    "num_worker": OldFlag("workers"),
+    "priority_batch_size": OldFlag("small_request_size"),
+    "device": OldFlag("device_map"),
+    "cpu": OldFlag("device_map", "cpu"),
+    "fp16": OldFlag("precision", "fp16"),
+    "verbose": OldFlag("log_level", "debug"),
+}
+# Known with one dash alone: with two they are settings of today, --port another one.
+ONE_DASH: Mapping[str, OldFlag] = {
+    "port": OldFlag("zmq_port"),
+    "max_batch_size": OldFlag("max_batch_size"),
+    "device_map": OldFlag("device_map"),
+    "gpu_memory_fraction": OldFlag("gpu_memory_fraction"),
+}
+MODEL_DIRECTORY, PREFETCH = "model_dir", ("prefetch", "prefetch_size")
+VERSION, XLA = "version", "xla"
+BERT_PORT, BERT_PORT_OUT = 5555, 5556  # that its server opens and its client looks for where nobody says it
+# Several values may stand behind these, with spaces between; behind the others of TESTS none too.
+SEVERAL = ("pooling_layer", "device_map")
+TESTS = ("client_batch_size", "max_batch_size", "max_seq_len", "num_client", "pooling_layer")
+# What is said elsewhere now, by name.
+ELSEWHERE: Mapping[str, str] = {
+    "tuned_model_dir": "name the fine-tuned model's directory instead; weir embed convert takes the classifier of a checkpoint along",
+    "ckpt_name": "weir embed convert has it, as --checkpoint",
+    "config_name": "the model's directory must have a config.json; weir embed convert writes it",
+    "num_labels": "it is read from the model's files",
+}
+ONE_DASH_PREFIX = "one_dash_"  # before the names of their parameters
+_PORTS = ("port_in", "port_data", ONE_DASH_PREFIX + "port")
+_NUMBERS = re.compile(r"-?\d+(,-?\d+)*,?")
+
+
+class Translated(NamedTuple):
+    """What was said, by today's names. With `stock`, some of it by old ones; `old_port`: the port for requests too. `xla`: that was asked for."""
+
+    directories: list[str]
+    today: dict[str, list[Any]]
+    stock: bool = False
+    old_port: bool = False
+    xla: bool = False
+
+
+def translated(directories: list[str] | None, said: Mapping[str, list[Any] | bool | None]) -> Translated:
+    """Return what was said by today's names. Raises SettingsError for a value that cannot be, and for what is said elsewhere."""
+    known = {**OLD, **{ONE_DASH_PREFIX + name: old for name, old in ONE_DASH.items()}}
+    found = list(directories or [])
+    today: dict[str, list[Any]] = {}
+    there: dict[str, list[Any]] = {
+        name: [value] if isinstance(value, bool) else value for name, value in said.items() if value
+    }
+    old = [name for name in there if name in {*known, MODEL_DIRECTORY, *PREFETCH, XLA}]
+    for name, values in there.items():
+        if name in ELSEWHERE:
+            raise SettingsError(f"-{name}: is not taken here: {ELSEWHERE[name]}")
+        if name == MODEL_DIRECTORY:
+            found += values
+        elif name in PREFETCH:
+            today.setdefault("pipeline_depth", []).extend(_depth(name, value) for value in values)
+        elif name in known:
+            meant = known[name]
+            kept = [value if meant.value is None else meant.value for value in values if value != meant.drop]
+            today.setdefault(meant.setting, []).extend(kept)
+        elif name not in (VERSION, XLA):
+            today.setdefault(name, []).extend(
+                str(value).lower() if isinstance(value, bool) else str(value) for value in values
+            )
+    if there.get("pooling_strategy") == ["NONE"] and today.get("max_length"):
+        today.setdefault("fixed_length", ["true"])  # a length that was chosen is that of every answer there
+    if "mask_cls_sep" in there:
+        today.setdefault("hide_special", ["true"])
+    if XLA in there and today.get("runtime") == ["torch"]:
+        today.setdefault("compile", ["true"])
+    return Translated(found, today, bool(old), any(name in there for name in _PORTS), XLA in there)
+
+
+def with_commas(words: Sequence[str]) -> Iterator[str]:
+    """Put commas between the values of a flag that has several, as options of today have them."""
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            yield from (word, *left)
+            return
+        name = _old_name(word)
+        several = name in SEVERAL and not (name == "device_map" and word.startswith("--"))
+        takes = several or name in {f"test_{each}" for each in TESTS}
+        if not takes or "=" in word:
+            yield word
+            continue
+        values: list[str] = []
+        while left and _NUMBERS.fullmatch(left[0]):
+            values.append(left.pop(0).strip(","))
+        if name == "device_map" and values:  # names, each given by itself
+            yield from (part for value in values for part in (word, value))
+            continue
+        yield word
+        if values or name.startswith("test_"):
+            yield ",".join(values)
+
+
+def server_last(words: Sequence[str]) -> list[str]:
+    """Put the flags of bert-serving-start, which bert-serving-benchmark takes too, where those of the server stand: behind two dashes.
+
+    The directory comes first, and ports are left out, for the servers that are measured have ports of their own.
+    """
+    own: list[str] = []
+    servers: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            servers += left
+            break
+        name = _old_name(word)
+        old = OLD.get(name) or (ONE_DASH.get(name) if not word.startswith("--") else None)
+        if old is None and name not in (MODEL_DIRECTORY, *PREFETCH, XLA):
+            own.append(word)
+            continue
+        flag, equals, value = word.partition("=")
+        has_value = name != XLA and (old is None or old.value is None)
+        given = [value] if equals else [left.pop(0)] if has_value and left else []
+        if name == MODEL_DIRECTORY:
+            own[:0] = given
+        elif not name.startswith(("port", "http_port")):
+            servers += ["=".join((flag, *given))]
+    return [*own, "--", *servers] if servers else own
+
+
+def _old_name(word: str) -> str:
+    """Return what the flag in `word` is called in bert-as-service; "" if it is none."""
+    return word.partition("=")[0].lstrip("-").replace("-", "_") if word.startswith("-") else ""
+
+
+def _depth(name: str, value: str) -> str:
+    """A worker of bert-as-service had so many batches in its queue; ours has one beside the one that it computes, or none."""
+    if not value.isdecimal():
+        raise SettingsError(f"--{name.replace('_', '-')}={value!r}: must be a whole number; 0 fetches nothing ahead")
+    return "1" if int(value) == 0 else "2"

@@ -1,4 +1,4 @@
-"""The door of bert-as-service: two ports, one that takes requests (PULL) and one that publishes the answers (PUB).
+"""ZeroMQ as bert-as-service speaks it: two ports, one that takes requests (PULL) and one that publishes the answers (PUB).
 
 It speaks ZMTP itself (embedding/bert_as_service/zmtp.py) instead of through libzmq, which cannot bound what a stranger takes: a message without end
 grows in its memory for as long as it comes, and so do subscriptions.

@@ -37,13 +37,13 @@ class Subscribed(NamedTuple):
     wanted: bool
 
 
-class Reply(NamedTuple):
+class ZmtpReply(NamedTuple):
     """Bytes that must be sent to the peer."""
 
     data: bytes
 
 
-Event = Received | Subscribed | Reply
+Event = Received | Subscribed | ZmtpReply
 
 
 class _Stage(Enum):
@@ -52,7 +52,7 @@ class _Stage(Enum):
     TRAFFIC = 3
 
 
-class Parser:
+class ZmtpParser:
     """Reads what one peer sends to a socket of type `own` ("PULL": takes messages; "PUB": takes subscriptions).
 
     Of a message of more than `max_message` bytes, the frames that do not fit are thrown away as they come, so that whoever sent it can be
@@ -194,7 +194,7 @@ class Parser:
             self._check_ready(name, rest)
             self._stage = _Stage.TRAFFIC
         elif name == b"PING":
-            yield Reply(frame(b"\x04PONG" + rest[2 : 2 + _MAX_CONTEXT], COMMAND))
+            yield ZmtpReply(frame(b"\x04PONG" + rest[2 : 2 + _MAX_CONTEXT], COMMAND))
         elif name in (b"SUBSCRIBE", b"CANCEL") and not self._takes_messages:
             yield Subscribed(_topic(rest), name == b"SUBSCRIBE")
 

@@ -1,5 +1,9 @@
-"""What computes vectors of tokens: the onnx runtime, or torch; on this device or that."""
+"""What computes vectors of tokens, the onnx runtime or torch, and on which device: as the user said, or where most memory is free."""
 
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -11,7 +15,12 @@ if TYPE_CHECKING:
     from weir.embedding.checkpoint.reading import Checkpoint
     from weir.embedding.recipe import Recipe
 
+
 RUNTIMES = ("onnx", "torch")
+AUTO, CPU = "auto", "cpu"
+RULE = "must be auto, cpu, cuda, or the number of a GPU: cuda:1, or 1"
+
+logger = logging.getLogger("weir")
 
 
 class Runtime(Protocol):
@@ -63,3 +72,100 @@ def open_runtime(checkpoint: "Checkpoint", recipe: "Recipe", computing: Computin
 
         return open_torch(checkpoint, recipe, computing, device)
     raise SettingsError(f"runtime={computing.kind!r}: must be one of {', '.join(RUNTIMES)}")
+
+
+def check_devices(devices: Sequence[str]) -> None:
+    """Raise SettingsError unless each is the name of a device."""
+    for device in devices:
+        if not (isinstance(device, str) and re.fullmatch(r"auto|cpu|cuda|(cuda:)?\d+", device)):
+            raise SettingsError(f"devices={list(devices)!r}: {device!r} {RULE}")
+
+
+def may_use_gpu(devices: Sequence[str]) -> bool:
+    """Tell whether a worker may get a GPU: one is asked for, or not ruled out, and the machine has one. No library is asked, for that may leave the process
+    unfit to be forked."""
+    return set(devices) != {CPU} and any(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def device_for(devices: Sequence[str], worker: int, free: Callable[[], Sequence[int]]) -> str:
+    """Return the device of `worker`, counted from 0: cpu, or cuda and a number.
+
+    `devices` has one for each worker, going round when there are fewer; none is as one `auto`. `free` returns how many bytes are free on each GPU that the
+    runtime can use. Workers of `auto` are dealt out over the GPUs, the one with most free memory first. A GPU
+    that is not there is a warning, and the CPU instead. Raises SettingsError for what is no device.
+    """
+    check_devices(devices)
+    wanted = devices[worker % len(devices)] if devices else AUTO
+    if wanted == CPU:
+        return CPU
+    memory = free()
+    if wanted in (AUTO, "cuda"):
+        if memory:
+            fullest_last = sorted(range(len(memory)), key=lambda gpu: -memory[gpu])
+            return f"cuda:{fullest_last[worker % len(memory)]}"
+        if wanted == AUTO:
+            return CPU
+    elif int(wanted.rpartition(":")[2]) < len(memory):
+        return f"cuda:{int(wanted.rpartition(':')[2])}"
+    logger.warning(
+        "device %r: the runtime has %d GPU(s) here; worker %d computes on the CPU instead", wanted, len(memory), worker
+    )
+    return CPU
+
+
+def free_memory() -> list[int]:
+    """Return how many bytes are free on each of NVIDIA's GPUs that programs here can see, in CUDA's order; none without their library (the extra `gpu`)."""
+    return [int(memory.free) for memory in _memory()]
+
+
+def memory_limit(device: str, fraction: float | None) -> int | None:
+    """Return how many bytes of the GPU `device` are this part of its memory; None if there is no limit, or nobody to ask."""
+    if device == CPU or fraction is None:
+        return None
+    memory, number = _memory(), int(device.partition(":")[2])
+    return int(memory[number].total * fraction) if number < len(memory) else None
+
+
+def _memory() -> list[Any]:
+    try:
+        import pynvml
+    except ImportError:
+        return []
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [pynvml.nvmlDeviceGetMemoryInfo(handle) for handle in _visible(pynvml)]
+    except pynvml.NVMLError:
+        return []
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any) -> list[Any]:
+    """The GPUs that CUDA_VISIBLE_DEVICES leaves, by number or by name."""
+    by_index, by_name = nvml.nvmlDeviceGetHandleByIndex, nvml.nvmlDeviceGetHandleByUUID
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if said is None:
+        return [by_index(number) for number in range(nvml.nvmlDeviceGetCount())]
+    names = [name.strip() for name in said.split(",") if name.strip() and name.strip() != "-1"]
+    return [by_index(int(name)) if name.isdigit() else by_name(name) for name in names]
+
+
+def device_of(kind: str, devices: Sequence[str], worker: int) -> str:
+    """Return the device of `worker` for the runtime `kind`. See device_for."""
+    return device_for(devices, worker, _onnx_memory if kind == "onnx" else _torch_memory)
+
+
+def _onnx_memory() -> Sequence[int]:
+    """Without NVIDIA's library nobody says how many GPUs there are: onnxruntime is given the first then, and may refuse it."""
+    from weir.embedding.runtime.onnx import has_cuda
+
+    return free_memory() or [0] if has_cuda() else []
+
+
+def _torch_memory() -> Sequence[int]:
+    from weir.embedding.runtime.torch import gpu_memory
+
+    return gpu_memory()

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from weir.embedding.runtime import Computing
-from weir.embedding.runtime.devices import CPU, memory_limit
+from weir.embedding.runtime import CPU, Computing, memory_limit
 from weir.errors import SettingsError
 from weir.workers.launch import SILENCE
 

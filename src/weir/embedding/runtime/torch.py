@@ -12,8 +12,7 @@ from weir.embedding.recipe import (
     dense_layers,
     dimensions_in,
 )
-from weir.embedding.runtime import Computing
-from weir.embedding.runtime.devices import CPU
+from weir.embedding.runtime import CPU, Computing
 from weir.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -151,7 +151,7 @@ class TokenizerThreads:
             return [[failure] * len(readings[0].texts)]
 
     def _tokenized(self, readings: list[TokenizeRequest]) -> list[Sequence[TokenizeResult]]:
-        """TokenizeResult those that are to be read alike together."""
+        """Tokenize the requests that have the same options together."""
         alike: dict[tuple[int, bool, TokenizeOptions], list[TokenizeRequest]] = {}
         for reading in readings:
             key = (reading.max_length, reading.truncate or reading.split, reading.manner)

@@ -50,7 +50,7 @@ def _stop(words: Sequence[int | None], start: int, room: int, overlap: int) -> i
     return stop if stop > start + overlap else full
 
 
-class Template(NamedTuple):
+class SpecialTokens(NamedTuple):
     """Token ids before, between and after. One text: `first + ids + last`; two: `first + a + middle + b + end`."""
 
     first: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ class Template(NamedTuple):
         return max_length - len(self.first) - special
 
 
-def read_template(pieces: Any) -> Template:
+def read_template(pieces: Any) -> SpecialTokens:
     """See what the tokenizer's own rules put around a text, by giving it one that is a token of the vocabulary."""
     added = pieces.get_added_tokens_decoder()
     sample = added[min(added)].content if added else "a"
@@ -73,7 +73,7 @@ def read_template(pieces: Any) -> Template:
     _, end = _around(two.ids, two.sequence_ids, (0, 1))
     own = two.sequence_ids
     middle = two.ids[len(own) - own[::-1].index(0) : own.index(1)] if 0 in own and 1 in own else []
-    return Template(tuple(first), tuple(last), tuple(middle), tuple(end))
+    return SpecialTokens(tuple(first), tuple(last), tuple(middle), tuple(end))
 
 
 def _around(ids: list[int], own: list[int | None], texts: tuple[int, ...]) -> tuple[list[int], list[int]]:
@@ -212,7 +212,7 @@ class Tokenizer:
     def __init__(
         self, directory: Path, options: TokenizerOptions = AS_THE_FILES_SAY, *, vocab_size: int | None = None
     ) -> None:
-        """CheckedText the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
+        """Read the files in `directory`. Raises SettingsError naming the file, also if an id is not below `vocab_size`, the rows of the weights."""
         separator = options.pair_separator
         if separator is not None and not separator.strip():
             raise SettingsError(f"pair_separator={separator!r}: must have characters other than spaces")
@@ -230,7 +230,7 @@ class Tokenizer:
         with named(directory):
             self.framed = read_template(self.pieces)
             self._encode([PROBE])
-        self.template = self.framed if options.special_tokens else Template()
+        self.template = self.framed if options.special_tokens else SpecialTokens()
         self.cls_id = self.framed.first[0] if self.framed.first else -1
         self.sep_id = self.framed.last[-1] if self.framed.last else -1
         added = self.pieces.get_added_tokens_decoder()
@@ -283,7 +283,7 @@ class Tokenizer:
             read = self._read(text, separator, manner.prompt)
             if read.ids is not None:
                 raise InvalidRequest("token ids are not split: their special tokens are the caller's")
-            template = Template() if self._is_bare(read, whole_words) else self.template
+            template = SpecialTokens() if self._is_bare(read, whole_words) else self.template
             return self._split(self._numbered(read, whole_words), template, max_length, overlap)
         except InvalidRequest as error:
             return error
@@ -293,7 +293,7 @@ class Tokenizer:
         tokens = whole_words and len(read.words) == 1
         return read.ids is not None or (tokens and not self.options.word_special_tokens)
 
-    def _split(self, parts: list[Numbered], template: Template, max_length: int, overlap: int) -> list[Tokenized]:
+    def _split(self, parts: list[Numbered], template: SpecialTokens, max_length: int, overlap: int) -> list[Tokenized]:
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
         longer = max(parts, key=lambda part: len(part.ids))
@@ -414,7 +414,7 @@ class Tokenizer:
     ) -> Tokenized | InvalidRequest:
         """Put the special tokens around and between, unless it is to be `bare`, after cutting what does not fit. What is `ready` has them
         already."""
-        template = Template() if bare else self.template
+        template = SpecialTokens() if bare else self.template
         pair = len(parts) == 2
         room = template.room(max_length, pair=pair)
         length = sum(map(len, parts))
@@ -498,7 +498,7 @@ class _Description(msgspec.Struct):
     added_tokens: list[dict[str, Any]] = []
 
 
-def _paired(template: Template, first: list[int], second: list[int], truncated: bool) -> Tokenized:
+def _paired(template: SpecialTokens, first: list[int], second: list[int], truncated: bool) -> Tokenized:
     before = [*template.first, *first, *template.middle]
     return Tokenized(_packed([*before, *second, *template.end]), len(before), truncated)
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from weir.embedding.runtime.devices import device_for, free_memory
+from weir.embedding.runtime import device_for, free_memory
 from weir.errors import SettingsError
 
 TWO = [10, 90]  # bytes that are free
