@@ -20,13 +20,13 @@ from typing import Any
 
 import uvloop
 
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.document import read_config
-from weir.catalog.repository.folder import Folder, InlineConfigSource
+from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.repository.watching import load_library, watching
-from weir.catalog.sources import Known, all_sources, open_wanted
+from weir.catalog.sources import TargetRepository, all_sources, open_wanted
 from weir.dashboard.routes import make_dashboard
 from weir.errors import SettingsError, WeirError
 from weir.messages import Observer
@@ -83,11 +83,11 @@ class App:
             log = HttpLog(get_logger("weir.access"))
         heard += () if product is None else product.observers()
         token = settings.control.control_token_file
-        make = Maker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
+        make = ServiceMaker(heard, allow_remote_workers=settings.control.allow_control, allow_tcp_workers=token is None)
         folder = _folder(settings)
         self._watched = folder if settings.repository.watch else None
-        known = Known(settings.models, partial(read_config, read_settings=read_model_table))
-        sources = all_sources(known, folder, InlineConfigSource(read_model_table, settings.around))
+        known = TargetRepository(settings.models, partial(read_config, read_settings=read_model_table))
+        sources = all_sources(known, folder, InlineConfigs(read_model_table, settings.around))
         opened = open_wanted(sources, settings.repository.load, make)
         self.registry = Registry(opened.services, opened.routes, opened.defaults)
         self.manager = Manager(self.registry, sources, make, allow_files=settings.control.allow_model_files)
@@ -268,7 +268,7 @@ def _added(
     return Added(routes, {**shown.paths, **product.paths()}, refusals, shown.begin)
 
 
-def _folder(settings: Settings) -> Folder | None:
+def _folder(settings: Settings) -> FolderRepository | None:
     where = settings.repository.model_repository
     if where is None:
         if settings.repository.watch:
@@ -276,7 +276,7 @@ def _folder(settings: Settings) -> Folder | None:
         return None
     if settings.repository.watch:
         load_library()
-    return Folder(where, read_model_table, settings.around)
+    return FolderRepository(where, read_model_table, settings.around)
 
 
 def run(app: App, ready: Callable[[], None] = lambda: None) -> None:

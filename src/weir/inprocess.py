@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapp
 from contextlib import aclosing, suppress
 from typing import Any, Self
 
-from weir.catalog.loading import Maker, apply
+from weir.catalog.loading import ServiceMaker, apply
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
-from weir.catalog.repository.folder import Folder, InlineConfigSource
-from weir.catalog.sources import Known, ModelToServe, Parameters, all_sources, open_wanted
+from weir.catalog.repository.folder import FolderRepository, InlineConfigs
+from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, open_wanted
 from weir.client.asynchronous import AsyncClient
 from weir.client.calls import Decoder, Metadata, Streaming
 from weir.client.programs import Program
@@ -241,7 +241,7 @@ class Given:
     def __init__(self, kinds: Mapping[str, Any], observers: Sequence[Observer]) -> None:
         self._kinds = kinds
         self._observers = observers
-        self._make = Maker(observers)
+        self._make = ServiceMaker(observers)
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
         """Return a service, not started."""
@@ -265,8 +265,8 @@ def make_manager(
     params = said.pop("params", {})
     known = [ModelToServe(_target(model), default_name(_target(model)), params, [], said) for model in models]
     reading = (read_model_table, lambda own: {**said, **own})
-    folder = None if model_repository is None else Folder(model_repository, *reading)
-    sources = all_sources(Known(known), folder, InlineConfigSource(*reading))
+    folder = None if model_repository is None else FolderRepository(model_repository, *reading)
+    sources = all_sources(TargetRepository(known), folder, InlineConfigs(*reading))
     make = Given(kinds, observers)
     opened = open_wanted(sources, load, make)
     return Manager(Registry(opened.services, None, opened.defaults), sources, make, allow_files=True)

@@ -9,10 +9,10 @@ import pytest
 from tests.catalog.repository.shelf import plain, write
 
 from weir import InvalidRequest, ModelNotFound
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager, without_paths
 from weir.catalog.registry import Registry
-from weir.catalog.repository.folder import Folder, upload_path, versions_in
+from weir.catalog.repository.folder import FolderRepository, upload_path, versions_in
 from weir.catalog.repository.platforms import file_within
 from weir.serving.settings import NAME
 from weir.settings import read_model_table
@@ -20,8 +20,8 @@ from weir.settings import read_model_table
 
 def manager_of(root: Path) -> Manager:
     """Return a manager of the models under `root`."""
-    folder = Folder(root, read_model_table)
-    return Manager(Registry([]), folder, Maker(()), allow_files=True)
+    folder = FolderRepository(root, read_model_table)
+    return Manager(Registry([]), folder, ServiceMaker(()), allow_files=True)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_load_that_cannot_be_is_refused_and_the_old_one_goes_on(
 
 def test_a_name_is_no_longer_than_a_files_may_be(tmp_path: Path) -> None:
     write(tmp_path, {"one/1/model.py": plain()})
-    folder = Folder(tmp_path, read_model_table)
+    folder = FolderRepository(tmp_path, read_model_table)
     for name in ("x" * 256, "x" * 100_000):
         with pytest.raises(ModelNotFound):
             folder.read(name)

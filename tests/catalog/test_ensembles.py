@@ -11,7 +11,7 @@ from tests.served import MODELS, serving
 
 from weir import Chain, Conflict, InvalidRequest, Model, Registry, Service, SettingsError, Step, Switch, Tensor
 from weir.catalog.chains import Steps
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 
 INLINE = 'executor = "inline"'
@@ -80,7 +80,7 @@ def test_a_repository_describes_a_chain_whose_steps_come_and_go_with_care(tmp_pa
 
     async def main() -> None:
         models = Registry([])
-        manager = Manager(models, folder, Maker(()))
+        manager = Manager(models, folder, ServiceMaker(()))
         await manager.load_model("both")  # and its step first
         chain = models.get("both", "1")
         assert chain.platform == "ensemble"
@@ -140,7 +140,7 @@ def test_a_version_that_a_chain_names_stays_while_the_chain_is_there(tmp_path: P
 
     async def main() -> None:
         models = Registry([])
-        manager = Manager(models, folder, Maker(()))
+        manager = Manager(models, folder, ServiceMaker(()))
         await manager.load_model("old")
         await manager.load_model("any")
         assert [await models.get(name).infer(5) for name in ("any", "old")] == [15, 10]
@@ -166,7 +166,7 @@ def test_a_server_starts_the_steps_of_what_it_starts(tmp_path: Path) -> None:
     folder = write(tmp_path, {**files, "times/1/model.py": ITEMS.format(factor=2)})
 
     async def main() -> None:
-        make = Maker(())
+        make = ServiceMaker(())
         models = Registry([make(version) for version in folder.read("outer").versions])
         manager = Manager(models, folder, make)
         await manager.start()
@@ -182,7 +182,7 @@ def test_steps_that_lead_in_a_circle_are_not_loaded(tmp_path: Path) -> None:
     folder = write(tmp_path, {"one/config.toml": chain.format("two"), "two/config.toml": chain.format("one")})
 
     async def main() -> None:
-        manager = Manager(Registry([]), folder, Maker(()))
+        manager = Manager(Registry([]), folder, ServiceMaker(()))
         with pytest.raises(InvalidRequest, match="steps lead in a circle"):
             await manager.load_model("one")
         assert not manager.registry.services
@@ -219,7 +219,7 @@ def test_branches_and_switches_in_a_file(tmp_path: Path) -> None:
     assert set(switch.cases) == {"1", 1, "b"}
     assert not switch.default[0].fail_fast
     with pytest.raises(SettingsError, match=r"must have \[\[steps\]\]"):
-        Maker(())(folder.read("bare").versions[0])
+        ServiceMaker(())(folder.read("bare").versions[0])
     other = write(tmp_path, {"odd/config.toml": 'platform = "python"\nsteps = ["a"]'})
     with pytest.raises(SettingsError, match="steps: are for platform"):
         other.read("odd")

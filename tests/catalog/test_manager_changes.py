@@ -4,12 +4,12 @@ from functools import partial
 import pytest
 
 from weir import Draining, Overloaded
-from weir.catalog.manager import MOST_CHANGES, Changes
+from weir.catalog.manager import MOST_CHANGES, ChangeQueue
 
 
 def test_changes_are_made_in_the_order_in_which_they_were_asked_for() -> None:
     async def main() -> None:
-        changes, made = Changes(), list[int]()
+        changes, made = ChangeQueue(), list[int]()
 
         async def change(number: int) -> int:
             for _ in range(10 - number):
@@ -25,7 +25,7 @@ def test_changes_are_made_in_the_order_in_which_they_were_asked_for() -> None:
 
 def test_a_change_that_fails_stops_nobody() -> None:
     async def main() -> None:
-        changes = Changes()
+        changes = ChangeQueue()
 
         async def fail() -> None:
             raise ValueError("no")
@@ -41,7 +41,7 @@ def test_a_change_that_fails_stops_nobody() -> None:
 
 def test_the_line_is_bounded_and_ends_with_the_server() -> None:
     async def main() -> None:
-        changes = Changes()
+        changes = ChangeQueue()
 
         async def for_ever() -> None:
             await asyncio.Event().wait()

@@ -21,11 +21,11 @@ from tests.protocols.sockets import until
 from tests.protocols.websocket_kit import Sum
 from tests.protocols.websocket_kit import serving as serving_sockets
 
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.catalog.repository.document import read_config
-from weir.catalog.sources import Known, ModelToServe
+from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded
 from weir.model import Model, Tensor
 from weir.protocols import offloading
@@ -250,11 +250,11 @@ def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: py
     model = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
     async def main() -> None:
-        make = Maker([])
+        make = ServiceMaker([])
         async with serving(
             make(model),
             manager=lambda registry: Manager(
-                registry, Known([model], partial(read_config, read_settings=read_model_table)), make
+                registry, TargetRepository([model], partial(read_config, read_settings=read_model_table)), make
             ),
         ) as rig:
             config = '{"max_queue_size": 9' + " " * padding + "}"

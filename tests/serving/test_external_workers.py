@@ -10,7 +10,7 @@ import pytest
 from tests.workers.outsiders import Outsider
 
 import weir
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.sources import ModelToServe
 
 
@@ -108,12 +108,12 @@ def test_without_a_worker_requests_wait_for_as_long_as_they_may(tmp_path: Path) 
 def test_a_server_takes_workers_of_other_machines_only_if_told_so(address: str) -> None:
     model = ModelToServe("weir:External", "m", {}, [], {"worker_socket": address})
     with pytest.raises(weir.SettingsError, match="--allow-control"):
-        Maker([])(model)
-    assert Maker([], allow_remote_workers=True)(model).workers.worker_socket == address
+        ServiceMaker([])(model)
+    assert ServiceMaker([], allow_remote_workers=True)(model).workers.worker_socket == address
 
 
 def test_with_a_control_token_only_the_owner_of_the_server_attaches() -> None:
     model = ModelToServe("weir:External", "m", {}, [], {"worker_socket": "tcp:127.0.0.1:0"})
     with pytest.raises(weir.SettingsError, match="control token"):
-        Maker([], allow_tcp_workers=False)(model)
-    Maker([], allow_tcp_workers=False)(model._replace(settings={"worker_socket": "unix:w"}))
+        ServiceMaker([], allow_tcp_workers=False)(model)
+    ServiceMaker([], allow_tcp_workers=False)(model._replace(settings={"worker_socket": "unix:w"}))

@@ -9,7 +9,7 @@ import uvloop
 from tests.serving.kit import Square
 
 import weir
-from weir.serving.clock import LOOP_TICK, Timer
+from weir.serving.driver import LOOP_TICK, Timer
 from weir.serving.loop_spin import Alertness, Rehearsal
 from weir.testing import FakeExecutor
 

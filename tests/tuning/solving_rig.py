@@ -12,7 +12,7 @@ from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.solve.bank import Bank
 from weir.testing import FakeClock
-from weir.tuning.resolver import Resolver
+from weir.tuning.policy_tuner import PolicyTuner
 from weir.tuning.solver import SolveRequest
 
 SPENT = Timing(0.0, 0.0, 0.0)
@@ -66,7 +66,7 @@ class Rig:
         self.solver = Solver()
         self.swaps = 0
         self.clock = FakeClock()
-        self.resolver = Resolver(
+        self.resolver = PolicyTuner(
             "square", policy, prices, objective, solve=self.solver, clock=self.clock, pause=self.solver.pause, **options
         )
         self.resolver.attach(self.count, watch=True)

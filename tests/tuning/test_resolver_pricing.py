@@ -6,7 +6,7 @@ import pytest
 
 from weir.errors import InvalidRequest, SettingsError
 from weir.policy.cost.objective import LatencySLO, Prices
-from weir.tuning.resolver import changed_prices
+from weir.tuning.policy_tuner import changed_prices
 
 BEFORE = Prices(2.0, 3.0, 100.0)
 

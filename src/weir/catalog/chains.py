@@ -33,7 +33,7 @@ from weir.workers.run.codecs import Reader, Writer
 PLACES = 4096  # batches under way at a time; what the models' own lines hold is the true limit
 
 
-class UnderWay:
+class ChainBatch:
     """A batch: the task of each entry that has no end yet."""
 
     def __init__(self, batch: Batch, began: float) -> None:
@@ -51,7 +51,7 @@ class ChainExecutor(FixedWorkers):
     def __init__(self, chain: "ChainSteps", now: Callable[[], float]) -> None:
         self.chain = chain
         self._now = now
-        self._batches: dict[int, UnderWay] = {}
+        self._batches: dict[int, ChainBatch] = {}
         self._state = LocalState(0)
         self._listener: Listener
         self._reader = Reader(chain.model(), (KeyboardInterrupt,))
@@ -70,7 +70,7 @@ class ChainExecutor(FixedWorkers):
         dispatch = self.generation.driver.batcher.dispatch_of(batch.batch_id)
         if dispatch is None:
             return
-        under_way = self._batches[batch.batch_id] = UnderWay(batch, self._now())
+        under_way = self._batches[batch.batch_id] = ChainBatch(batch, self._now())
         self._state.in_flight += 1
         for index, (request, _, _) in enumerate(entries_of(dispatch)):
             under_way.tasks[index] = asyncio.ensure_future(self._enter(under_way, index, request))
@@ -105,7 +105,7 @@ class ChainExecutor(FixedWorkers):
         """Return zeros: there is no arena and nothing to restart."""
         return no_arena()
 
-    async def _enter(self, under_way: UnderWay, index: int, request: Request) -> None:
+    async def _enter(self, under_way: ChainBatch, index: int, request: Request) -> None:
         batch = under_way.batch
         try:
             output = await self._output(
@@ -126,7 +126,7 @@ class ChainExecutor(FixedWorkers):
         answer = await self.chain.answer(request, column[0])
         return self._writer.write([answer], accept, heads)[0]
 
-    def _ended(self, under_way: UnderWay, indices: list[int], outputs: list[Any]) -> None:
+    def _ended(self, under_way: ChainBatch, indices: list[int], outputs: list[Any]) -> None:
         final = not under_way.tasks
         batch_id = under_way.batch.batch_id
         kinds = [EventKind.ERROR if isinstance(output, WeirError) else EventKind.DONE for output in outputs]
@@ -242,7 +242,7 @@ def name_of(step: Step) -> str:
 Find = Callable[[str, str], "Service"]
 
 
-class Walk:
+class ItemWalk:
     """Goes on behalf of `request`: its deadline, priority and key hold at every step. `find` knows the models; `tensors`: the
     chain declares tensors."""
 
@@ -477,7 +477,7 @@ class ChainSteps:
 
     async def answer(self, request: Request, item: Any) -> Any:
         """Return the chain's answer to `item`, on behalf of `request`. Raises the error of the step that fails."""
-        answer = await Walk(request, self.find, tensors=self._tensors).go(self.parts, item)
+        answer = await ItemWalk(request, self.find, tensors=self._tensors).go(self.parts, item)
         return self._declared(answer) if self._tensors else answer
 
     def _declared(self, tensors: dict[str, Any]) -> dict[str, Any]:

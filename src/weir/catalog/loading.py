@@ -319,7 +319,7 @@ def make_service(
     return service
 
 
-class Maker:
+class ServiceMaker:
     """Makes the services of one server: `observers` hear what happens in all of them. External workers attach from this
     machine only, unless `allow_remote_workers`, and over Unix sockets only, unless `allow_tcp_workers`."""
 

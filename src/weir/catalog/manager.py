@@ -40,7 +40,7 @@ T = TypeVar("T")
 MOST_CHANGES = 256  # changes that may wait; each is a caller
 
 
-class Changes:
+class ChangeQueue:
     """Makes changes one after the other, in the order in which they were asked for.
 
     A change that was asked for is made, also when whoever asked has left: nobody is to wonder what is true now.
@@ -92,22 +92,22 @@ def _changes_closed() -> Draining:
     return Draining("the server is being stopped: nothing is loaded or unloaded any more")
 
 
-class Endpoint(NamedTuple):
+class WorkerEndpoint(NamedTuple):
     """`model` is the name that was asked for, `parameters` what was said, but for `share`."""
 
     model: str
     parameters: Parameters
 
 
-class Endpoints:
+class WorkerEndpoints:
     """Endpoints by name. A model that runs without having been loaded as a worker has one of its own name, with no
     parameters."""
 
     def __init__(self) -> None:
-        self._endpoints: dict[str, Endpoint] = {}
+        self._endpoints: dict[str, WorkerEndpoint] = {}
         self._added: Counter[str] = Counter()
 
-    def find(self, name: str) -> Endpoint | None:
+    def find(self, name: str) -> WorkerEndpoint | None:
         """Return the endpoint of that name."""
         return self._endpoints.get(name)
 
@@ -129,7 +129,7 @@ class Endpoints:
 
     def add(self, name: str, model: str, parameters: Parameters) -> None:
         """`model` runs with these parameters under `name`."""
-        self._endpoints[name] = Endpoint(model, parameters)
+        self._endpoints[name] = WorkerEndpoint(model, parameters)
 
     def remove(self, name: str) -> None:
         """Nothing runs under `name` any more."""
@@ -182,7 +182,7 @@ class ModelState(NamedTuple):
     reason: str
 
 
-class States:
+class ModelStates:
     """Notes what the registry and the repository do not know: what is under way, and why the last load failed."""
 
     def __init__(self, registry: Registry, repository: Repository) -> None:
@@ -245,7 +245,7 @@ def without_paths(text: str) -> str:
 SHARE = "share"
 
 
-class Make(Protocol):
+class MakeService(Protocol):
     """Makes services; see making.make_service, whose observers it knows."""
 
     def __call__(self, model: ModelToServe, parameters: Parameters | None = None, *, fresh: bool = False) -> Service:
@@ -260,14 +260,16 @@ class Manager:
     order; each caller hears what came of his own.
     """
 
-    def __init__(self, registry: Registry, repository: Repository, make: Make, *, allow_files: bool = False) -> None:
+    def __init__(
+        self, registry: Registry, repository: Repository, make: MakeService, *, allow_files: bool = False
+    ) -> None:
         self.registry = registry
         self._repository = repository
         self._make = make
         self._allow_files = allow_files
-        self._changes = Changes()
-        self._states = States(registry, repository)
-        self._endpoints = Endpoints()
+        self._changes = ChangeQueue()
+        self._states = ModelStates(registry, repository)
+        self._endpoints = WorkerEndpoints()
 
     # The life of the whole.
 

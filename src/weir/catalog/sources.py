@@ -60,7 +60,7 @@ class Repository(Protocol):
         of those that lie there. Raises ModelNotFound, and SettingsError for what cannot be served."""
 
 
-class Known:
+class TargetRepository:
     """The models that a server was started with, as a Repository: what was said of them does not change.
 
     `read_config` reads the configuration of a load call (see repository/document.py); without it that is settings and `params`.
@@ -104,17 +104,17 @@ class Known:
         return ModelReading([model])
 
 
-class Listening(Repository, Protocol):
+class InlineRepository(Repository, Protocol):
     """A Repository that can be told of models by their configuration alone."""
 
     def takes(self, config: Mapping[str, Any] | None) -> bool:
         """Tell whether it reads a model of such a configuration, known or not."""
 
 
-class Sources:
+class CombinedRepository:
     """Several repositories as one: the first that has a model of that name is asked; `spoken` of what none has."""
 
-    def __init__(self, sources: Sequence[Repository], spoken: Listening | None = None) -> None:
+    def __init__(self, sources: Sequence[Repository], spoken: InlineRepository | None = None) -> None:
         self._sources = [*sources, *([] if spoken is None else [spoken])]
         self._spoken = spoken
 
@@ -137,20 +137,20 @@ class Sources:
 LOAD_ALL, LOAD_NONE = "all", "none"
 
 
-def all_sources(known: Known, folder: Repository | None, spoken: Listening) -> Sources:
+def all_sources(known: TargetRepository, folder: Repository | None, spoken: InlineRepository) -> CombinedRepository:
     """Return the TARGETs, the models of the folder, and what load calls will describe, as one. Raises SettingsError for a
     name that both of the first have."""
     if folder is None:
-        return Sources([known], spoken)
+        return CombinedRepository([known], spoken)
     for name in known.names():
         if name in folder.names():
             raise SettingsError(
                 f"name={name!r}: is both a TARGET and a model of the repository; give the TARGET another (--name)"
             )
-    return Sources([known, folder], spoken)
+    return CombinedRepository([known, folder], spoken)
 
 
-class Opened(NamedTuple):
+class ModelsToStart(NamedTuple):
     """What is to run from the start on: services, not started, and what was read of them."""
 
     readings: list[ModelReading]
@@ -167,10 +167,12 @@ class Opened(NamedTuple):
         return {model.name: model.routes for reading in self.readings for model in reading.versions}
 
 
-def open_wanted(sources: Sources, load: Sequence[str], make: "Callable[[ModelToServe], Service]") -> Opened:
+def open_wanted(
+    sources: CombinedRepository, load: Sequence[str], make: "Callable[[ModelToServe], Service]"
+) -> ModelsToStart:
     """Read what is to be loaded at the start, and make services of it. Raises SettingsError for a name that nothing is known
     of; and once for all models that cannot be, a line for each."""
-    opened = Opened([], [])
+    opened = ModelsToStart([], [])
     wrong: list[str] = []
     for name in _wanted(sources, load):
         try:
@@ -189,7 +191,7 @@ def open_wanted(sources: Sources, load: Sequence[str], make: "Callable[[ModelToS
     return opened
 
 
-def _wanted(sources: Sources, load: Sequence[str]) -> list[str]:
+def _wanted(sources: CombinedRepository, load: Sequence[str]) -> list[str]:
     names = sources.names()
     if LOAD_NONE in load and len(load) > 1:
         raise SettingsError(f"load={list(load)!r}: none goes with no other name")

@@ -12,7 +12,7 @@ from weir._version import __version__
 from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import DashboardSampler
 from weir.protocols.response import encode_safely
-from weir.serving.clock import Cancellable
+from weir.serving.driver import Cancellable
 from weir.telemetry.recorder import ROWS, SECONDS
 
 # Calls a function once a second while somebody looks and a while longer, and seldom when nobody does.

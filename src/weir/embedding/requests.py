@@ -11,7 +11,7 @@ from weir.embedding.recipe import Pooling
 from weir.embedding.texts import AS_THE_SERVER, Text, Tokenized, TokenizeOptions, Tokens
 from weir.errors import CapacityError, DeadlineExceeded, WeirError
 from weir.messages import Dispatch
-from weir.serving.calls import InProcess
+from weir.serving.calls import InProcessRequest
 from weir.telemetry.tracecontext import CURRENT, Trace
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class EncodeRequest:
         return place if self.places is None else self.places.index(place)
 
 
-class TextRequest(InProcess):
+class TextRequest(InProcessRequest):
     """One text in the queue of `service`, or a piece of one: a request like any other. Its end is told to `encoder`."""
 
     def __init__(

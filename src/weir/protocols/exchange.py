@@ -13,7 +13,7 @@ from weir.messages import JSON, Kind
 from weir.protocols.account import charge
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse
-from weir.serving.calls import Streamed
+from weir.serving.calls import StreamedCall
 from weir.serving.inference import Gathering, ItemHead, ItemsResponse, QueueEntry, StreamPart, stream, stream_of
 from weir.telemetry.tracecontext import CURRENT, HEADER, Trace
 from weir.wire.inference import InferenceRequest, InferenceResponse
@@ -152,7 +152,7 @@ class Exchange:
         self.begin_trace()
         return stream(self.service, request, self)
 
-    def stream_of(self, head: ItemHead, entry: QueueEntry) -> Streamed:
+    def stream_of(self, head: ItemHead, entry: QueueEntry) -> StreamedCall:
         """Return the request for the answers to one item, for `read_parts`."""
         self.begin_trace()
         return stream_of(self.service, entry, head.timeout, head.priority, self)

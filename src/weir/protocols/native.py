@@ -29,7 +29,7 @@ from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.offloading import written
 from weir.protocols.response import Headers, HttpResponse, batch_body, error_answer, error_body, explain_headers
 from weir.protocols.settings import HttpSettings
-from weir.serving.calls import Streamed
+from weir.serving.calls import StreamedCall
 from weir.serving.inference import (
     ItemsResponse,
     arrays_size,
@@ -306,7 +306,7 @@ class NativeProtocol:
         return EventSource(_events(head, request), failure, headers)
 
 
-async def _events(head: RequestHead, request: Streamed) -> AsyncGenerator[bytes, None]:
+async def _events(head: RequestHead, request: StreamedCall) -> AsyncGenerator[bytes, None]:
     async with aclosing(read_parts(head.service, request)) as parts:
         async for output, _ in parts:
             if not isinstance(output, dict):

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar
 from weir.batching.request_state import settle
 from weir.errors import Conflict, ModelError, ModelNotReady, for_caller
 from weir.model import Model
-from weir.serving.calls import Streamed, ThreadCall, fail_all
+from weir.serving.calls import StreamedCall, StreamWindow, ThreadCall, fail_all, preprocessing, stream_blocking
 from weir.serving.service import Service
-from weir.serving.streaming import Window, preprocessing, stream_blocking
 
 T = TypeVar("T")
 Step = Callable[[], Coroutine[Any, Any, Any]]
@@ -154,7 +153,7 @@ class Background:
             use(value)
 
 
-class Runs(Protocol):
+class Startable(Protocol):
     """What a Lifecycle starts and stops: a Service, a Manager."""
 
     async def start(self) -> None:
@@ -175,11 +174,11 @@ class Lifecycle:
         self.forked_from: int | None = None  # the process that started it, if this one was forked from that
         self._make = partial(Background, name, take, refuse)
         self._lock = threading.Lock()
-        self._last: _Change | None = None
+        self._last: _LifecycleChange | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         _LIFECYCLES.add(self)
 
-    def start(self, find: Callable[[], Runs]) -> bool:
+    def start(self, find: Callable[[], Startable]) -> bool:
         """Start what `find` returns, on a loop in a new thread; return True when that is done. It is stopped at the latest when
         nothing refers to this object any more, or the interpreter exits.
 
@@ -192,7 +191,7 @@ class Lifecycle:
                     return False
                 last = self._last
                 if last is None or last.done.done():
-                    self._last = mine = _Change(self._make(), find(), Future(), starts=True)
+                    self._last = mine = _LifecycleChange(self._make(), find(), Future(), starts=True)
                     self.forked_from = None
                     break
             if last.starts:
@@ -225,7 +224,7 @@ class Lifecycle:
                 if last.done.done():
                     if self.running is None:
                         return
-                    self._last = mine = _Change(self.running, last.what, Future(), starts=False)
+                    self._last = mine = _LifecycleChange(self.running, last.what, Future(), starts=False)
                     self.running = None
                     break
             if last.starts and last.background.started:
@@ -252,17 +251,17 @@ class Lifecycle:
             self._finalizer.detach()
 
 
-class _Change(NamedTuple):
+class _LifecycleChange(NamedTuple):
     """A start or a stop. It is over when `done` is."""
 
     background: Background
-    what: Runs
+    what: Startable
     done: Future[None]
     starts: bool
 
 
 _LIFECYCLES: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
-_INHERITED: list[_Change] = []
+_INHERITED: list[_LifecycleChange] = []
 
 
 def _forget_all() -> None:
@@ -387,7 +386,7 @@ class BlockingService:
             return ThreadCall(item, 0.0, 0.0, self.service.cancel)
 
         prepared = preprocessing(preprocessor, infer, refused)
-        return stream_blocking(items, Window(prepared, self.service.stream_size, return_inputs, return_errors))
+        return stream_blocking(items, StreamWindow(prepared, self.service.stream_size, return_inputs, return_errors))
 
     def infer_stream(
         self, item: Any, *, timeout: float | None = None, priority: int = 0, key: Hashable = None,
@@ -396,7 +395,7 @@ class BlockingService:
         """Yield the answers to one `item` as a streaming model gives them. See Service.infer_stream."""
         background = self._running()
         request = self.service.new_stream(item, timeout, priority, key)
-        background.post(Posted(request, partial(self.service.enter, backpressure=backpressure)))
+        background.post(PostedCall(request, partial(self.service.enter, backpressure=backpressure)))
         try:
             while True:
                 try:
@@ -407,7 +406,7 @@ class BlockingService:
                     raise for_caller(error) from error.__cause__
                 yield answer
         finally:
-            background.post(Posted(request, Streamed.close))
+            background.post(PostedCall(request, StreamedCall.close))
 
     @property
     def ready(self) -> bool:
@@ -458,12 +457,12 @@ class BlockingService:
             timeout = service.settings.timeout
 
         def withdraw(call: ThreadCall) -> None:
-            background.post(Posted(call, service.cancel))
+            background.post(PostedCall(call, service.cancel))
 
         call = ThreadCall(item, service.now(), timeout, withdraw)
         call.priority = priority
         call.key = key
-        background.post(Posted(call, partial(service.enter, backpressure=backpressure)))
+        background.post(PostedCall(call, partial(service.enter, backpressure=backpressure)))
         return call
 
     def _running(self) -> Background:
@@ -473,14 +472,14 @@ class BlockingService:
         return background
 
 
-class Posted(NamedTuple):
+class PostedCall(NamedTuple):
     """What is to be done with a call on the loop."""
 
     call: Any  # a ThreadCall or a Streamed
     action: Callable[[Any], None]
 
 
-def _take(posted: Posted) -> None:
+def _take(posted: PostedCall) -> None:
     try:
         posted.action(posted.call)
     except Exception as error:  # a timeout or a key that cannot be compared: whoever waits is in another thread
@@ -488,5 +487,5 @@ def _take(posted: Posted) -> None:
         posted.call.fail(error)
 
 
-def _refuse(posted: Posted) -> None:
+def _refuse(posted: PostedCall) -> None:
     posted.call.fail(ModelNotReady("the service was stopped"))

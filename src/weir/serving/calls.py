@@ -1,4 +1,4 @@
-"""The requests of callers in this process: futures that are their own requests, and streams of answers.
+"""The requests of callers in this process: futures that are their own requests, streams of one model's answers, and streams of items.
 
 Also what a call says of itself before it is queued: kind, rows, cost and batch key.
 """
@@ -8,9 +8,9 @@ import concurrent.futures
 import gc
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Hashable, Iterable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from weir.batching.request_state import RequestBase, begin, refuse
 from weir.errors import InvalidRequest, ModelError, Overloaded, RequestError, Unsupported, WeirError, for_caller
@@ -19,7 +19,7 @@ from weir.model import Measure, Model, is_batched, is_tensor_model, overrides
 from weir.serving.delivery import discard, is_block
 
 
-class InProcess:
+class InProcessRequest:
     """The attributes of messages.Request that rarely differ from call to call.
 
     They are attributes of the class, because setting them for each call costs more than all the rest of making one.
@@ -55,7 +55,7 @@ class InProcess:
         raise Unsupported("a call has one answer, a streaming model gives several")
 
 
-class Call(InProcess, asyncio.Future[Any]):
+class Call(InProcessRequest, asyncio.Future[Any]):
     """What `Service.infer` returns: awaits to the answer or raises the error.
 
     It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait,
@@ -149,7 +149,7 @@ class ListCall(Call):
             super().finish(for_callers(output) if error is not None else output, dispatch)
 
 
-class ThreadCall(InProcess, concurrent.futures.Future[Any]):
+class ThreadCall(InProcessRequest, concurrent.futures.Future[Any]):
     """What `BlockingService.submit` returns: a concurrent.futures.Future that may be cancelled until its end."""
 
     def __init__(self, payload: Any, arrival: float, timeout: float, withdraw: Callable[["ThreadCall"], None]) -> None:
@@ -209,7 +209,7 @@ BURST_BYTES = 4 << 20
 PATIENCE = 0.25
 
 
-class Streamed(RequestBase):
+class StreamedCall(RequestBase):
     """A request whose answers one reader takes with `read`, or as an async iterator. A model that is not streaming gives
     one.
 
@@ -235,7 +235,7 @@ class Streamed(RequestBase):
     )
 
     def __init__(
-        self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["Streamed"], None],
+        self, payload: Any, arrival: float, timeout: float, limit: int, withdraw: Callable[["StreamedCall"], None],
         clock: Callable[[], float], **attributes: Any,
     ) -> None:  # fmt: skip
         super().__init__(payload, arrival, timeout, **attributes)
@@ -300,7 +300,7 @@ class Streamed(RequestBase):
             self._behind_since = None
         return answer, self._last and not self._kept
 
-    def __aiter__(self) -> "Streamed":
+    def __aiter__(self) -> "StreamedCall":
         return self
 
     async def __anext__(self) -> Any:
@@ -388,7 +388,7 @@ def is_hashable(key: Any) -> bool:
     return True
 
 
-def describe(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
+def describe(model: type[Model], call: Call | ThreadCall | StreamedCall) -> None:
     """Set on `call` what its item says of itself. Raises as `measure` does."""
     if is_tensor_model(model):
         _describe_tensors(model, call)
@@ -401,7 +401,7 @@ def describe(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
     call.key = with_key(call.key, measured.key)
 
 
-def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) -> None:
+def _describe_tensors(model: type[Model], call: Call | ThreadCall | StreamedCall) -> None:
     from weir.wire.tensors import rows_of, shape_key, to_arrays  # only tensor models need numpy
 
     call.payload = to_arrays(call.payload, model.inputs)
@@ -411,3 +411,189 @@ def _describe_tensors(model: type[Model], call: Call | ThreadCall | Streamed) ->
     call.cost = float(call.rows)
     shapes = None if model.streaming else shape_key(call.payload, model.inputs)  # streams are not joined
     call.key = with_key(call.key, shapes)
+
+
+C = TypeVar("C", Call, ThreadCall)
+
+
+class StreamWindow(Generic[C]):
+    """The items under way, in order, and how their answers are given out."""
+
+    def __init__(self, infer: Callable[[Any], C], size: int, return_inputs: bool, return_errors: bool) -> None:
+        self._infer: Callable[[Any], C] = infer
+        self._size = size
+        self._return_inputs = return_inputs
+        self._return_errors = return_errors
+        self._under_way: deque[tuple[Any, C]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more items may come in."""
+        return len(self._under_way) >= self._size
+
+    @property
+    def head(self) -> C:
+        """The call whose answer is next."""
+        return self._under_way[0][1]
+
+    def put(self, item: Any) -> None:
+        """Send one more item on its way."""
+        self._under_way.append((item, self._infer(item)))
+
+    def take(self, answer: Any) -> Any:
+        """Let the head go; return what the caller gets of it. Raises the head's error unless errors are wanted."""
+        if isinstance(answer, WeirError) and not self._return_errors:
+            raise answer
+        item, _ = self._under_way.popleft()
+        return (item, answer) if self._return_inputs else answer
+
+    def withdraw(self) -> None:
+        """Cancel all that is under way."""
+        for _, call in self._under_way:
+            if not call.cancel() and not call.cancelled():
+                call.exception()  # nobody will look at it any more: asyncio need not complain of that
+
+
+def preprocessing(
+    preprocessor: Callable[[Any], Any] | None, infer: Callable[[Any], C], refused: Callable[[Any], C]
+) -> Callable[[Any], C]:
+    """Return an `infer` that gives each item to `preprocessor` before. `refused` returns the call of an item for which that
+    raises; it fails with the RequestError that was raised, or InvalidRequest."""
+    if preprocessor is None:
+        return infer
+
+    def infer_preprocessed(item: Any) -> C:
+        try:
+            prepared = preprocessor(item)
+        except Exception as error:
+            call = refused(item)
+            refuse(call, error if isinstance(error, RequestError) else _unprepared(error))
+            return call
+        return infer(prepared)
+
+    return infer_preprocessed
+
+
+def _unprepared(error: Exception) -> InvalidRequest:
+    wrong = InvalidRequest(f"the preprocessor of the stream raised {error!r:.200}")
+    wrong.__cause__ = error
+    return wrong
+
+
+class ItemSource:
+    """A sync iterable that is pulled as far as a window allows."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self._items = iter(items)
+        self._end: Exception | None = None
+
+    def fill(self, window: StreamWindow[C]) -> bool:
+        """Pull; return whether anything is under way. When nothing is, raises the iterable's own error if it had one:
+        what came before it has been answered.
+
+        Pulls one item at least, so that the window stays full, and more only while no answer is there to be given out: a
+        slow iterable does not hold up answers.
+        """
+        while self._end is None and not window.full:
+            try:
+                item = next(self._items)
+            except Exception as end:
+                self._end = end
+            else:
+                window.put(item)
+                if window.head.done():
+                    break
+        if not window and self._end is not None and not isinstance(self._end, StopIteration):
+            raise self._end
+        return bool(window)
+
+
+async def stream_sync(items: Iterable[Any], window: StreamWindow[Call]) -> AsyncGenerator[Any, None]:
+    """Yield the answers to `items`, in order."""
+    source = ItemSource(items)
+    try:
+        while source.fill(window):
+            yield window.take(await _answer(window.head))
+    finally:
+        window.withdraw()
+
+
+async def stream_async(items: AsyncIterable[Any], window: StreamWindow[Call]) -> AsyncGenerator[Any, None]:
+    """Yield the answers to `items`, in order."""
+    feed = _Feed(items, window)
+    try:
+        while await feed.has_more():
+            answer = window.take(await _answer(window.head))
+            feed.room.set()
+            yield answer
+        if feed.error is not None:
+            raise feed.error
+    finally:
+        await feed.stop()
+
+
+def stream_blocking(items: Iterable[Any], window: StreamWindow[ThreadCall]) -> Generator[Any, None, None]:
+    """Yield the answers to `items`, in order, in a program without an event loop."""
+    source = ItemSource(items)
+    try:
+        while source.fill(window):
+            try:
+                answer = window.head.result()
+            except WeirError as error:
+                answer = error
+            yield window.take(answer)
+    finally:
+        window.withdraw()
+
+
+async def _answer(call: Call) -> Any:
+    try:
+        return await call
+    except WeirError as error:
+        return error
+
+
+class _Feed:
+    """Pulls an async iterable in a task of its own, as far as the window allows."""
+
+    def __init__(self, items: AsyncIterable[Any], window: StreamWindow[Call]) -> None:
+        self.room = asyncio.Event()
+        self.error: Exception | None = None
+        self._window = window
+        self._arrived = asyncio.Event()
+        self._ended = False
+        self._task = asyncio.ensure_future(self._pull(items))
+
+    async def has_more(self) -> bool:
+        """Return True once something is under way, False once all has been answered and no more comes."""
+        while not self._window and not self._ended:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return bool(self._window)
+
+    async def stop(self) -> None:
+        """Pull no more and cancel what is under way."""
+        self._task.cancel()
+        try:
+            await asyncio.wait(
+                [self._task]
+            )  # the iterable may take its time to end, and whoever leaves may leave this too
+        finally:
+            self._window.withdraw()
+
+    async def _pull(self, items: AsyncIterable[Any]) -> None:
+        try:
+            async for item in items:
+                self._window.put(item)
+                self._arrived.set()
+                while self._window.full:
+                    self.room.clear()
+                    await self.room.wait()
+        except Exception as error:  # raised to the caller in its place, after the answers to what came before
+            self.error = error
+        finally:
+            self._ended = True
+            self._arrived.set()

@@ -44,7 +44,7 @@ class Delivery:
 
     def _give_whole(self, dispatch: Dispatch, outputs: list[Any], now: float) -> None:
         # The hot path: every request is in the batch whole, and every entry has its answer.
-        unwanted = finish_each(dispatch.requests, outputs, dispatch, door_failed)
+        unwanted = finish_each(dispatch.requests, outputs, dispatch, log_undelivered)
         answered: Sequence[Request] = dispatch.requests
         if unwanted:
             before = {id(request) for request, _ in unwanted}
@@ -69,7 +69,7 @@ class Delivery:
                 discard(output)
                 refused.append((request, error))
             except Exception:
-                door_failed(request)
+                log_undelivered(request)
         if answers.answered:
             self.tell("streamed", answers.answered, answers.firsts, now)
         return refused
@@ -85,7 +85,7 @@ class Delivery:
             try:
                 request.finish(output, dispatch)
             except Exception:
-                door_failed(request)
+                log_undelivered(request)
         self._had_their_end(answered, None, now)
 
     def fail(self, requests: Iterable[Request], error: Callable[[Request], WeirError], now: float) -> None:
@@ -115,7 +115,7 @@ class Delivery:
         try:
             request.fail(error)
         except Exception:
-            door_failed(request)
+            log_undelivered(request)
         self._had_their_end([request], error, now)
         drop_payload(request)
 
@@ -165,7 +165,7 @@ def _discard_gathered(request: Request) -> None:
             discard(output)
 
 
-def door_failed(request: Request) -> None:
+def log_undelivered(request: Request) -> None:
     """Log the exception that a door raised when it was given the end of a request."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}

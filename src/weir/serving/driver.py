@@ -4,14 +4,14 @@ The batcher decides, the executor runs, requests deliver themselves; this file o
 it does one `submit`; all the rest is done per turn of the loop or per batch: one poll scheduled with `call_soon` however
 many requests arrive in a turn, one timer, one frame per batch, one call of each observer per batch.
 
-Calls in process wait in a BackpressureQueue while the queue of the batcher is full.
+Calls in process wait in a BackpressureQueue while the queue of the batcher is full. A Timer wakes the driver on the clock of the service.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from weir.batching.batcher import Batcher
 from weir.batching.collate import entries_of, fail_entries, to_batch
@@ -27,12 +27,107 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import Batch, Dispatch, EventKind, Events, Request, Wakeup
-from weir.serving.clock import Timer
 from weir.serving.delivery import Delivery, discard, logger
 from weir.workers.executor import Block, Executor
 
 if TYPE_CHECKING:
     from weir.serving.loop_spin import Alertness
+
+
+# Seconds: uvloop counts in whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than one
+# is armed again for at least this long, so that it does not spin unless it is asked to.
+LOOP_TICK = 0.001
+
+
+class Cancellable(Protocol):
+    """What arming a timer returns."""
+
+    def cancel(self) -> None:
+        """Make the timer never fire."""
+
+
+@runtime_checkable
+class TimekeepingClock(Protocol):
+    """A clock that keeps timers of its own: virtual time (testing.FakeClock)."""
+
+    def __call__(self) -> float:
+        """Return the time now, in seconds."""
+
+    def call_at(self, when: float, callback: Callable[[], Any]) -> Cancellable:
+        """Call `callback` once the time is `when`."""
+
+
+class Timer:
+    """Calls `due` at the instant asked for, or a little earlier: `due` looks at the clock and arms the timer again.
+
+    Arming it for a later instant than it is armed for does nothing: it fires early once, which costs less than to cancel
+    and arm a timer for every batch.
+
+    `spin`: seconds before an instant from which on the loop goes round without sleeping, so that the timer is not late by
+    the millisecond that loops count in.
+    """
+
+    def __init__(self, clock: Callable[[], float], loop: asyncio.AbstractEventLoop, due: Callable[[], None]) -> None:
+        self._clock = clock
+        self._loop = loop
+        self._due = due
+        self._armed: float | None = None
+        self._handle: Cancellable | None = None
+        self._fired_early = False
+        self.spin = 0.0
+
+    def arm(self, when: float | None) -> None:
+        """Fire not later than at `when`; None asks for nothing."""
+        if when is None or (self._armed is not None and self._armed <= when):
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self._armed = when
+        left = when - self._clock()
+        if left <= 0.0:
+            self._handle = self._loop.call_soon(self._fire)
+        elif isinstance(self._clock, TimekeepingClock):
+            self._handle = self._clock.call_at(when, self._fire)
+        elif self.spin:
+            self._handle = self._approach(left)
+        else:
+            self._handle = self._loop.call_later(max(left, LOOP_TICK if self._fired_early else 0.0), self._fire)
+
+    def _approach(self, left: float) -> Cancellable:
+        early = left - self.spin - LOOP_TICK
+        return self._loop.call_later(early, self._come_near) if early > 0.0 else self._loop.call_soon(self._come_near)
+
+    def _come_near(self) -> None:
+        assert self._armed is not None  # whoever disarms it cancels this
+        left = self._armed - self._clock()
+        if left > 0.0:
+            self._handle = self._approach(left)
+        else:
+            self._fire()
+
+    def cancel(self) -> None:
+        """Fire no more until armed again."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._armed = None
+
+    def _fire(self) -> None:
+        self._fired_early = self._armed is not None and self._clock() < self._armed
+        self._handle = self._armed = None
+        self._due()
+
+
+async def sleep(clock: Callable[[], float], seconds: float) -> None:
+    """Return after so many seconds of `clock`."""
+    over = asyncio.Event()
+    end = clock() + seconds
+    timer = Timer(clock, asyncio.get_running_loop(), lambda: over.set() if clock() >= end else timer.arm(end))
+    timer.arm(end)
+    try:
+        await over.wait()
+    finally:
+        timer.cancel()
+
 
 # How many that have gone may stay behind before they are swept out.
 SWEEP_ABOVE = 64
@@ -122,7 +217,7 @@ class BackpressureQueue:
         self._deadlines.trim(len(self.waiting))
 
 
-class Phase(Enum):
+class DriverPhase(Enum):
     """The life of a driver."""
 
     NEW = "new"
@@ -138,7 +233,7 @@ class Driver:
         self.outside = BackpressureQueue()
         self.streaming = False  # requests have several answers
         self.executor = executor
-        self.phase = Phase.NEW
+        self.phase = DriverPhase.NEW
         self.handed_later = False  # the executor calls `handed` when a batch really goes to its worker
         self.draining = False
         self.not_ready_reason = "not started"
@@ -159,27 +254,27 @@ class Driver:
         self._timer = Timer(self._clock, self._loop, self._timer_due)
         self._emptied = asyncio.Event()
         self.not_ready_reason = "loading"
-        self.phase = Phase.RUNNING
+        self.phase = DriverPhase.RUNNING
         try:
             await self.executor.start(self)
         except BaseException as error:
-            self.phase = Phase.STOPPED
+            self.phase = DriverPhase.STOPPED
             self.not_ready_reason = str(error) or type(error).__name__
             await self.executor.stop()  # when the start was cancelled, workers may be half-way
             raise
         if (
-            self.phase is Phase.RUNNING and self.not_ready_reason == "loading"
+            self.phase is DriverPhase.RUNNING and self.not_ready_reason == "loading"
         ):  # not stopped, nor all workers lost, meanwhile
             self.not_ready_reason = ""
 
     async def stop(self, drain_timeout: float) -> None:
         """Take no more, give what was accepted `drain_timeout` seconds to finish, fail the rest, end the workers."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not DriverPhase.RUNNING:
             return
         try:
             await self.drain(drain_timeout)
         finally:
-            self.phase = Phase.STOPPED
+            self.phase = DriverPhase.STOPPED
             self.not_ready_reason, self.failed = "stopped", ""
             if self._alertness is not None:
                 self._alertness.close()
@@ -193,7 +288,7 @@ class Driver:
     async def drain(self, seconds: float) -> None:
         """Take no more; return when all that was accepted has its end, or after that many seconds."""
         self.draining = True
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not DriverPhase.RUNNING:
             return
         self._emptied.clear()
         give_up = self._clock() + seconds
@@ -313,7 +408,7 @@ class Driver:
 
     def reserve(self, size_bytes: int) -> Block | None:
         """Return a place in shared memory, or None."""
-        if self.phase is not Phase.RUNNING:
+        if self.phase is not DriverPhase.RUNNING:
             return None
         block = self.executor.reserve(size_bytes)
         if block is not None:

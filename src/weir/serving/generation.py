@@ -11,9 +11,8 @@ from weir.messages import Observer
 from weir.model import Model, is_tensor_model, overrides
 from weir.policy.decision import complete
 from weir.policy.loading import load_policy
-from weir.serving.clock import TimekeepingClock, sleep
 from weir.serving.delivery import Delivery, tracer_among
-from weir.serving.driver import Driver, Phase
+from weir.serving.driver import Driver, DriverPhase, TimekeepingClock, sleep
 from weir.serving.hooks import Hook, HookedExecutor
 from weir.serving.settings import Composed
 from weir.telemetry.recorder import Metrics, Recorder, RollingWindow
@@ -22,13 +21,13 @@ from weir.workers.executor import Executor, suspension
 from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
-    from weir.tuning.resolver import Resolver
+    from weir.tuning.policy_tuner import PolicyTuner
 
 JSON_TYPES = (bool, int, float, str, list, dict, type(None))
 WORKER_FIELDS = ("index", "state", "pid", "in_flight", "restarts", "reason")
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """What was loaded: the class of the model, the arguments of its constructor, and what the metadata calls its kind."""
 
     model: type[Model]
@@ -36,7 +35,7 @@ class Loaded(NamedTuple):
     platform: str
 
 
-class Hooks(NamedTuple):
+class ServiceHooks(NamedTuple):
     """The hooks of a service; None for one that it does not have."""
 
     before: Hook | None = None
@@ -55,7 +54,7 @@ class Generation:
     """
 
     def __init__(
-        self, loaded: Loaded, label: str, settings: Composed, *, executor: Executor | None, hooks: Hooks,
+        self, loaded: LoadedModel, label: str, settings: Composed, *, executor: Executor | None, hooks: ServiceHooks,
         observers: Sequence[Observer], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self.model, self.params, self.platform = loaded
@@ -65,9 +64,9 @@ class Generation:
         self.policy = load_policy(
             self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay
         )
-        self.resolver: Resolver | None = None
+        self.resolver: PolicyTuner | None = None
         if complete(self.policy).adopts_banks:
-            from weir.tuning.resolver import make_resolver  # numpy is for those who need it
+            from weir.tuning.policy_tuner import make_resolver  # numpy is for those who need it
 
             self.resolver = make_resolver(label, self.policy, largest, clock, partial(sleep, clock))
         self.recorder = Recorder()
@@ -95,7 +94,7 @@ class Generation:
             self.model, self.params, self.workers, name=self.label, max_batch_size=largest
         )
         if self.resolver is not None:
-            from weir.tuning.resolver import with_profile
+            from weir.tuning.policy_tuner import with_profile
 
             executor = with_profile(executor, self.resolver, self.model, self.workers, largest)
         batcher = Batcher(self.batching, self.policy)
@@ -119,9 +118,9 @@ class Generation:
 
     def renew(self) -> None:
         """Have a driver that can be started. Raises Conflict if the one that there is runs."""
-        if self.driver.phase is Phase.RUNNING:
+        if self.driver.phase is DriverPhase.RUNNING:
             raise Conflict(f"service {self.label!r} is already running")
-        if self.driver.phase is not Phase.NEW:
+        if self.driver.phase is not DriverPhase.NEW:
             self.driver = self._new_driver()
 
     async def start(self) -> None:
@@ -160,7 +159,7 @@ class Generation:
         await driver.remove_worker(count - 1, self.settings.drain_timeout)
 
     def _running_driver(self) -> Driver:
-        if self.driver.not_ready_reason == "loading" or self.driver.phase is not Phase.RUNNING:
+        if self.driver.not_ready_reason == "loading" or self.driver.phase is not DriverPhase.RUNNING:
             raise ModelNotReady(f"model {self.label!r} is not ready: {self.not_ready_reason}")
         return self.driver
 

@@ -23,7 +23,7 @@ from weir.workers.faults import copies, model_error
 MISSING = object()
 
 
-class Prepared:
+class HookedBatch:
     """A batch on its way. `encodes`: answers come back as values and are encoded here, after a hook has seen them."""
 
     def __init__(self, worker: int, batch: Batch, *, encodes: bool) -> None:
@@ -179,7 +179,7 @@ class WorkerSlots:
 
     def __init__(self, places: int) -> None:
         self.free = places
-        self.waiting: deque[Prepared] = deque()
+        self.waiting: deque[HookedBatch] = deque()
 
 
 class HookedExecutor:
@@ -192,7 +192,7 @@ class HookedExecutor:
         self._after = after
         self._handed = handed
         self._lanes: dict[int, WorkerSlots] = {}
-        self._batches: dict[int, Prepared] = {}
+        self._batches: dict[int, HookedBatch] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}  # with their workers
 
     # The contract of an Executor.
@@ -204,7 +204,7 @@ class HookedExecutor:
 
     def run(self, worker: int, batch: Batch) -> None:
         """Prepare `batch`, then hand it to `worker` when it has a place."""
-        prepared = Prepared(worker, batch, encodes=self._after is not None)
+        prepared = HookedBatch(worker, batch, encodes=self._after is not None)
         self._batches[batch.batch_id] = prepared
         self._do(worker, self._prepare(prepared))
 
@@ -295,7 +295,7 @@ class HookedExecutor:
 
     # The way of a batch.
 
-    async def _prepare(self, batch: Prepared) -> None:
+    async def _prepare(self, batch: HookedBatch) -> None:
         batch.decode()
         if self._before is not None:
             batch.place_items(await hooked(self._before, batch.items))
@@ -304,7 +304,7 @@ class HookedExecutor:
             lane.waiting.append(batch)
             self._feed(batch.worker)
 
-    async def _finish(self, batch: Prepared) -> None:
+    async def _finish(self, batch: HookedBatch) -> None:
         if self._after is not None:
             answers = batch.answers
             if answers:
@@ -327,7 +327,7 @@ class HookedExecutor:
             self._inner.run(worker, inner)
             batch.release()
 
-    def _hand_note(self, batch: Prepared) -> None:
+    def _hand_note(self, batch: HookedBatch) -> None:
         batch.handed = True
         self._handed(batch.batch_id)
 

@@ -19,7 +19,7 @@ from weir.batching.request_state import RequestBase, refuse
 from weir.errors import InvalidRequest, ModelError, TooLarge, Unsupported, WeirError, brief
 from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Dispatch, Kind, Request
 from weir.model import Tensor, is_batched, is_tensor_model
-from weir.serving.calls import Streamed
+from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload, is_block
 from weir.serving.settings import LONGEST_TIMEOUT
 from weir.wire.elements import text_size
@@ -565,16 +565,16 @@ class Gathering:
 
 def stream_of(
     service: "Service", entry: QueueEntry, timeout: float, priority: int, call: InferenceCall
-) -> Streamed:  # fmt: skip
+) -> StreamedCall:  # fmt: skip
     """Return the request for the answers to one entry, for `read_parts`. Tensors are one item, which is not divided."""
-    return Streamed(
+    return StreamedCall(
         entry.payload, service.now(), timeout, service.settings.stream_buffer, service.cancel, service.now, kind=Kind.ITEM,
         content_type=entry.content_type, accept=entry.accept, rows=entry.rows, cost=entry.cost, key=entry.key,
         priority=priority, large=entry.large, door=call.door, trace=call.trace,
     )  # fmt: skip
 
 
-async def read_parts(service: "Service", request: Streamed) -> AsyncGenerator[tuple[Any, bool], None]:
+async def read_parts(service: "Service", request: StreamedCall) -> AsyncGenerator[tuple[Any, bool], None]:
     """Submit `request`, and yield each answer and whether the model said that it is the last. Leaving withdraws it. Raises what Service.submit raises."""
     service.submit(request, request.arrival)
     try:

@@ -16,9 +16,8 @@ from weir.batching.settings import BatchingSettings
 from weir.messages import Batch
 from weir.policy.rules import Greedy
 from weir.serving.calls import Call
-from weir.serving.clock import LOOP_TICK
 from weir.serving.delivery import Delivery
-from weir.serving.driver import Driver
+from weir.serving.driver import LOOP_TICK, Driver
 from weir.workers.executor import Block, FixedWorkers, Listener, WorkerState
 from weir.workers.rehearsal import EVERY, Frames
 
@@ -84,7 +83,7 @@ class Rehearsal:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._driver = Driver(Batcher(BatchingSettings(), Greedy()), Echo(), Delivery("rehearsal", ()), clock)
+        self._driver = Driver(Batcher(BatchingSettings(), Greedy()), EchoExecutor(), Delivery("rehearsal", ()), clock)
 
     async def start(self) -> None:
         """Be ready to rehearse, on the running loop."""
@@ -98,7 +97,7 @@ class Rehearsal:
         return call
 
 
-class Echo(FixedWorkers):
+class EchoExecutor(FixedWorkers):
     """An Executor without workers: the frames of a batch are written and read, and its payloads are the answers."""
 
     def __init__(self) -> None:

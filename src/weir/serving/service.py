@@ -21,18 +21,21 @@ from weir.policy.decision import Policy
 from weir.serving.calls import (
     Call,
     ListCall,
-    Streamed,
+    StreamedCall,
+    StreamWindow,
     ThreadCall,
     describe,
     is_hashable,
     measure,
+    preprocessing,
     several,
+    stream_async,
+    stream_sync,
     takes_one,
 )
 from weir.serving.delivery import submit_traced
-from weir.serving.generation import Generation, Hooks, Loaded, summary
+from weir.serving.generation import Generation, LoadedModel, ServiceHooks, summary
 from weir.serving.settings import LONGEST_TIMEOUT, check_name, check_version, compose
-from weir.serving.streaming import Window, preprocessing, stream_async, stream_sync
 from weir.telemetry.recorder import Recorder
 from weir.workers.executor import Block, Executor
 from weir.workers.settings import WorkerSettings
@@ -79,7 +82,7 @@ class Service:
         if isinstance(executor, str):
             settings["executor"], executor = executor, None
         kind = type(self)
-        hooks = Hooks(
+        hooks = ServiceHooks(
             self.before_batch if kind.before_batch is not Service.before_batch else None,
             self.after_batch if kind.after_batch is not Service.after_batch else None,
         )
@@ -91,7 +94,7 @@ class Service:
         self._lent = False  # the generation is another service's to stop: see replaced_by
         self._use(
             Generation(
-                Loaded(self.model, params or {}, platform), self.label, compose(self.model, settings), executor=executor,
+                LoadedModel(self.model, params or {}, platform), self.label, compose(self.model, settings), executor=executor,
                 hooks=hooks, observers=observers, clock=clock,
             )
         )  # fmt: skip
@@ -295,7 +298,7 @@ class Service:
             return self._new_call(Call, item, timeout, priority, key)
 
         prepared = preprocessing(preprocessor, infer, refused)
-        window = Window(prepared, self.stream_size, return_inputs, return_errors)
+        window = StreamWindow(prepared, self.stream_size, return_inputs, return_errors)
         return stream_async(items, window) if isinstance(items, AsyncIterable) else stream_sync(items, window)
 
     def infer_stream(
@@ -309,7 +312,7 @@ class Service:
         """
         return self._read(self.new_stream(item, timeout, priority, key), backpressure)
 
-    async def _read(self, request: Streamed, backpressure: bool | None) -> AsyncGenerator[Any, None]:
+    async def _read(self, request: StreamedCall, backpressure: bool | None) -> AsyncGenerator[Any, None]:
         """Enter `request` and yield its answers; whoever leaves, leaves the queue or the worker too."""
         try:
             self.enter(request, backpressure)
@@ -320,11 +323,11 @@ class Service:
         finally:
             request.close()
 
-    def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> Streamed:
+    def new_stream(self, item: Any, timeout: float | None, priority: int, key: Hashable) -> StreamedCall:
         """Return a request for `item` that has not been entered; from any thread."""
         settings = self.settings
         seconds = settings.timeout if timeout is None else timeout
-        return Streamed(
+        return StreamedCall(
             item, self._clock(), seconds, settings.stream_buffer, self.cancel, self._clock, priority=priority, key=key
         )  # fmt: skip
 
@@ -513,7 +516,7 @@ class Service:
             raise RuntimeError(f"service {self.name!r} runs in another event loop; threads share a BlockingService")
         return loop
 
-    def enter(self, call: Call | ThreadCall | Streamed, backpressure: bool | None) -> None:
+    def enter(self, call: Call | ThreadCall | StreamedCall, backpressure: bool | None) -> None:
         """Put a call into the queue, or let it wait for room; if it is refused, it fails with the reason."""
         if self.tracing is not None:
             self.tracing.begin(call)
@@ -528,8 +531,8 @@ class Service:
         except WeirError as error:
             refuse(call, error)
 
-    def _look_at(self, call: Call | ThreadCall | Streamed) -> None:
-        if self.streaming and not isinstance(call, Streamed):
+    def _look_at(self, call: Call | ThreadCall | StreamedCall) -> None:
+        if self.streaming and not isinstance(call, StreamedCall):
             raise several(self.name)
         if not call.timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")

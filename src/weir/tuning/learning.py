@@ -22,7 +22,7 @@ from weir.workers.settings import WorkerSettings
 
 if TYPE_CHECKING:
     from weir.profiling.measuring import Measuring
-    from weir.tuning.resolver import Resolver
+    from weir.tuning.policy_tuner import PolicyTuner
 
 logger = logging.getLogger("weir")
 
@@ -107,7 +107,7 @@ class ProfiledExecutor:
     """An executor that is measured while it starts, before its listener hears of the workers. Afterwards it is `inner`."""
 
     def __init__(
-        self, inner: Executor, resolver: "Resolver", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
+        self, inner: Executor, resolver: "PolicyTuner", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
         max_batch_size: int,
     ) -> None:  # fmt: skip
         self._inner = inner

@@ -7,11 +7,11 @@ from weir.telemetry.recorder import RollingWindow, WindowSummary
 
 if TYPE_CHECKING:
     from weir.policy.cost.profile import Profile
-    from weir.tuning.resolver import Resolver
+    from weir.tuning.policy_tuner import PolicyTuner
 
 
 def explain_policy(
-    model: str, policy: Any, batcher: Batcher, measured: RollingWindow, resolver: "Resolver | None" = None
+    model: str, policy: Any, batcher: Batcher, measured: RollingWindow, resolver: "PolicyTuner | None" = None
 ) -> dict[str, Any]:
     """Return the document about a policy, as a JSON-able dict: what it knows nothing of is None.
 
@@ -55,7 +55,7 @@ def _measured(reading: WindowSummary) -> dict[str, Any]:
     }
 
 
-def _solved(resolver: "Resolver", reading: WindowSummary, workers: int) -> dict[str, Any]:
+def _solved(resolver: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[str, Any]:
     """Return what there is to say of a solved policy, while it is still greedy too."""
     prices, objective, profile, bank = resolver.prices, resolver.objective, resolver.profile, resolver.policy.bank
     said = resolver.policy.explain() | {

@@ -6,19 +6,19 @@ from typing import Any
 
 from weir import Service
 from weir.catalog.loading import make_service
-from weir.catalog.repository.folder import Folder
+from weir.catalog.repository.folder import FolderRepository
 from weir.settings import read_model_table
 
 PLAIN = "import weir\n\nclass Plain(weir.Model):\n    def predict(self, batch):\n        return [{answer!r} for _ in batch]\n"
 
 
-def write(root: Path, files: Mapping[str, str | bytes]) -> Folder:
+def write(root: Path, files: Mapping[str, str | bytes]) -> FolderRepository:
     """Write `files` under `root`, and return it as a repository."""
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return Folder(root, read_model_table)
+    return FolderRepository(root, read_model_table)
 
 
 def plain(answer: Any = 1) -> str:
@@ -26,6 +26,6 @@ def plain(answer: Any = 1) -> str:
     return PLAIN.format(answer=answer)
 
 
-def services(folder: Folder, name: str) -> list[Service]:
+def services(folder: FolderRepository, name: str) -> list[Service]:
     """Return a service of each version, not started."""
     return [make_service(model, ()) for model in folder.read(name).versions]

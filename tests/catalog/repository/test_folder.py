@@ -7,14 +7,14 @@ import pytest
 from tests.catalog.repository.shelf import plain, services, write
 
 from weir import InvalidRequest, ModelNotFound, SettingsError
-from weir.catalog.repository.folder import Folder
-from weir.catalog.sources import Known, ModelToServe, Sources
+from weir.catalog.repository.folder import FolderRepository
+from weir.catalog.sources import CombinedRepository, ModelToServe, TargetRepository
 from weir.settings import read_model_table
 
 FILES = {"one/1/model.py": plain("a"), "one/2/model.py": plain("b"), "one/10/model.py": plain("c")}
 
 
-def refused(folder: Folder, name: str = "one") -> str:
+def refused(folder: FolderRepository, name: str = "one") -> str:
     with pytest.raises(SettingsError) as error:
         services(folder, name)
     return error.value.message
@@ -70,7 +70,9 @@ def test_the_file_says_what_is_to_be_said_of_a_model(tmp_path: Path) -> None:
 
 def test_what_holds_for_every_model_is_put_around_its_own(tmp_path: Path) -> None:
     write(tmp_path, {"one/1/model.py": plain(), "one/config.toml": "max_batch_size = 4\nworkers = 2"})
-    folder = Folder(tmp_path, read_model_table, lambda own: {"max_batch_size": 9, "timeout": 3.0, **own, "workers": 1})
+    folder = FolderRepository(
+        tmp_path, read_model_table, lambda own: {"max_batch_size": 9, "timeout": 3.0, **own, "workers": 1}
+    )
     assert folder.read("one").versions[0].settings == {"max_batch_size": 4, "timeout": 3.0, "workers": 1}
 
 
@@ -124,14 +126,14 @@ def test_names_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
     write(tmp_path / "inner", FILES)
     write(tmp_path, {"one/1/model.py": plain()})
     with pytest.raises(ModelNotFound):
-        Folder(tmp_path / "inner", read_model_table).read(name)
+        FolderRepository(tmp_path / "inner", read_model_table).read(name)
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="there is no such folder"):
-        Folder(tmp_path / "none", read_model_table)
+        FolderRepository(tmp_path / "none", read_model_table)
     (tmp_path / "gone").mkdir()
-    folder = Folder(tmp_path / "gone", read_model_table)
+    folder = FolderRepository(tmp_path / "gone", read_model_table)
     (tmp_path / "gone").rmdir()
     assert folder.names() == []
 
@@ -172,7 +174,7 @@ def test_files_that_come_with_a_load_call_take_the_place_of_those_that_lie_there
 
 def test_several_sources_are_one(tmp_path: Path) -> None:
     target = ModelToServe("m:Square", "square", {"a": 1}, [], {"workers": 2})
-    sources = Sources([Known([target]), write(tmp_path, FILES)])
+    sources = CombinedRepository([TargetRepository([target]), write(tmp_path, FILES)])
     assert sources.names() == ["square", "one"]
     assert len(sources.read("one").versions) == 3
     assert sources.read("square").versions == [target]
@@ -181,7 +183,7 @@ def test_several_sources_are_one(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="there are square, one"):
         sources.read("two")
     with pytest.raises(ModelNotFound, match="there are square"):
-        Known([target]).read("two")
+        TargetRepository([target]).read("two")
     with pytest.raises(InvalidRequest, match="files can be sent for models of a repository only"):
         sources.read("square", {}, {"1/x": b""})
     with pytest.raises(SettingsError, match="params=3: must be a table"):

@@ -3,16 +3,16 @@
 import pytest
 
 from weir.catalog.repository import folder as inline_config
-from weir.catalog.repository.folder import InlineConfigSource
-from weir.catalog.sources import Known, Sources
+from weir.catalog.repository.folder import InlineConfigs
+from weir.catalog.sources import CombinedRepository, TargetRepository
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError
 from weir.settings import read_model_table
 
 CHAIN = {"platform": "ensemble", "steps": ["one", "two"]}
 
 
-def heard() -> InlineConfigSource:
-    return InlineConfigSource(read_model_table, dict)
+def heard() -> InlineConfigs:
+    return InlineConfigs(read_model_table, dict)
 
 
 def test_a_chain_is_known_once_it_was_described() -> None:
@@ -25,7 +25,7 @@ def test_a_chain_is_known_once_it_was_described() -> None:
 
 
 def test_only_a_chain_can_be_described() -> None:
-    sources = Sources([Known([])], heard())
+    sources = CombinedRepository([TargetRepository([])], heard())
     assert sources.read("both", CHAIN).versions
     with pytest.raises(ModelNotFound, match="there is none of this name"):
         sources.read("other", {"platform": "python", "target": "os:system"})

@@ -10,7 +10,7 @@ import pytest
 from tests.catalog.repository.shelf import plain, services, write
 
 from weir import Service, SettingsError
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 
@@ -64,7 +64,7 @@ def test_every_version_has_neighbours_of_its_own(tmp_path: Path) -> None:
 def test_a_model_that_changes_is_loaded_anew_and_one_that_breaks_is_not(tmp_path: Path) -> None:
     async def main() -> None:
         folder, registry = write(tmp_path, {"one/1/model.py": plain("a")}), Registry([])
-        manager = Manager(registry, folder, Maker(()))
+        manager = Manager(registry, folder, ServiceMaker(()))
         try:
             await manager.load_model("one")
             write(tmp_path, {"one/1/model.py": plain("b")})

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tests.protocols.grpc.kit import Rig, asking, refused, serving
 
-from weir.catalog.loading import Maker
+from weir.catalog.loading import ServiceMaker
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
-from weir.catalog.sources import Known, ModelToServe
+from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.wire.inference import AskedOutput
 from weir.wire.kserve_grpc import ModelInferRequest, write_request
 
@@ -33,10 +33,10 @@ def run(test: Callable[[Rig], Coroutine[Any, Any, None]], **options: Any) -> Non
     """Run `test` against a server with a manager that knows Double, which runs."""
 
     async def main() -> None:
-        make = Maker([])
+        make = ServiceMaker([])
 
         def managed(registry: Registry) -> Manager:
-            return Manager(registry, Known([MODEL]), make)
+            return Manager(registry, TargetRepository([MODEL]), make)
 
         async with serving(make(MODEL), manager=managed, **options) as rig:
             await asyncio.wait_for(test(rig), 20)

@@ -37,7 +37,7 @@ LARGEST = 1 << 20  # bytes of such a file
 ReadSettings = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
-class Document(NamedTuple):
+class ModelDocument(NamedTuple):
     """`attributes` are those that the model's class gets: inputs, outputs, examples, warmup_sizes; `batch_dimension`, which
     its tensors get; and `decoupled`, where it must stream."""
 
@@ -84,7 +84,7 @@ _OF_REPOSITORIES = ("default", "file", "route", "steps", "target", "versions")
 def make_document(
     said: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings,
     config: Mapping[str, Any] | None = None,
-) -> Document:  # fmt: skip
+) -> ModelDocument:  # fmt: skip
     """Return what `said` in the model's file means; what `config`, of a load call, says goes before it. Raises SettingsError
     naming key, value and rule."""
     own = {**translated(said, source), **translated(config or {}, name)}
@@ -103,7 +103,7 @@ def make_document(
         if own.get("platform") != ENSEMBLE:
             raise SettingsError(f"{source}: steps: are for platform = {ENSEMBLE!r}")
         attributes["steps"] = tuple(read_steps(own["steps"], source))
-    return Document(
+    return ModelDocument(
         platform=_text(own, "platform", source), target=_text(own, "target", source), file=_text(own, "file", source),
         versions=_versions(own.get("versions", "all"), source), default=_text(own, "default", source),
         params=_table(own, "params", source), route=_route(own.get("route", []), source), attributes=attributes,
@@ -111,7 +111,7 @@ def make_document(
     )  # fmt: skip
 
 
-def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSettings) -> Document:
+def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSettings) -> ModelDocument:
     """Return what the `config` of a load call means of a model that is in no repository. Raises SettingsError."""
     document = make_document({}, name, name, read_settings, config)
     for key in _OF_REPOSITORIES:

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from weir.catalog.registry import version_order
-from weir.catalog.repository.document import Document, ReadSettings, make_document, read_file
+from weir.catalog.repository.document import ModelDocument, ReadSettings, make_document, read_file
 from weir.catalog.repository.platforms import ENSEMBLE, LONGEST_PATH, guess
 from weir.catalog.sources import ModelReading, ModelToServe
 from weir.errors import InvalidRequest, ModelNotFound, SettingsError, brief
@@ -43,7 +43,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 Around = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
-class Folder:
+class FolderRepository:
     """Reads `MODEL/VERSION/FILE` under `root`, and `MODEL/config.toml` (or config.pbtxt), anew whenever it is asked.
 
     `read_settings` reads the settings in those files; `around` adds those that hold for every model. Raises SettingsError
@@ -90,7 +90,7 @@ class Folder:
             raise SettingsError(f"{source}: default={document.default!r}: must be one of {', '.join(versions)}")
         return ModelReading([self._model(folder, name, version, document) for version in versions], document.default)
 
-    def _model(self, folder: Path, name: str, version: str, document: Document) -> ModelToServe:
+    def _model(self, folder: Path, name: str, version: str, document: ModelDocument) -> ModelToServe:
         files = (folder / version).resolve()
         platform = document.platform or ("python" if document.target else guess(files, f"{name}/{version}"))
         target = document.target or document.file or ""
@@ -126,7 +126,7 @@ def versions_in(folder: Path) -> list[str]:
     return sorted(names, key=version_order)
 
 
-def _served(there: list[str], document: Document, source: str) -> list[str]:
+def _served(there: list[str], document: ModelDocument, source: str) -> list[str]:
     wanted = document.versions
     if not there:
         raise SettingsError(
@@ -145,7 +145,7 @@ def _served(there: list[str], document: Document, source: str) -> list[str]:
 MOST_CHAINS = 1000  # that are remembered
 
 
-class InlineConfigSource:
+class InlineConfigs:
     """A Repository that knows what it was told: the configuration of a chain, by name, for as long as the server runs."""
 
     def __init__(self, read_settings: ReadSettings, around: Around) -> None:

@@ -24,7 +24,7 @@ from weir.workers.source import declared
 Described = Mapping[str, Any]  # what onnx_model.py has said of a file
 
 
-class Batching(NamedTuple):
+class OnnxBatching(NamedTuple):
     """`batch` as in Tensor; `size`: that of the batches the file was made for, 0 if it takes any; `reason`: why there are none."""
 
     batch: str
@@ -32,23 +32,23 @@ class Batching(NamedTuple):
     reason: str = ""
 
 
-def find_batching(described: Described, said: Mapping[str, Any], source: str) -> Batching:
+def find_batching(described: Described, said: Mapping[str, Any], source: str) -> OnnxBatching:
     """Return what holds for a file with the tensors `described`, whose configuration has said these attributes.
 
     Raises SettingsError for a configuration that wants batches of a model that cannot have them.
     """
     stated, ranks = batch_said(said), _said_by_ranks(described, said)
     if stated == NONE or (ranks == NONE and said.get("batch_dimension") is None):
-        return Batching(NONE, reason="its configuration says so")
+        return OnnxBatching(NONE, reason="its configuration says so")
     tensors = [table for key in NAMES for table in described[key]]
     reason = _cannot(tensors)
     if stated is None and ranks is None:
         reason = reason or _left_open(tensors, described.get(JOINS))
     if not reason:
         size = max(table["shape"][0] for table in tensors)
-        return Batching(OPTIONAL if OPTIONAL in (stated, ranks) else REQUIRED, max(size, 0))
+        return OnnxBatching(OPTIONAL if OPTIONAL in (stated, ranks) else REQUIRED, max(size, 0))
     if stated is None and ranks is None:
-        return Batching(NONE, reason=reason)
+        return OnnxBatching(NONE, reason=reason)
     raise SettingsError(f"{source}: max_batch_size must be 0: {reason}")
 
 
@@ -203,7 +203,7 @@ def _described(path: Path, source: str, *more: str) -> dict[str, Any]:
     raise SettingsError(f"{source}: {path.name}: its tensors cannot be read: {why}")
 
 
-def _tensor(table: Mapping[str, Any], batching: Batching) -> Tensor:
+def _tensor(table: Mapping[str, Any], batching: OnnxBatching) -> Tensor:
     shape = tuple(table["shape"])
     whole = shape if batching.batch == NONE else (-1, *shape[1:])
     optional = bool(table.get("optional"))

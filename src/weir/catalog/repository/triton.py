@@ -331,7 +331,7 @@ _CLOSING = {"{": "}", "<": ">"}
 DEEPEST = 32
 
 
-class _Token(NamedTuple):
+class _TextToken(NamedTuple):
     kind: str
     text: str
     line: int
@@ -339,28 +339,28 @@ class _Token(NamedTuple):
 
 def read_pbtxt(text: str, source: str) -> dict[str, Any]:
     """Return the message that `text` is. Raises SettingsError naming `source`, the line and what is wrong there."""
-    reader = _Reader([*_tokens(text, source)], source)
+    reader = _MessageReader([*_tokens(text, source)], source)
     message = reader.message("", 0)
     return message
 
 
-def _tokens(text: str, source: str) -> Iterator[_Token]:
+def _tokens(text: str, source: str) -> Iterator[_TextToken]:
     at, line = 0, 1
     while at < len(text):
         found = _TOKEN.match(text, at)
         if found is None:
             raise SettingsError(f"{source}: line {line}: cannot be read: {text[at : at + 20]!r}")
         if found.lastgroup != "space":
-            yield _Token(str(found.lastgroup), found[0], line)
+            yield _TextToken(str(found.lastgroup), found[0], line)
         line += found[0].count("\n")
         at = found.end()
-    yield _Token("end", "", line)
+    yield _TextToken("end", "", line)
 
 
-class _Reader:
+class _MessageReader:
     """Goes through the tokens once."""
 
-    def __init__(self, tokens: list[_Token], source: str) -> None:
+    def __init__(self, tokens: list[_TextToken], source: str) -> None:
         self._tokens = tokens
         self._source = source
         self._at = 0
@@ -423,16 +423,16 @@ class _Reader:
         self._next()
         return values
 
-    def _text(self, token: _Token) -> str:
+    def _text(self, token: _TextToken) -> str:
         pieces = [token.text]
         while self._peek().kind == "text":  # neighbours are one text
             pieces.append(self._next().text)
         return "".join(_ESCAPE.sub(lambda found: _ESCAPES.get(found[1], found[1]), piece[1:-1]) for piece in pieces)
 
-    def _peek(self) -> _Token:
+    def _peek(self) -> _TextToken:
         return self._tokens[min(self._at, len(self._tokens) - 1)]
 
-    def _next(self) -> _Token:
+    def _next(self) -> _TextToken:
         token = self._peek()
         self._at += 1
         return token

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weir.catalog.repository.folder import Folder
+from weir.catalog.repository.folder import FolderRepository
 from weir.errors import SettingsError, WeirError
 from weir.serving.delivery import logger
 from weir.serving.settings import NAME
@@ -60,7 +60,12 @@ class Watcher:
     """Watches `folder` and has `manager` load and unload what was quiet for `quiet` seconds of `clock`."""
 
     def __init__(
-        self, folder: Folder, manager: "Manager", *, quiet: float = QUIET, clock: Callable[[], float] = time.monotonic
+        self,
+        folder: FolderRepository,
+        manager: "Manager",
+        *,
+        quiet: float = QUIET,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
         self._folder = folder
@@ -145,7 +150,7 @@ def load_library() -> Any:
 
 
 @asynccontextmanager
-async def watching(folder: Folder | None, manager: "Manager") -> AsyncIterator[None]:
+async def watching(folder: FolderRepository | None, manager: "Manager") -> AsyncIterator[None]:
     """Watch `folder` within the block; None: nothing."""
     if folder is None:
         yield

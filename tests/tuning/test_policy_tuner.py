@@ -9,7 +9,7 @@ from tests.tuning.solving_rig import Rig, running, turns
 from weir.errors import ModelError, SettingsError
 from weir.policy.cost.objective import Prices
 from weir.policy.online.adaptive import AutoPolicy
-from weir.tuning import resolver as resolving
+from weir.tuning import policy_tuner as resolving
 from weir.tuning.learning import OnlineProfile
 from weir.tuning.solver import SolveRequest
 

@@ -75,7 +75,7 @@ Solve = Callable[[SolveRequest, float], Coroutine[Any, Any, Bank]]
 Pause = Callable[[float], Awaitable[None]]  # for so many seconds of the clock
 
 
-class Resolver(SilentObserver):
+class PolicyTuner(SilentObserver):
     """Belongs to one service, as an Observer of its workers and batches; works between `open` and `close`.
 
     Facts to read: `policy`; the `profile`, `prices` and `objective` that the tables are to be for; `drift`, the factor by
@@ -309,7 +309,7 @@ async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
 
 def make_resolver(
     model: str, policy: Policy, max_batch_size: int, clock: Callable[[], float], pause: Pause
-) -> Resolver | None:
+) -> PolicyTuner | None:
     """Return what looks after the tables of `policy`, None if it is no solved policy of Weir's.
 
     Raises SettingsError for a profile's file that cannot be used, and for a policy that would never have tables.
@@ -318,21 +318,23 @@ def make_resolver(
         return None
     if isinstance(policy, AutoPolicy):
         learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
-        resolver = Resolver(model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned)
+        resolver = PolicyTuner(
+            model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned
+        )
         if policy.profile is not None:
             resolver.measured(_read_profile(policy.profile, max_batch_size))
         return resolver
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, let it be auto")
-    resolver = Resolver(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
+    resolver = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
     if max_batch_size < bank.profile.max_batch_size:
         resolver.measured(bank.profile.up_to(max_batch_size))
     return resolver
 
 
 def with_profile(
-    executor: Executor, resolver: Resolver, model: type[Model], settings: WorkerSettings, max_batch_size: int
+    executor: Executor, resolver: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
 ) -> Executor:
     """Return an executor that is measured while it starts, if its policy is to measure the model itself."""
     if not isinstance(resolver.policy, AutoPolicy) or resolver.policy.profile is not None:

@@ -1,7 +1,7 @@
 import asyncio
 import time
 
-from weir.serving.clock import TimekeepingClock, Timer, sleep
+from weir.serving.driver import TimekeepingClock, Timer, sleep
 from weir.testing import FakeClock
 
 
