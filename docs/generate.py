@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+from docs import architecture
 
 from weir import errors
 from weir.catalog.repository.document import KEYS
@@ -305,6 +306,8 @@ PAGES: dict[str, Callable[[], str]] = {
     "docs/reference/metrics.md": metrics_page,
     "docs/reference/repository.md": repository_page,
     "docs/reference/datatypes.md": datatypes_page,
+    architecture.PAGE: architecture.page,
+    architecture.PICTURE: architecture.picture,
 }
 
 
