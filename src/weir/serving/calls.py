@@ -64,12 +64,11 @@ class Call(InProcessRequest, asyncio.Future[Any]):
     notices.
     """
 
-    # What each call sets has a slot, so that an ordinary one needs no dictionary.
+    # What each call sets has a slot, so that an ordinary one needs no dictionary; one that waits for room has one.
     __slots__ = (
         "_withdraw",
         "arrival",
         "deadline",
-        "outside",
         "overtaken",
         "partial",
         "payload",
@@ -90,7 +89,6 @@ class Call(InProcessRequest, asyncio.Future[Any]):
         self.timeout = timeout
         self.deadline = arrival + timeout
         begin(self)
-        self.outside = False
         self._withdraw = withdraw
 
     def finish(self, output: Any, dispatch: Dispatch) -> None:

@@ -229,14 +229,19 @@ class Service:
         only items of equal `key` share a batch. While the line is full the call waits outside of it, or with
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
-        call = self._new_call(Call, item, timeout, priority, key)
-        if self._simple and timeout is None and backpressure is None and key is None and not priority:
-            try:
-                self._driver.submit(call, call.arrival, self._patient)
-            except WeirError as error:
-                refuse(call, error)
-        else:
+        if not self._simple or timeout is not None or backpressure is not None or key is not None or priority:
+            call = self._new_call(Call, item, timeout, priority, key)
             self.enter(call, backpressure)
+            return call
+        loop = self._loop  # the rest is _new_call and enter, for most calls, without the calls
+        if loop is None or get_ident() != self._thread:
+            loop = self._running_loop()
+        now = self._clock()
+        call = Call(item, now, self._timeout, loop, self._withdraw)
+        try:
+            self._driver.submit(call, now, self._patient)
+        except WeirError as error:
+            refuse(call, error)
         return call
 
     def infer_many(
