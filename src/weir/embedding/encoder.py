@@ -219,7 +219,7 @@ class Encoder:
                 self._give_back_later(loop)
 
     def _give_back_later(self, loop: asyncio.AbstractEventLoop | None) -> None:
-        """Give the memory of large requests back to the system a while from now, and no sooner; None: nobody does it any more."""
+        """Return the memory of large requests to the system after GIVE_BACK seconds; None cancels that."""
         for timer in self._giving_back:
             timer.cancel()
         self._giving_back = []
@@ -279,8 +279,8 @@ class Encoder:
         self._pump()
 
     def _has_memory(self, asking: EncodeRequest, start: int, count: int) -> bool:
-        """Charge the vectors of tokens now that it is known how many there are: each text has as many as the longest. Tell whether there is room,
-        or refuse the request."""
+        """Charge the memory of token vectors, now that their number is known: each text has as many as the longest. Return whether there is room;
+        otherwise refuse the request."""
         longest = max(asking.counts[start : start + count], default=0)
         if asking.claim is None or longest <= asking.charged_tokens:
             return True
@@ -294,8 +294,8 @@ class Encoder:
         return True
 
     def _is_in_time(self, asking: EncodeRequest, found: Sequence[Ready]) -> bool:
-        """Refuse what cannot be done in time, as far as is known by now; tell whether it may go on. The texts not read yet are taken to be as
-        long as those `found`."""
+        """Return whether the request can still meet its deadline, as far as is known; otherwise refuse it. Texts that are not tokenized yet are taken to
+        be as long as those `found`."""
         now = self._service.now()
         rate = self._token_rate(now)
         if not found or not 0.0 < rate < inf:
@@ -352,7 +352,7 @@ class Encoder:
                 self._read_more(asking)
 
     def _is_brief(self, found: Sequence[Ready]) -> bool:
-        """Tell whether a batch can hold as much as these."""
+        """Return whether one batch can hold all of these texts."""
         batching = self._service.batching
         cost = sum(self._cost(tokens) for _, _, tokens in found)
         return len(found) <= batching.max_batch_size and cost <= (batching.max_batch_cost or inf)
@@ -361,7 +361,7 @@ class Encoder:
         return float(max(len(tokens.ids) // 4, self._shortest))
 
     def _put(self, asking: EncodeRequest, tag: float, now: float) -> bool:
-        """Put the next text into the queue; tell whether it was taken. What the queue says against it is the end of the request."""
+        """Put the next text into the queue; return whether it was taken. A refusal ends the request."""
         service, ready = self._service, asking.ready_texts.popleft()
         request = TextRequest(self, service, asking, ready, self._cost(ready[2]), tag, now)
         try:
@@ -381,7 +381,7 @@ class Encoder:
     # They have their ends.
 
     def answered(self, request: TextRequest, output: Any) -> None:
-        """A text has its vector."""
+        """Take the vector of a text."""
         asking = request.asking
         self._leave_queue(request)
         if asking.ended:
@@ -396,7 +396,7 @@ class Encoder:
             self._end(asking)
 
     def failed(self, request: TextRequest, error: WeirError) -> None:
-        """A text has an error."""
+        """Take the error of a text."""
         asking = request.asking
         self._leave_queue(request)
         if not asking.ended and asking.spare(request.place, error):

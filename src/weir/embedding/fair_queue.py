@@ -1,9 +1,9 @@
 """A fair share for each caller: who may put a text into the queue next, and in which order the queue takes texts.
 
-Self-clocked fair queueing (Golestani, 1994), in tokens. A caller's next text gets a tag: what the caller has had, that text included. The lowest
-tag goes first. Virtual time is the lowest tag of the texts that are in the queue or run; a caller who comes anew begins there, so that nobody saves
-up a share while away, and one who had more than others and comes back is not forgiven it. So a caller's part does not depend on how many texts a
-request has, and one text beside thousands of another caller is next. Requests of one caller take turns. Higher priority goes first.
+This is self-clocked fair queueing (Golestani, 1994), in tokens. A caller's next text gets a tag: the tokens that the caller has had, that text included.
+The lowest tag goes first. Virtual time is the lowest tag of the texts that are in the queue or run. A new caller begins at virtual time, so that nobody
+saves up a share while away. A caller who had more than the others keeps that debt for a while after leaving. So a caller's share does not depend on how many
+texts a request has: one text goes before the thousands of another caller. Requests of one caller take turns. Higher priority goes first.
 """
 
 from collections import Counter, OrderedDict
@@ -11,12 +11,12 @@ from collections.abc import Hashable
 from heapq import heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
-CREDIT = 4096.0  # tokens that who was not ready in time may have later
+CREDIT = 4096.0  # tokens that a caller may catch up on who was not ready in time
 REMEMBERED = 1024  # callers who are away, before those who have had no more than others are forgotten
 
 
 class Sharing(Hashable, Protocol):
-    """What waits for its caller's share."""
+    """A request that waits for its caller's share."""
 
     @property
     def ready(self) -> bool:
@@ -28,8 +28,8 @@ Key = tuple[int, Hashable]  # priority and caller
 
 
 class CallerShare(Generic[S]):
-    """One caller's: the requests that want texts computed, those of them that are ready, in turn, and how much it has had (or would have, had
-    it always been there)."""
+    """One caller: its requests, those of them that are ready, in turn, and how many tokens it has had (or would have had, had it always been
+    there)."""
 
     __slots__ = ("had", "key", "members", "queued", "ready")
 
@@ -51,7 +51,7 @@ class CallerShare(Generic[S]):
 
 
 class CallerQueue(Generic[S]):
-    """What waits, by caller. All operations are O(log callers), but for `len`."""
+    """Requests that wait, by caller. All operations are O(log callers), except `len`."""
 
     def __init__(self) -> None:
         self._shares: dict[Key, CallerShare[S]] = {}
@@ -87,7 +87,7 @@ class CallerQueue(Generic[S]):
         self.wake(key, member)
 
     def wake(self, key: Key, member: S) -> None:
-        """`member` may be ready that was not."""
+        """Note that `member` may have become ready."""
         share = self._shares.get(key)
         if share is None or not member.ready:
             return
@@ -102,7 +102,7 @@ class CallerQueue(Generic[S]):
         heappush(self._heap, (-share.key[0], share.had, self._pushes, share))
 
     def next(self) -> S | None:
-        """Return the one whose turn it is; None if nothing is ready. Say `charge` or `leave` then."""
+        """Return the request whose turn it is; None if none is ready. Call `charge` or `leave` next."""
         while self._heap:
             share = self._heap[0][3]
             if (member := share.first()) is not None:
@@ -113,11 +113,11 @@ class CallerQueue(Generic[S]):
 
     @property
     def due(self) -> bool:
-        """Whether the one whose turn it is has had no more than anybody whose text is under way. Ask `next` before."""
+        """Whether the caller whose turn it is has had no more than any caller with a text under way. Call `next` before."""
         return self._heap[0][1] <= self.now
 
     def charge(self, cost: float) -> float:
-        """A text of the one whose turn it was goes into the queue, and costs so much. Return its tag; say `ended` of it later."""
+        """Charge `cost` tokens for a text of the request whose turn it was, which goes into the queue. Return its tag, for `ended`."""
         _, _, _, share = heappop(self._heap)
         share.had += cost
         heappush(self._tags, share.had)
@@ -126,16 +126,16 @@ class CallerQueue(Generic[S]):
         return share.had
 
     def at_once(self) -> float:
-        """A text goes into the queue before its turn, and is not charged. Return its tag; say `ended` of it later."""
+        """Return the tag, for `ended`, of a text that goes into the queue before its turn and is not charged."""
         heappush(self._tags, self.now)
         return self._now
 
     def ended(self, tag: float) -> None:
-        """A text with this tag is no longer under way."""
+        """Note that a text with this tag is no longer under way."""
         self._ended[tag] += 1
 
     def leave(self, key: Key, member: S) -> None:
-        """`member` wants nothing any more."""
+        """Remove `member`: it waits for nothing any more."""
         share = self._shares.get(key)
         if share is None or member not in share.members:
             return
@@ -147,6 +147,6 @@ class CallerQueue(Generic[S]):
                 self._forget()
 
     def _forget(self) -> None:
-        """Forget who has had no more than others; with nobody else there, everybody."""
+        """Forget the callers who have had no more than the others; with nobody waiting, all callers."""
         now = self.now
         self._away = {key: had for key, had in self._away.items() if had > now and self._shares}

@@ -46,7 +46,7 @@ class TextClients:
         self.texts = 0
 
     def asked(self, client: str, texts: int, *, door: str) -> None:
-        """`client` has asked for the vectors of so many texts, at `door`."""
+        """Count a request of `client` for the vectors of so many texts, at the endpoint `door`."""
         now = self._clock()
         known = self._seen(client, door, now)
         known.requests += 1
@@ -59,13 +59,12 @@ class TextClients:
         self._last = now
 
     def asked_about(self, client: str, *, door: str) -> None:
-        """`client` has asked for the server's configuration or status, or for it to end."""
+        """Count a request of `client` for the server's configuration, its status, or its end."""
         self._seen(client, door, self._clock())
         self.system_requests += 1
 
     def warn_of_ids(self, client: str, count: int, model: str) -> None:
-        """Say in the log that `client`, who has asked for vectors, sent `count` texts as token ids of another tokenizer, if any; once for each
-        client that is remembered."""
+        """Log that `client` sent `count` texts as token ids of another tokenizer, if any; once for each client that is remembered."""
         known = self._clients.get(client) if count else None
         if known is not None and not known.warned:
             known.warned = True

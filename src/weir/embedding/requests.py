@@ -127,7 +127,7 @@ class EncodeRequest:
     def note(
         self, place: int, found: Tokenized | list[Tokenized], normalize: bool, highest: Sequence[bool] | None = None
     ) -> list[Ready]:
-        """Remember what was read of a text; return what is to wait in the queue: its pieces, or itself as the only one."""
+        """Keep the tokens of a text; return the pieces of it that go into the queue: the text itself, if it is not split."""
         pieces = found if isinstance(found, list) else [found]
         counts = [len(piece.ids) // 4 for piece in pieces]
         self.counts[place] = sum(counts)
@@ -140,7 +140,7 @@ class EncodeRequest:
         return [(place, number, Tokens(piece.ids, piece.second)) for number, piece in enumerate(pieces)]
 
     def put(self, place: int, piece: int, output: Any) -> bool:
-        """Keep the vector of a text, or of one of its pieces; tell whether all are there."""
+        """Keep the vector of a text, or of one of its pieces; return whether the request has all of its vectors."""
         import numpy
 
         vector = numpy.asarray(output, numpy.float32)
@@ -156,7 +156,7 @@ class EncodeRequest:
         return not self.left
 
     def spare(self, place: int, error: WeirError) -> bool:
-        """Keep the error of a text, where each has an end of its own; tell whether the others go on without it."""
+        """Keep the error of a text, where each text has an end of its own; return whether the other texts go on."""
         if self.errors is None or isinstance(error, (CapacityError, DeadlineExceeded)):
             return False
         if place not in self.errors:  # another piece of the text may have failed too
@@ -211,7 +211,7 @@ class EncodeRequest:
         return values if self.places is None else [values[place] for place in self.places]
 
     def first_place(self, place: int) -> int:
-        """Return where the caller has said the text at `place` of `texts` first."""
+        """Return the first place, in the caller's list, of the text at `place` of `texts`."""
         return place if self.places is None else self.places.index(place)
 
 
@@ -282,7 +282,7 @@ def named(error: WeirError, place: int) -> WeirError:
 
 
 def renamed(error: WeirError, before: str, after: str) -> WeirError:
-    """Return `error` with the place of the text at fault in the words of who has asked: `before[3]` is `after[3]` there."""
+    """Return `error` with the place of the text at fault as the caller calls it: `before[3]` becomes `after[3]`."""
     if not error.message.startswith(f"{before}["):
         return error
     return _saying(error, after + error.message.removeprefix(before))

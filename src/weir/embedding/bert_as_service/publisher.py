@@ -48,7 +48,7 @@ class Publisher:
     # Who listens.
 
     def subscribe(self, peer: Peer, said: Subscribed) -> None:
-        """`peer` listens, or listens no longer. Raises TooLarge for a peer that listens to too much."""
+        """Add or remove a subscription of `peer`. Raises TooLarge for a peer with too many."""
         if not said.wanted:
             self._remove(peer, said.topic)
         elif said.topic not in peer.topics:
@@ -62,7 +62,7 @@ class Publisher:
             self._send_kept(said.topic)  # what it hears of beside its own topic comes with the next sweep
 
     def forget(self, peer: Peer) -> None:
-        """`peer` has gone."""
+        """Forget `peer`, whose connection has ended."""
         self._clogged.discard(peer)
         self._account.give(peer.charged)
         peer.charged = 0
@@ -110,7 +110,7 @@ class Publisher:
             raise
 
     def made(self, topic: bytes, size: int) -> None:
-        """An answer for which there was room has been published, or will not be."""
+        """Give back the room of an answer that was published, or will not be."""
         self._make(topic, -size)
         self._admit(topic)
 
@@ -118,7 +118,7 @@ class Publisher:
         self._making[topic] += size  # charged by who makes it
 
     def has_read(self, peer: Peer) -> None:
-        """`peer` has caught up."""
+        """Note that `peer` has read all that it was sent."""
         for topic in peer.topics:
             if topic in self._waiting:
                 self._admit(topic)
@@ -128,7 +128,7 @@ class Publisher:
         return not taken or (taken + size <= self._max_unread and not self._account.over)
 
     def _admit(self, topic: bytes) -> None:
-        """Let those go on that wait for room, in order, as many as have it."""
+        """Wake those that wait for room, in order, for as many as there is room."""
         waiting = self._waiting.get(topic, deque())
         while waiting:
             size, future = waiting[0]

@@ -1,9 +1,8 @@
-"""Turns texts into tokens in threads of its own, off the event loop, a few requests' texts at a time.
+"""Tokenizes texts in threads of its own, off the event loop, the texts of a few requests at a time.
 
-The tokenizer is Rust and lets other threads run, so that it works while models compute and the loop serves. Whatever came while a
-thread was busy goes together. The first thread reads nothing but what is urgent: a small request never stands
-behind a large one here. A sentence is read sooner than a thread is awake, the more so where models have all CPUs: the loop itself
-reads what is brief, for a small share of its time.
+The tokenizer is Rust and releases the interpreter's lock: it works while models compute and the event loop serves. What comes while a thread is busy is
+tokenized together. The first thread takes urgent requests alone, so that a small request never waits for a large one. A sentence is tokenized sooner than a
+thread wakes up, above all where models use all CPUs: the event loop tokenizes brief requests itself, for a small share of its time.
 """
 
 import asyncio
@@ -24,7 +23,7 @@ REST = 10  # times as long as it has read, the loop leaves reading to the thread
 
 
 class Tokenizes(Protocol):
-    """What the front needs of a tokenizer; called by several threads at once."""
+    """What the encoder needs of a tokenizer. Several threads call it at once."""
 
     def encode(
         self, texts: Sequence[Text], *, max_length: int, truncate: bool, manner: TokenizeOptions
@@ -42,8 +41,8 @@ TokenizeResult = Tokenized | list[Tokenized] | WeirError  # a list: the pieces o
 
 
 class TokenizeRequest:
-    """Texts of one request that are to be read together; `done` hears of it, on the event loop's thread. Those that are too long are
-    cut with `truncate`, with `split` read in pieces, else refused."""
+    """Texts of one request that are tokenized together; `done` gets the results, on the event loop's thread. Texts that are too long are cut with
+    `truncate`, read in pieces with `split`, and refused otherwise."""
 
     __slots__ = ("done", "manner", "max_length", "split", "texts", "truncate")
 
@@ -60,7 +59,8 @@ class TokenizeRequest:
 
 
 class TokenizerThreads:
-    """Threads that read; with none, the event loop does. `heard`, if given, is told (began, ended, texts) of each round, in seconds of time.monotonic, on the loop's thread."""
+    """Threads that tokenize; with none, the event loop does. `heard`, if given, is called with (began, ended, texts) of each round, in seconds of
+    time.monotonic, on the event loop's thread."""
 
     def __init__(
         self, tokenizer: Tokenizes, threads: int = 2, heard: Callable[[float, float, int], None] | None = None
