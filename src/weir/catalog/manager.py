@@ -43,7 +43,7 @@ MOST_CHANGES = 256  # changes that may wait; each is a caller
 class ChangeQueue:
     """Makes changes one after the other, in the order in which they were asked for.
 
-    A change that was asked for is made, also when whoever asked has left: nobody is to wonder what is true now.
+    A change is made even when its caller has left, so that the state is always that of the last change.
     """
 
     def __init__(self) -> None:
@@ -339,15 +339,15 @@ class Manager:
 
         Where it runs with the same parameters already that endpoint is returned; with `share` False it gets one more worker.
         Otherwise a new endpoint is made: `name`, or while that is taken `name-1` and so on. Parameters are arguments of the
-        model's constructor, settings, and those of AMD's (parameters.py). Raises InvalidRequest naming the parameter, and what
+        model's constructor, settings, and those of AMD's (loading.py). Raises InvalidRequest naming the parameter, and what
         `load_model` raises.
         """
         check_allowed(parameters, self._allow_files)
-        said = dict(parameters)
-        share = said.pop(SHARE, True)
+        own = dict(parameters)
+        share = own.pop(SHARE, True)
         if not isinstance(share, bool):
             raise InvalidRequest(f"parameter {SHARE}={share!r}: must be true or false")
-        return await self._changes.make(lambda: self._load_worker(name, said, share))
+        return await self._changes.make(lambda: self._load_worker(name, own, share))
 
     async def unload_worker(self, endpoint: str) -> None:
         """Let one worker of `endpoint` finish what it has, and end it; with the last one the endpoint goes. Raises

@@ -112,11 +112,11 @@ class InlineRepository(Repository, Protocol):
 
 
 class CombinedRepository:
-    """Several repositories as one: the first that has a model of that name is asked; `spoken` of what none has."""
+    """Several repositories as one: the first that has a model of that name is asked; `inline` of what none has."""
 
-    def __init__(self, sources: Sequence[Repository], spoken: InlineRepository | None = None) -> None:
-        self._sources = [*sources, *([] if spoken is None else [spoken])]
-        self._spoken = spoken
+    def __init__(self, sources: Sequence[Repository], inline: InlineRepository | None = None) -> None:
+        self._sources = [*sources, *([] if inline is None else [inline])]
+        self._inline = inline
 
     def names(self) -> list[str]:
         """The names of all, each once."""
@@ -129,25 +129,25 @@ class CombinedRepository:
         for source in self._sources:
             if name in source.names():
                 return source.read(name, config, files)
-        if self._spoken is not None and self._spoken.takes(config):
-            return self._spoken.read(name, config, files)
+        if self._inline is not None and self._inline.takes(config):
+            return self._inline.read(name, config, files)
         raise ModelNotFound(f"model {name!r}: there is none of this name to load; there are {', '.join(self.names())}")
 
 
 LOAD_ALL, LOAD_NONE = "all", "none"
 
 
-def all_sources(known: TargetRepository, folder: Repository | None, spoken: InlineRepository) -> CombinedRepository:
+def all_sources(known: TargetRepository, folder: Repository | None, inline: InlineRepository) -> CombinedRepository:
     """Return the TARGETs, the models of the folder, and what load calls will describe, as one. Raises SettingsError for a
     name that both of the first have."""
     if folder is None:
-        return CombinedRepository([known], spoken)
+        return CombinedRepository([known], inline)
     for name in known.names():
         if name in folder.names():
             raise SettingsError(
                 f"name={name!r}: is both a TARGET and a model of the repository; give the TARGET another (--name)"
             )
-    return CombinedRepository([known, folder], spoken)
+    return CombinedRepository([known, folder], inline)
 
 
 class ModelsToStart(NamedTuple):

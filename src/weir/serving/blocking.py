@@ -441,9 +441,9 @@ class BlockingService:
 
         return self._running().run(explain_policy())
 
-    def set_prices(self, /, **said: Any) -> dict[str, Any]:
+    def set_prices(self, /, **changes: Any) -> dict[str, Any]:
         """Solve the policy for other prices; return its explanation once it goes by them. See Service.set_prices."""
-        return self._running().run(self.service.set_prices(**said))
+        return self._running().run(self.service.set_prices(**changes))
 
     def deep_health(self) -> dict[str, Any]:
         """Run the model's examples and return what came of them. See Service.deep_health."""

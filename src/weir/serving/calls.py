@@ -48,7 +48,7 @@ class InProcessRequest:
     overtaken: int = 0
     partial: Any = None
     trace: Any = None
-    outside: bool = False  # waits for room in the line
+    outside: bool = False  # waits for room in the queue
 
     def part(self, output: Any, dispatch: Dispatch) -> None:
         """Refuse it: a call has one answer."""
@@ -60,7 +60,7 @@ class Call(InProcessRequest, asyncio.Future[Any]):
 
     It works with await, gather, wait_for, as_completed, asyncio.timeout, create_task and TaskGroup. Only asyncio.wait,
     which refuses all that create_task accepts, wants it wrapped: `asyncio.wait([asyncio.create_task(call)])`. Cancelling
-    it (or a task that awaits it) takes the request out of the line, or drops its answer if it is running; no neighbour
+    it (or a task that awaits it) takes the request out of the queue, or drops its answer if it is running; no neighbour
     notices.
     """
 
@@ -213,7 +213,7 @@ class StreamedCall(RequestBase):
 
     `limit` answers are kept for a reader that is busy; BURST times as many for PATIENCE seconds, as a model may give them
     faster than the event loop goes round, if they are no larger than BURST_BYTES together. A reader that falls behind further is at its end: it still gets what was kept, and
-    then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the line or off its
+    then Overloaded. Nobody else waits for it. `withdraw` takes the request out of the queue or off its
     worker. All is done on the service's event loop, but for the constructor.
     """
 
@@ -237,7 +237,7 @@ class StreamedCall(RequestBase):
         clock: Callable[[], float], **attributes: Any,
     ) -> None:  # fmt: skip
         super().__init__(payload, arrival, timeout, **attributes)
-        self.outside = False  # waits for room in the line
+        self.outside = False  # waits for room in the queue
         self.dispatch: Dispatch | None = None  # the batch that it is in, once there is an answer
         self._limit = limit
         self._withdraw = withdraw
@@ -354,27 +354,31 @@ def measure(model: type[Model], item: Any) -> Measure:
     if it returns something else than it may.
     """
     try:
-        said = model.measure(item)
+        returned = model.measure(item)
     except RequestError:
         raise
     except Exception as error:
         raise InvalidRequest(f"{model.__name__}.measure cannot measure this item: {error!r}") from error
-    if said is None:
+    if returned is None:
         return Measure()
-    measured = Measure(said) if isinstance(said, int) else said
+    measured = Measure(returned) if isinstance(returned, int) else returned
     if not _is_measure(measured):
         raise ModelError(
-            f"{model.__name__}.measure returned {said!r:.200}: must be rows, None, or a Measure whose key is hashable"
+            f"{model.__name__}.measure returned {returned!r:.200}: must be rows, None, or a Measure whose key is hashable"
         )
     if measured.rows < 1 or not measured.cost >= 0:
-        raise InvalidRequest(f"{model.__name__}.measure returned {said!r}: rows must be 1 or more and cost 0 or more")
+        raise InvalidRequest(
+            f"{model.__name__}.measure returned {returned!r}: rows must be 1 or more and cost 0 or more"
+        )
     return measured
 
 
-def _is_measure(said: Any) -> bool:
-    if not (isinstance(said, Measure) and isinstance(said.rows, int) and isinstance(said.cost, (int, float))):
+def _is_measure(returned: Any) -> bool:
+    if not (
+        isinstance(returned, Measure) and isinstance(returned.rows, int) and isinstance(returned.cost, (int, float))
+    ):
         return False
-    return is_hashable(said.key)
+    return is_hashable(returned.key)
 
 
 def is_hashable(key: Any) -> bool:

@@ -18,7 +18,7 @@ EVENTS = ("refused", "dispatched", "answered", "streamed", "failed", "computed",
 
 
 class Delivery:
-    """Gives requests their ends. A door that fails at it is logged and harms no neighbour."""
+    """Gives requests their ends. An exception of a request's `finish` or `fail` is logged and harms no other request."""
 
     def __init__(self, model: str, observers: Sequence[Observer]) -> None:
         self.model = model
@@ -166,7 +166,7 @@ def _discard_gathered(request: Request) -> None:
 
 
 def log_undelivered(request: Request) -> None:
-    """Log the exception that a door raised when it was given the end of a request."""
+    """Log the exception that `request` raised when it was given its end."""
     trace = request.trace
     extra = {"trace_id": trace.name} if type(trace) is Trace else {}
     logger.exception("door %r could not deliver an answer", request.door, extra=extra)
@@ -200,13 +200,13 @@ class Tracer(Protocol):
         """Return the trace of a request that is about to be made."""
 
     def not_taken(self, model: str, request: Request, error: WeirError, now: float) -> None:
-        """The line refused a request that has a Trace."""
+        """The queue refused a request that has a Trace."""
 
     def ended(
         self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any], error: WeirError | None = None,
         inside: bool = False,
     ) -> None:  # fmt: skip
-        """What `trace` stands for, and no request in the line is, has just ended. `inside`: nobody asked for it from outside."""
+        """What `trace` stands for, and no request in the queue is, has just ended. `inside`: nobody asked for it from outside."""
 
     def step(self, name: str, trace: Trace, start: float, now: float, *, attributes: dict[str, Any]) -> None:
         """A part of what `trace` stands for has just ended."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 # Seconds: uvloop counts in whole milliseconds, and asyncio sleeps for whole ones. A timer that fired early by less than one
-# is armed again for at least this long, so that it does not spin unless it is asked to.
+# is armed again for at least this long, so that it does not spin by accident.
 LOOP_TICK = 0.001
 
 
@@ -134,20 +134,20 @@ SWEEP_ABOVE = 64
 
 
 class WaitingCall(Request, Protocol):
-    """A request that can wait outside the line; doors with a peer to answer refuse instead."""
+    """A request that can wait for room in the queue, as calls in this process do; requests of other processes are refused instead."""
 
     outside: bool  # whether it does so now
 
 
 class BackpressureQueue:
-    """The requests that wait for room in the line, first come first in. `waiting` is false when nobody does."""
+    """The requests that wait for room in the queue, first come first in. `waiting` is false when nobody does."""
 
     def __init__(self) -> None:
         # Truth and length are asked for with each call in process: the deque answers faster than a method could.
         self.waiting: deque[WaitingCall] = deque()
         self._deadlines = Deadlines()
         self._settled = 0  # of those in `waiting`; never the head
-        self._entered = 0  # into the line, since the deadlines were swept
+        self._entered = 0  # into the queue, since the deadlines were swept
 
     def __len__(self) -> int:
         return len(self.waiting) - self._settled
@@ -159,7 +159,7 @@ class BackpressureQueue:
         self._deadlines.add(request)
 
     def pop(self, room: Callable[[int], bool]) -> WaitingCall | None:
-        """Take out the request that is next to enter the line, if that has `room` for so many rows."""
+        """Take out the request that is next to enter the queue, if that has `room` for so many rows."""
         waiting = self.waiting
         if not waiting or not room(waiting[0].rows):
             return None
@@ -178,7 +178,7 @@ class BackpressureQueue:
         self._note_settled(1)
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline, if anyone waits. It may be that of one that has entered the line since."""
+        """Return the earliest deadline, if anyone waits. It may be that of one that has entered the queue since."""
         return self._deadlines.earliest() if self.waiting else None
 
     def expire(self, now: float) -> list[WaitingCall]:
@@ -423,7 +423,7 @@ class Driver:
         """Requests may come with the memory of `other`."""
         self._delivery.blocks_in_use |= other._delivery.blocks_in_use
 
-    # What the executor says (Listener).
+    # What the executor reports (Listener).
 
     def worker_ready(self, worker: int, places: int) -> None:
         if worker in self._leaving:
@@ -477,7 +477,7 @@ class Driver:
         self._fail_all(lambda request: ModelNotReady(f"model {name!r} is not ready: {reason}"))
         self._note_if_emptied()
 
-    # The turning wheels.
+    # One turn: decide, dispatch, arm the timer.
 
     def _poll_arrivals(self) -> None:
         self._polling = False
@@ -547,7 +547,7 @@ class Driver:
         self._loop.call_soon(self.received, dispatch.worker, events)
 
     def _admit(self, now: float) -> bool:
-        """Let those in who fit into the line; tell whether any did."""
+        """Submit the waiting calls for which the queue has room; tell whether there was any."""
         batcher, admitted = self.batcher, False
         while (request := self.outside.pop(batcher.room)) is not None:
             try:

@@ -64,11 +64,11 @@ class Generation:
         self.policy = load_policy(
             self.batching.policy, max_batch_size=largest, max_queue_delay=self.batching.max_queue_delay
         )
-        self.resolver: PolicyTuner | None = None
+        self.tuner: PolicyTuner | None = None
         if complete(self.policy).adopts_banks:
-            from weir.tuning.policy_tuner import make_resolver  # numpy is for those who need it
+            from weir.tuning.policy_tuner import make_tuner  # numpy is for those who need it
 
-            self.resolver = make_resolver(label, self.policy, largest, clock, partial(sleep, clock))
+            self.tuner = make_tuner(label, self.policy, largest, clock, partial(sleep, clock))
         self.recorder = Recorder()
         self.observers = (self.recorder, *(each for each in observers if not isinstance(each, Metrics)))
         for each in observers:
@@ -93,18 +93,18 @@ class Generation:
         executor = self.executor or make_executor(
             self.model, self.params, self.workers, name=self.label, max_batch_size=largest
         )
-        if self.resolver is not None:
+        if self.tuner is not None:
             from weir.tuning.policy_tuner import with_profile
 
-            executor = with_profile(executor, self.resolver, self.model, self.workers, largest)
+            executor = with_profile(executor, self.tuner, self.model, self.workers, largest)
         batcher = Batcher(self.batching, self.policy)
         self.recorder.window = self.window = RollingWindow(self._clock, lambda: batcher.arrivals, largest)
-        more = [] if self.resolver is None else [self.resolver]
+        more = [] if self.tuner is None else [self.tuner]
         delivery = Delivery(self.label, (*self.observers, *more))
         driver = Driver(batcher, executor, delivery, self._clock)
         driver.streaming = self.streaming
-        if self.resolver is not None:
-            self.resolver.attach(self._policy_solved, watch=not any(hooks))
+        if self.tuner is not None:
+            self.tuner.attach(self._policy_solved, watch=not any(hooks))
         if any(hooks):
             driver.executor = HookedExecutor(executor, hooks.before, hooks.after, driver.handed)
             driver.handed_later = True
@@ -131,14 +131,14 @@ class Generation:
 
             await stay_alert(self.driver, self.settings.loop_spin, self._clock)
         self.window.forget()
-        if self.resolver is not None:
-            self.resolver.open()
+        if self.tuner is not None:
+            self.tuner.open()
 
     async def stop(self, drain_timeout: float | None = None) -> None:
         """Take no more, finish what was accepted within `drain_timeout` seconds (None: the setting), fail the rest with Draining,
         and end the workers. Idempotent."""
-        if self.resolver is not None:
-            await self.resolver.close()
+        if self.tuner is not None:
+            await self.tuner.close()
         await self.driver.stop(self.settings.drain_timeout if drain_timeout is None else drain_timeout)
         self.ended()
 
@@ -206,7 +206,7 @@ class Generation:
 
     def explain_policy(self, name: str) -> dict[str, Any]:
         """Return what the policy of the model `name` does and what came of it, as a JSON-able dict."""
-        return explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.resolver)
+        return explain_policy(name, self.batching.policy, self.driver.batcher, self.window, self.tuner)
 
 
 def summary(explained: dict[str, Any]) -> dict[str, Any]:

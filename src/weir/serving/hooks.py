@@ -191,7 +191,7 @@ class HookedExecutor:
         self._before = before
         self._after = after
         self._handed = handed
-        self._lanes: dict[int, WorkerSlots] = {}
+        self._slots: dict[int, WorkerSlots] = {}
         self._batches: dict[int, HookedBatch] = {}
         self._tasks: dict[asyncio.Task[None], int] = {}  # with their workers
 
@@ -231,7 +231,7 @@ class HookedExecutor:
         for batch in self._batches.values():
             batch.release()
         self._batches.clear()
-        self._lanes.clear()
+        self._slots.clear()
 
     async def add_worker(self) -> None:
         """Add a worker to the inner executor."""
@@ -254,7 +254,7 @@ class HookedExecutor:
 
     def worker_ready(self, worker: int, places: int) -> None:
         """Announce the worker with extra places."""
-        self._lanes[worker] = WorkerSlots(places)
+        self._slots[worker] = WorkerSlots(places)
         self._listener.worker_ready(worker, places + EXTRA)
 
     def worker_lost(self, worker: int, reason: str) -> None:
@@ -263,7 +263,7 @@ class HookedExecutor:
         self._listener.worker_lost(worker, reason)
 
     def _forget(self, worker: int) -> None:
-        self._lanes.pop(worker, None)
+        self._slots.pop(worker, None)
         for task, owner in self._tasks.items():
             if owner == worker:
                 task.cancel()
@@ -275,8 +275,8 @@ class HookedExecutor:
 
     def received(self, worker: int, events: Events) -> None:
         """Gather a batch's answers; when it is whole, free the worker and finish the batch."""
-        if events.final and worker in self._lanes:
-            self._lanes[worker].free += 1
+        if events.final and worker in self._slots:
+            self._slots[worker].free += 1
             self._feed(worker)
         batch = self._batches.get(events.batch_id)
         if batch is None:
@@ -299,9 +299,9 @@ class HookedExecutor:
         batch.decode()
         if self._before is not None:
             batch.place_items(await hooked(self._before, batch.items))
-        lane = self._lanes.get(batch.worker)
-        if lane is not None:
-            lane.waiting.append(batch)
+        slots = self._slots.get(batch.worker)
+        if slots is not None:
+            slots.waiting.append(batch)
             self._feed(batch.worker)
 
     async def _finish(self, batch: HookedBatch) -> None:
@@ -315,15 +315,15 @@ class HookedExecutor:
 
     def _feed(self, worker: int) -> None:
         """Hand prepared batches to `worker` while it has places."""
-        lane = self._lanes[worker]
-        while lane.free and lane.waiting:
-            batch = lane.waiting.popleft()
+        slots = self._slots[worker]
+        while slots.free and slots.waiting:
+            batch = slots.waiting.popleft()
             self._hand_note(batch)
             inner = batch.inner()
             if inner is None:
                 self._do(worker, self._finish(batch))
                 continue
-            lane.free -= 1
+            slots.free -= 1
             self._inner.run(worker, inner)
             batch.release()
 

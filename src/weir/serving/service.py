@@ -226,7 +226,7 @@ class Service:
         """Return a future of the answer to `item`; every error comes from awaiting it.
 
         `timeout` is in seconds from now (None: the setting), across waiting and computing. Higher `priority` goes first;
-        only items of equal `key` share a batch. While the line is full the call waits outside of it, or with
+        only items of equal `key` share a batch. While the queue is full the call waits outside of it, or with
         `backpressure` False fails with Overloaded (None: the setting). Cancel it to withdraw.
         """
         if not self._simple or timeout is not None or backpressure is not None or key is not None or priority:
@@ -351,7 +351,7 @@ class Service:
         """Override to change the answers in this process, after the worker was freed; see hooks.py."""
         return results
 
-    # Doors.
+    # Protocols and channels.
 
     def tell_failed(self, error: ModelError) -> ModelError:
         """Tell the observers of a failure of the model that shows only when its answer is written; return the error."""
@@ -372,10 +372,10 @@ class Service:
         return error
 
     def submit(self, request: Request, now: float | None = None) -> None:
-        """Put `request` into the line. `now` is what `now()` has just said, if the door has asked it anyway.
+        """Put `request` into the queue. `now` is what `now()` has just returned, if the caller has it.
 
         Raises ModelNotReady, Draining, Overloaded, or DeadlineExceeded when it could not be met; the request was not taken
-        then, and a Block that is its payload is still the door's. A request that was taken gives its share of the Block
+        then, and a Block that is its payload is still the caller's. A request that was taken gives its share of the Block
         back when it has its end.
         """
         if self.streaming and takes_one(request):
@@ -458,21 +458,21 @@ class Service:
         """Return what the policy does and what came of it, as a JSON-able dict: what `GET /models/{model}/policy` shows."""
         return self.generation.explain_policy(self.name)
 
-    async def set_prices(self, /, **said: Any) -> dict[str, Any]:
+    async def set_prices(self, /, **changes: Any) -> dict[str, Any]:
         """Solve the policy for other prices and return its explanation once it goes by them: what `PUT
         /models/{model}/policy` does. Those who ask at the same time are served one after the other.
 
-        `said` is some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"); None for
-        one of the last two takes it away, and what is not said stays. Raises Conflict for a policy that is not solved,
+        `changes` are some of `latency_weight`, `energy_weight`, `reference_rate` and `latency_objective` ("p99=20ms"); None for
+        one of the last two takes it away, and what is not named stays. Raises Conflict for a policy that is not solved,
         InvalidRequest for what is none of these, SettingsError with the reason when no policy can do that,
         DeadlineExceeded, and ModelNotReady or Draining unless the service runs. Nothing has changed then.
         """
-        resolver = self.generation.resolver
-        if resolver is None:
+        tuner = self.generation.tuner
+        if tuner is None:
             raise Conflict(
                 f"the policy of model {self.name!r} is {self.batching.policy!r}: only a solved one has prices"
             )
-        await resolver.change(said)
+        await tuner.change(changes)
         return self.explain_policy()
 
     async def deep_health(self) -> dict[str, Any]:
@@ -541,7 +541,7 @@ class Service:
             raise several(self.name)
         if not call.timeout <= LONGEST_TIMEOUT:
             raise InvalidRequest(f"timeout={call.timeout!r}: must be a number of at most {LONGEST_TIMEOUT:g} seconds")
-        # The line is sorted by the one and looks the other up: what cannot be must not get as far as that.
+        # The queue sorts by the one and looks up the other: a value that cannot be sorted or hashed must not get there.
         priority: Any = call.priority
         if not isinstance(priority, Integral):
             raise InvalidRequest(f"priority={priority!r:.100}: must be an integer")

@@ -107,11 +107,11 @@ class ProfiledExecutor:
     """An executor that is measured while it starts, before its listener hears of the workers. Afterwards it is `inner`."""
 
     def __init__(
-        self, inner: Executor, resolver: "PolicyTuner", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
+        self, inner: Executor, tuner: "PolicyTuner", policy: AutoPolicy, model: type[Model], settings: WorkerSettings,
         max_batch_size: int,
     ) -> None:  # fmt: skip
         self._inner = inner
-        self._resolver = resolver
+        self._tuner = tuner
         self._policy = policy
         self._model = model
         self._settings = settings
@@ -128,7 +128,7 @@ class ProfiledExecutor:
 
     async def start(self, listener: Listener) -> None:
         """Start the workers and measure the first of them; return when that is done."""
-        if self._resolver.profile is not None:  # from an earlier start
+        if self._tuner.profile is not None:  # from an earlier start
             await self._inner.start(listener)
             return
         from weir.profiling.measuring import Measuring
@@ -167,7 +167,7 @@ class ProfiledExecutor:
                 "%s could not be measured, its policy is greedy at first: %s", name, str(error) or late, exc_info=trace
             )
             return
-        self._resolver.measured(profile)
+        self._tuner.measured(profile)
 
     async def _profile(self, measuring: "Measuring") -> "Profile":
         from weir.profiling.items import items_of

@@ -1,7 +1,7 @@
-"""Keeps the tables of a solved policy fit for what is: the workers there are, the prices, the service times.
+"""Keeps the tables of a solved policy up to date with the workers that there are, the prices, and the service times.
 
-Whatever changes only changes the wish. One task at a time has the newest wish fulfilled, in another process, and swaps
-the tables when they are there; until then, and whenever that fails, the old ones go on.
+A change of workers, prices or service times changes what the tables should be for. One task at a time has the newest request solved, in another
+process, and swaps the tables when they are there. Until then, and whenever solving fails, the old ones stay in force.
 """
 
 import asyncio
@@ -32,19 +32,19 @@ WEIGHTS = ("latency_weight", "energy_weight")
 FIELDS = (*WEIGHTS, "reference_rate", "latency_objective")
 
 
-def changed_prices(prices: "Prices", objective: "LatencySLO | None", said: Any) -> "tuple[Prices, LatencySLO | None]":
-    """Return `prices` and `objective` with what is `said` put over them; what is not said stays.
+def changed_prices(prices: Prices, objective: LatencySLO | None, changes: Any) -> tuple[Prices, LatencySLO | None]:
+    """Return `prices` and `objective` with `changes` put over them; what they do not name stays.
 
-    `said` is a mapping of FIELDS: numbers, or None for a `reference_rate` or `latency_objective` ("p99=20ms") that is to
+    `changes` is a mapping of FIELDS: numbers, or None for a `reference_rate` or `latency_objective` ("p99=20ms") that is to
     be no more. Raises InvalidRequest for anything else, SettingsError for a value that cannot be.
     """
-    if not isinstance(said, Mapping):
-        raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {brief(said, 100)}")
-    for name, value in said.items():
+    if not isinstance(changes, Mapping):
+        raise InvalidRequest(f"must be an object with some of {', '.join(FIELDS)}; is {brief(changes, 100)}")
+    for name, value in changes.items():
         _check_price(name, value)
-    numbers = {name: said.get(name, getattr(prices, name)) for name in (*WEIGHTS, "reference_rate")}
-    if "latency_objective" in said:
-        text = said["latency_objective"]
+    numbers = {name: changes.get(name, getattr(prices, name)) for name in (*WEIGHTS, "reference_rate")}
+    if "latency_objective" in changes:
+        text = changes["latency_objective"]
         objective = None if text is None else LatencySLO.parse(text)
     return Prices(**numbers), objective
 
@@ -110,18 +110,18 @@ class PolicyTuner(SilentObserver):
         self._swapped: Callable[[], None] = lambda: None
         self._banks: OrderedDict[SolveRequest, Bank] = OrderedDict()
         self._ready: set[int] = set()
-        self._fulfilled: SolveRequest | None = None
+        self._solved_for: SolveRequest | None = None
         self._refused: SolveRequest | None = None  # by the solver: it would refuse it again
-        self._why = "workers"
-        self._keeping: asyncio.Task[None] | None = None
+        self._cause = "workers"
+        self._updating: asyncio.Task[None] | None = None
         self._solving: asyncio.Task[Bank] | None = None
         self._opened = False
         self._rested = 0.0  # the instant until which drift alone is no reason
         if policy.bank is not None:
             bank = policy.bank
-            self._believe(bank.profile)
-            self._fulfilled = SolveRequest(bank.profile, prices, bank.workers, objective)
-            self._remember(self._fulfilled, bank)
+            self._take_profile(bank.profile)
+            self._solved_for = SolveRequest(bank.profile, prices, bank.workers, objective)
+            self._remember(self._solved_for, bank)
 
     # The life of a service.
 
@@ -134,22 +134,22 @@ class PolicyTuner(SilentObserver):
     def measured(self, profile: Profile) -> None:
         """Service times are those of `profile`: the tables are to be for it, and none needs to be learned."""
         self._learned = None
-        self._believe(profile)
+        self._take_profile(profile)
 
-    def _believe(self, profile: Profile) -> None:
+    def _take_profile(self, profile: Profile) -> None:
         self.profile, self.drift = profile, 1.0
         self._detector = DriftDetector(profile)
 
     def open(self) -> None:
-        """The service is ready: look after its tables from now on."""
+        """Keep the tables up to date from now on: the service is ready."""
         self._changing = asyncio.Lock()
         self._opened = True
-        self._look("start")
+        self._update("start")
 
     async def close(self) -> None:
-        """Look after them no more; no process is left when it returns. Idempotent."""
+        """Stop keeping them up to date; no process is left when it returns. Idempotent."""
         self._opened = False
-        await _ended(self._keeping, self._solving)
+        await _ended(self._updating, self._solving)
         await self._process.close()
         self._ready.clear()
 
@@ -161,7 +161,7 @@ class PolicyTuner(SilentObserver):
             self._ready.add(worker)
         else:
             self._ready.discard(worker)
-        self._look("workers")
+        self._update("workers")
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Hold the time of a batch against the profile."""
@@ -174,8 +174,8 @@ class PolicyTuner(SilentObserver):
         if self._learned is not None:
             profile = self._learned.observe(dispatch.rows, dispatch.seconds)
             if profile is not None:
-                self._believe(profile)
-                self._look("learned")
+                self._take_profile(profile)
+                self._update("learned")
 
     def _drifted(self, factor: float) -> None:
         assert self.profile is not None  # it is what the detector compares with
@@ -185,12 +185,12 @@ class PolicyTuner(SilentObserver):
         self._detector = DriftDetector(self.profile)
         # Not louder: on a machine with other work this comes every second. That tables were solved anew is said below.
         logger.debug("model %r: batches take %.2f times as long as before", self._model, factor)
-        self._look("drift")
+        self._update("drift")
 
-    async def change(self, said: Any) -> None:
+    async def change(self, changes: Any) -> None:
         """Solve for other prices and swap the tables; return once they are in force. One after the other, if several ask.
 
-        `said` is put over what is in force: see resolver.py. Nothing has changed when it raises: InvalidRequest or
+        `changes` are put over what is in force: see changed_prices. Nothing has changed when it raises: InvalidRequest or
         SettingsError with the reason, DeadlineExceeded, ModelNotReady or Draining if the service does not run (any more).
         """
         if not self._opened:
@@ -199,26 +199,26 @@ class PolicyTuner(SilentObserver):
             async with self._changing:
                 if not self._opened:
                     raise Draining(f"model {self._model!r} was stopped before it was this change's turn")
-                prices, objective = changed_prices(self.prices, self.objective, said)
+                prices, objective = changed_prices(self.prices, self.objective, changes)
                 if (prices, objective) != (self.prices, self.objective):
-                    await _ended(self._keeping)
+                    await _ended(self._updating)
                     await self._change(prices, objective)
         finally:
-            self._look(self._why)
+            self._update(self._cause)
 
     async def _change(self, prices: Prices, objective: LatencySLO | None) -> None:
         if self.profile is not None:
-            workers = len(self._ready) or (self._fulfilled.workers if self._fulfilled else 1)
-            wish = SolveRequest(self.profile, prices, workers, objective)
+            workers = len(self._ready) or (self._solved_for.workers if self._solved_for else 1)
+            request = SolveRequest(self.profile, prices, workers, objective)
             try:
-                bank, seconds = await self._bank_for(wish, LONGEST_CHANGE)
+                bank, seconds = await self._bank_for(request, LONGEST_CHANGE)
             except asyncio.CancelledError:
                 if self._opened:
                     raise
                 raise Draining(f"model {self._model!r} was stopped before the new tables were there") from None
             except TimeoutError:
                 raise DeadlineExceeded(f"no new tables within {LONGEST_CHANGE:g} s; the old ones go on") from None
-            self._swap(wish, bank, "prices", seconds)
+            self._swap(request, bank, "prices", seconds)
         self.prices, self.objective = prices, objective
 
     # How it is done.
@@ -228,73 +228,73 @@ class PolicyTuner(SilentObserver):
         """Whether tables are being solved at this moment."""
         return self._solving is not None and not self._solving.done()
 
-    def _wish(self) -> SolveRequest | None:
-        """Return what the tables are to be for; None if nothing can be said."""
+    def _wanted(self) -> SolveRequest | None:
+        """Return what the tables should be for; None while there is no profile or no worker."""
         if self.profile is None or not self._ready:
             return None
         return SolveRequest(self.profile, self.prices, len(self._ready), self.objective)
 
-    def _look(self, why: str) -> None:
-        """See whether there is anything to do, because of `why`."""
-        self._why = why
-        if not self._opened or self._changing.locked() or (self._keeping is not None and not self._keeping.done()):
+    def _update(self, cause: str) -> None:
+        """Start to solve if the tables should be for something else than they are. `cause` is the reason that is counted."""
+        self._cause = cause
+        if not self._opened or self._changing.locked() or (self._updating is not None and not self._updating.done()):
             return
-        if self._wish() not in (None, self._fulfilled, self._refused):
-            self._keeping = asyncio.create_task(self._keep())
+        if self._wanted() not in (None, self._solved_for, self._refused):
+            self._updating = asyncio.create_task(self._solve_wanted())
 
-    async def _keep(self) -> None:
-        """Fulfil the newest wish until there is no other."""
+    async def _solve_wanted(self) -> None:
+        """Solve the newest request until the tables are for what they should be for."""
         pause = FIRST_PAUSE
-        while self._wish() not in (None, self._fulfilled, self._refused):
+        while self._wanted() not in (None, self._solved_for, self._refused):
             rest = self._rested - self._clock()
-            if self._why == "drift" and rest > 0.0:
+            if self._cause == "drift" and rest > 0.0:
                 await self._pause(rest)
-            wish, why = self._wish(), self._why
-            if wish is None:
+            request, cause = self._wanted(), self._cause
+            if request is None:
                 return
             try:
-                bank, seconds = await self._bank_for(wish, LONGEST_SOLVE)
+                bank, seconds = await self._bank_for(request, LONGEST_SOLVE)
             except (WeirError, TimeoutError) as error:
-                self._failed(wish, error)
-                if wish != self._refused:
+                self._failed(request, error)
+                if request != self._refused:
                     await self._pause(pause)
                     pause = min(2.0 * pause, LONGEST_PAUSE)
                 continue
             pause = FIRST_PAUSE
             self._rested = self._clock() + min(REST * seconds, LONGEST_PAUSE)
-            if self._wish() != self._fulfilled:  # it has not changed back meanwhile
-                self._swap(wish, bank, why, seconds)
+            if self._wanted() != self._solved_for:  # it has not changed back meanwhile
+                self._swap(request, bank, cause, seconds)
 
-    async def _bank_for(self, wish: SolveRequest, limit: float) -> tuple[Bank, float]:
-        if wish in self._banks:
-            self._banks.move_to_end(wish)
-            return self._banks[wish], 0.0
+    async def _bank_for(self, request: SolveRequest, limit: float) -> tuple[Bank, float]:
+        if request in self._banks:
+            self._banks.move_to_end(request)
+            return self._banks[request], 0.0
         started = self._clock()
-        self._solving = asyncio.create_task(self._solve(wish, limit))
+        self._solving = asyncio.create_task(self._solve(request, limit))
         bank = await self._solving
-        self._remember(wish, bank)
+        self._remember(request, bank)
         return bank, self._clock() - started
 
-    def _remember(self, wish: SolveRequest, bank: Bank) -> None:
-        self._banks[wish] = bank
+    def _remember(self, request: SolveRequest, bank: Bank) -> None:
+        self._banks[request] = bank
         if len(self._banks) > REMEMBERED:
             self._banks.popitem(last=False)
 
-    def _swap(self, wish: SolveRequest, bank: Bank, reason: str, seconds: float) -> None:
+    def _swap(self, request: SolveRequest, bank: Bank, reason: str, seconds: float) -> None:
         self.policy.adopt(bank)
-        self._fulfilled, self._refused = wish, None
+        self._solved_for, self._refused = request, None
         self.counts[reason] = self.counts.get(reason, 0) + 1
         self.reason, self.seconds, self.error = reason, seconds, ""
         self._swapped()
         logger.info(
-            "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, wish.workers, seconds
+            "model %r: new tables (%s) for %d workers, solved in %.2f s", self._model, reason, request.workers, seconds
         )
 
-    def _failed(self, wish: SolveRequest, error: Exception) -> None:
+    def _failed(self, request: SolveRequest, error: Exception) -> None:
         self.failures += 1
         self.error = str(error) or "not solved in time"
         if isinstance(error, SettingsError):
-            self._refused = wish
+            self._refused = request
         logger.warning("model %r: no new tables, the policy goes on as it is: %s", self._model, self.error)
 
 
@@ -307,7 +307,7 @@ async def _ended(*tasks: "asyncio.Task[Any] | None") -> None:
         await asyncio.wait(running)
 
 
-def make_resolver(
+def make_tuner(
     model: str, policy: Policy, max_batch_size: int, clock: Callable[[], float], pause: Pause
 ) -> PolicyTuner | None:
     """Return what looks after the tables of `policy`, None if it is no solved policy of Weir's.
@@ -318,28 +318,26 @@ def make_resolver(
         return None
     if isinstance(policy, AutoPolicy):
         learned = OnlineProfile(max_batch_size, policy.power) if policy.profile is None else None
-        resolver = PolicyTuner(
-            model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned
-        )
+        tuner = PolicyTuner(model, policy, policy.prices, policy.objective, clock=clock, pause=pause, learned=learned)
         if policy.profile is not None:
-            resolver.measured(_read_profile(policy.profile, max_batch_size))
-        return resolver
+            tuner.measured(_read_profile(policy.profile, max_batch_size))
+        return tuner
     bank = policy.bank
     if bank is None:
         raise SettingsError("policy=SolvedPolicy(): must have a bank; without one, let it be auto")
-    resolver = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
+    tuner = PolicyTuner(model, policy, bank.prices, bank.objective, clock=clock, pause=pause)
     if max_batch_size < bank.profile.max_batch_size:
-        resolver.measured(bank.profile.up_to(max_batch_size))
-    return resolver
+        tuner.measured(bank.profile.up_to(max_batch_size))
+    return tuner
 
 
 def with_profile(
-    executor: Executor, resolver: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
+    executor: Executor, tuner: PolicyTuner, model: type[Model], settings: WorkerSettings, max_batch_size: int
 ) -> Executor:
     """Return an executor that is measured while it starts, if its policy is to measure the model itself."""
-    if not isinstance(resolver.policy, AutoPolicy) or resolver.policy.profile is not None:
+    if not isinstance(tuner.policy, AutoPolicy) or tuner.policy.profile is not None:
         return executor
-    return ProfiledExecutor(executor, resolver, resolver.policy, model, settings, max_batch_size)
+    return ProfiledExecutor(executor, tuner, tuner.policy, model, settings, max_batch_size)
 
 
 def _read_profile(path: str, max_batch_size: int) -> Profile:

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
 
 def explain_policy(
-    model: str, policy: Any, batcher: Batcher, measured: RollingWindow, resolver: "PolicyTuner | None" = None
+    model: str, policy: Any, batcher: Batcher, measured: RollingWindow, tuner: "PolicyTuner | None" = None
 ) -> dict[str, Any]:
     """Return the document about a policy, as a JSON-able dict: what it knows nothing of is None.
 
-    `policy` is the setting; `resolver` is there if it is a solved one. Rates are rows per second; `measured` covers its
+    `policy` is the setting; `tuner` is there if it is a solved one. Rates are rows per second; `measured` covers its
     `seconds`, and its power is that of batches which take the energy that the profile states.
     """
     reading = measured.read()
@@ -36,8 +36,8 @@ def explain_policy(
         "solved": None,
         "learning": False,
     }
-    if resolver is not None:
-        document |= _solved(resolver, reading, batcher.workers)
+    if tuner is not None:
+        document |= _solved(tuner, reading, batcher.workers)
     return document
 
 
@@ -55,31 +55,31 @@ def _measured(reading: WindowSummary) -> dict[str, Any]:
     }
 
 
-def _solved(resolver: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[str, Any]:
+def _solved(tuner: "PolicyTuner", reading: WindowSummary, workers: int) -> dict[str, Any]:
     """Return what there is to say of a solved policy, while it is still greedy too."""
-    prices, objective, profile, bank = resolver.prices, resolver.objective, resolver.profile, resolver.policy.bank
-    said = resolver.policy.explain() | {
+    prices, objective, profile, bank = tuner.prices, tuner.objective, tuner.profile, tuner.policy.bank
+    said = tuner.policy.explain() | {
         "workers": workers,
         "prices": {name: getattr(prices, name) for name in ("latency_weight", "energy_weight", "reference_rate")},
         "objective": None if objective is None else {"text": str(objective)} | objective._asdict(),
         "measured": _measured(reading),
         "solved": {
-            "count": sum(resolver.counts.values()),
-            "reasons": dict(resolver.counts),
-            "reason": resolver.reason,
-            "seconds": resolver.seconds,
+            "count": sum(tuner.counts.values()),
+            "reasons": dict(tuner.counts),
+            "reason": tuner.reason,
+            "seconds": tuner.seconds,
             "workers": None if bank is None else bank.workers,
             "rates": None if bank is None else bank.rates.tolist(),
             "limits": None if bank is None else bank.limits().tolist(),
-            "solving": resolver.solving,
-            "failures": resolver.failures,
-            "error": resolver.error or None,
+            "solving": tuner.solving,
+            "failures": tuner.failures,
+            "error": tuner.error or None,
         },
     }
     if profile is not None:
         said["measured"] |= {"power_w": reading.power_w(profile), "cost": reading.cost(profile, prices)}
         said["profile"] = _profile(profile)
-        said["drift"] = {"factor": resolver.drift}
+        said["drift"] = {"factor": tuner.drift}
     return said
 
 
