@@ -19,10 +19,9 @@ from weir.policy.cost.profile import GOOGLENET_P4, Floats, Profile
 from weir.policy.decision import Policy
 from weir.policy.online.adaptive import AutoPolicy, SolvedPolicy
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Poisson, RecordedArrivals, Sine
+from weir.simulation.arrivals import Arrivals, MarkovModulated, OnOff, Poisson, RecordedArrivals, Sine, read_trace
 from weir.simulation.simulator import run
 from weir.simulation.statistics import STRETCHES, Estimate, estimate
-from weir.simulation.traces import read_trace
 
 PROFILE = GOOGLENET_P4
 TRACES = Path(__file__).with_name("traces")

@@ -6,8 +6,8 @@ import pytest
 
 from weir.cli import main
 from weir.policy.cost.profile import GOOGLENET_P4
+from weir.simulation.arrivals import write_trace
 from weir.simulation.report import Bars
-from weir.simulation.traces import write_trace
 
 ISSUED = "smdp,greedy,size-or-delay:size=8,delay=5ms,full:4"
 

@@ -10,8 +10,8 @@ from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import Dispatch, Wakeup
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
+from weir.simulation.arrivals import Floats
 from weir.simulation.engine import ServiceTimes
-from weir.simulation.traces import Floats
 
 
 class Numbered(RequestBase):

@@ -8,6 +8,7 @@ from weir.errors import SettingsError
 from weir.simulation.arrivals import (
     BLOCK,
     Arrivals,
+    Floats,
     GammaRenewal,
     MarkovModulated,
     OnOff,
@@ -17,7 +18,6 @@ from weir.simulation.arrivals import (
     Sine,
     parse_arrivals,
 )
-from weir.simulation.traces import Floats
 
 CAPACITY = 1000.0
 TEXTS = [

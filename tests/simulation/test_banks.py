@@ -9,7 +9,7 @@ from weir.policy.cost.profile import GOOGLENET_P4
 from weir.policy.solve.bank import solve_bank
 from weir.policy.solve.tables import multi_worker_table
 from weir.simulation import banks
-from weir.simulation.banks import CREW_LOADS, crew_limit, make_bank
+from weir.simulation.banks import MULTI_WORKER_LOADS, common_limit, make_bank
 from weir.simulation.rounds import Rule
 from weir.simulation.search import Trials, lowest
 
@@ -26,7 +26,7 @@ def test_one_worker_is_solved_exactly() -> None:
 def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there() -> None:
     told: list[tuple[int, int]] = []
     bank = make_bank(P4, workers=3, progress=lambda done, total: told.append((done, total)))
-    assert told == [(done, len(CREW_LOADS)) for done in range(1, len(CREW_LOADS) + 1)]
+    assert told == [(done, len(MULTI_WORKER_LOADS)) for done in range(1, len(MULTI_WORKER_LOADS) + 1)]
     assert bank.workers == 3
     assert bank.rates[-1] == pytest.approx(0.97 * 3 * P4.max_rate)
     assert (bank.tables[:, -1] == P4.best_batch_size).all()  # under a long line, full batches
@@ -36,7 +36,7 @@ def test_a_crews_bank_covers_all_its_workers_serve_and_is_stable_there() -> None
 
 
 def test_energy_only_waits_for_the_best_batch_at_every_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(banks, "CREW_REQUESTS", 4_000)
+    monkeypatch.setattr(banks, "MULTI_WORKER_REQUESTS", 4_000)
     one, other = (make_bank(P4, Prices(0.0, 1.0), seed=3) for _ in range(2))
     assert (one.limits() == 32).all()
     np.testing.assert_array_equal(one.p99_ms, other.p99_ms)  # the same seed makes the same bank
@@ -49,12 +49,12 @@ def test_latency_only_hardly_waits() -> None:
 def test_one_line_for_all_workers_costs_less_than_a_line_for_each() -> None:
     workers, rate = 2, 0.5 * 2 * P4.max_rate
     shared = Trials(P4, workers=workers, requests=30_000)
-    limit = crew_limit(rate, Prices(), shared)
+    limit = common_limit(rate, Prices(), shared)
     together = shared(rate, Rule(multi_worker_table(P4, limit).tolist())).excess_cost(1.0, 1.0)
     alone = Trials(P4, requests=30_000)
     # Each of two lines draws half of the power: energy weighs twice as much against its latency.
     apart = alone(
-        rate / workers, Rule(multi_worker_table(P4, crew_limit(rate / workers, Prices(1.0, 2.0), alone)).tolist())
+        rate / workers, Rule(multi_worker_table(P4, common_limit(rate / workers, Prices(1.0, 2.0), alone)).tolist())
     )
     assert together < 0.92 * (apart.response_time_ms + 2.0 * apart.excess_w)
 
@@ -62,7 +62,7 @@ def test_one_line_for_all_workers_costs_less_than_a_line_for_each() -> None:
 def test_the_limit_found_is_the_best_there_is() -> None:
     trials, rate = Trials(P4, workers=2, requests=10_000), 0.4 * 2 * P4.max_rate
     costs = [trials(rate, Rule(multi_worker_table(P4, limit).tolist())).excess_cost(1.0, 1.0) for limit in range(1, 33)]
-    found = crew_limit(rate, Prices(), trials)
+    found = common_limit(rate, Prices(), trials)
     assert costs[found - 1] <= min(costs) * 1.002
 
 

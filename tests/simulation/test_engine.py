@@ -11,11 +11,9 @@ from weir.messages import Reason
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, FullBatches
-from weir.simulation.arrivals import parse_arrivals
+from weir.simulation.arrivals import Floats, parse_arrivals
 from weir.simulation.engine import Run
-from weir.simulation.policies import policy_for, settings_for
-from weir.simulation.simulator import run
-from weir.simulation.traces import Floats
+from weir.simulation.simulator import policy_for, run, settings_for
 
 # A batch of b takes 2 + b ms and costs 10 + b mJ.
 PLAIN = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, beta_mj=1.0, zeta0_mj=10.0, max_batch_size=8)

@@ -4,9 +4,8 @@ import gc
 
 from weir.policy.cost.profile import GOOGLENET_P4, Profile
 from weir.simulation.engine import PART, Engine, EventLog, LogPart, ServiceTimes, SimulatedRequest
-from weir.simulation.policies import policy_for, settings_for
 from weir.simulation.results import BatchMeans
-from weir.simulation.simulator import simulate
+from weir.simulation.simulator import policy_for, settings_for, simulate
 
 
 def test_requests_that_had_their_end_are_forgotten() -> None:

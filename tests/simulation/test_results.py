@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from tests.simulation.test_statistics import mm1
 
+from weir.simulation.arrivals import Floats
 from weir.simulation.results import COARSE, FINE, FIRST, OCTAVES, LogHistogram, edges
 from weir.simulation.statistics import stretch_length
-from weir.simulation.traces import Floats
 
 
 def spread_of(values: Floats) -> LogHistogram:

@@ -16,9 +16,8 @@ from weir.policy.decision import Decision, Observation
 from weir.policy.rules import ControlLimit, Greedy
 from weir.policy.solve.evaluation import evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, static_table
-from weir.simulation.arrivals import Poisson, RecordedArrivals
+from weir.simulation.arrivals import Ints, Poisson, RecordedArrivals
 from weir.simulation.simulator import run, simulate
-from weir.simulation.traces import Ints
 
 ONE = Profile.linear(alpha_ms=0.0, tau0_ms=2.0, max_batch_size=1)  # one at a time, 2 ms each
 ONE_RANDOM = Profile.linear(alpha_ms=0.0, tau0_ms=2.0, max_batch_size=1, cv=1.0)

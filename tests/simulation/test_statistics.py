@@ -3,8 +3,8 @@ from math import inf, isinf, isnan
 import numpy as np
 import pytest
 
+from weir.simulation.arrivals import Floats
 from weir.simulation.statistics import Estimate, correlation, estimate, half_width, stretch_length
-from weir.simulation.traces import Floats
 
 
 def mm1(load: float, count: int, rng: np.random.Generator) -> Floats:

@@ -7,8 +7,7 @@ from weir.batching.settings import BatchingSettings
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation, Policy
 from weir.policy.rules import ControlLimit, FullBatches, Greedy, SizeOrDelay
-from weir.simulation.policies import policy_for, settings_for
-from weir.simulation.simulator import simulate
+from weir.simulation.simulator import policy_for, settings_for, simulate
 from weir.simulation.statistics import capacity_of, is_bounded
 
 # The best batch is 4: 4000 rows/s; a full one of 8 serves 2667.

@@ -8,7 +8,7 @@ from tests.served import MODELS, Served, serving
 
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelNotFound, Overloaded, SettingsError
 from weir.messages import Request
-from weir.simulation.traces import read_trace
+from weir.simulation.arrivals import read_trace
 from weir.telemetry.logs import WRITTEN_AT_ONCE, ArrivalLog, recorders
 from weir.testing import FakeClock, FakeRequest
 

@@ -65,9 +65,8 @@ def simulate(
     compute_in_one_thread()
     from weir.commands.output import check_results
     from weir.policy.cost.objective import Prices
-    from weir.simulation.policies import settings_for, split_policies
-    from weir.simulation.reading import read_profile
     from weir.simulation.report import Bars
+    from weir.simulation.simulator import read_profile, settings_for, split_policies
     from weir.simulation.simulator import simulate as compare
 
     measured = read_profile(profile)

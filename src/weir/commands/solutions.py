@@ -77,8 +77,8 @@ def show_bank(bank: Bank, rules: Sequence[Beside]) -> None:
 
 
 def _heading(bank: Bank) -> str:
-    crew = "one worker" if bank.workers == 1 else f"{bank.workers} workers"
-    text = f"{crew}, up to {bank.capacity:,.4g} rows/s; batches of up to {bank.profile.max_batch_size}"
+    workers = "one worker" if bank.workers == 1 else f"{bank.workers} workers"
+    text = f"{workers}, up to {bank.capacity:,.4g} rows/s; batches of up to {bank.profile.max_batch_size}"
     if bank.objective is not None:
         return f"{text}; {bank.objective} with the least energy"
     prices = bank.prices

@@ -62,7 +62,7 @@ def solve(
     compute_in_one_thread()
     from weir.commands.output import check_results
     from weir.policy.cost.objective import Prices
-    from weir.simulation.reading import read_profile
+    from weir.simulation.simulator import read_profile
 
     measured = read_profile(profile)
     measured = measured if max_batch_size is None else measured.up_to(max_batch_size)

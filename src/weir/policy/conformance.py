@@ -30,7 +30,7 @@ class BrokenRule(AssertionError):
 
 
 def observations() -> Iterator[Observation]:
-    """Yield observations of every kind: short and long lines, young and old ones, deadlines near, far and past."""
+    """Yield observations of every kind: short and long queues, young and old ones, deadlines near, far and past."""
     sizes = ((1, 1), (1, 64), (7, 64), (63, 64), (64, 64), (65, 64), (5000, 64), (3, 2))
     for now, age, (waiting, largest), draining in product(INSTANTS, AGES, sizes, (False, True)):
         for time_left, (idle, workers) in zip((-1.0, 0.0, 0.002, 30.0), ((1, 1), (1, 4), (4, 4), (2, 1)), strict=True):

@@ -1,18 +1,86 @@
-"""When requests arrive: processes with a mean rate (their text form: arrivals.py)."""
+"""When requests arrive: processes with a mean rate, recorded arrivals, and the text form of both."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from math import inf, isfinite, pi
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 from weir.errors import SettingsError
 from weir.fields import AT_LEAST_ONE, AT_LEAST_ZERO, Rule, check, setting
 from weir.policy.loading import parse_duration
-from weir.simulation.traces import Floats, Ints, read_trace
+
+# Recorded arrivals, as CSV: the header `arrival_s,rows`, then one line per request in the order of arrival.
+#
+# Times are in seconds from any origin; `rows` may be left out, with its header, when every request has one row.
+
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+HEADER = ("arrival_s", "rows")
+
+
+def read_trace(path: str | Path) -> tuple[Floats, Ints]:
+    """Return the arrivals (seconds, from 0 on) and rows of the requests recorded in `path`.
+
+    Raises SettingsError naming the file, the line, the value and what must hold: numbers, times that do not go back, rows
+    of at least 1, at least two requests.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"trace {str(path)!r} cannot be read: {error}") from error
+    header = tuple(cell.strip() for cell in lines[0].split(",")) if lines else ()
+    if header not in (HEADER, HEADER[:1]):
+        raise SettingsError(f"{path}, line 1: must be the header {','.join(HEADER)}; is {','.join(header)!r}")
+    times: list[float] = []
+    rows: list[int] = []
+    last = -np.inf
+    for number, line in enumerate(lines[1:], start=2):
+        if not line.strip():
+            continue
+        try:
+            arrival, size = _read(line.split(","), len(header), last)
+        except ValueError as error:
+            raise SettingsError(f"{path}, line {number}: {line!r}: {error}") from None
+        times.append(arrival)
+        rows.append(size)
+        last = arrival
+    if len(times) < 2 or last <= times[0]:
+        raise SettingsError(f"{path}: a trace has at least two requests, at different times; this one has {len(times)}")
+    return np.array(times) - times[0], np.array(rows, dtype=np.int64)
+
+
+def _read(cells: list[str], columns: int, last: float) -> tuple[float, int]:
+    if len(cells) != columns:
+        raise ValueError(f"must have {columns} value(s)")
+    try:
+        arrival = float(cells[0])
+        rows = int(cells[1]) if columns > 1 else 1
+    except ValueError:
+        raise ValueError("must be a number of seconds and a whole number of rows") from None
+    if not np.isfinite(arrival):
+        raise ValueError("the arrival must be finite")
+    if arrival < last:
+        raise ValueError(f"arrives before the line above, at {last:g}; arrivals must not go back")
+    if rows < 1:
+        raise ValueError("rows must be 1 or more")
+    return arrival, rows
+
+
+def write_trace(path: str | Path, times: Iterable[float], rows: Iterable[int] | None = None) -> None:
+    """Write arrivals (seconds, ascending) and rows (1 each if left out), so that `read_trace` returns them to the bit."""
+    arrivals = [float(time) for time in times]
+    sizes = [1] * len(arrivals) if rows is None else [int(size) for size in rows]
+    with Path(path).open("w", encoding="utf-8", newline="\n") as file:
+        file.write(",".join(HEADER) + "\n")
+        file.writelines(f"{arrival!r},{size}\n" for arrival, size in zip(arrivals, sizes, strict=True))
+
 
 BLOCK = 16_384  # arrivals drawn at once; what is drawn does not depend on how many are asked for
 FINITE: Rule = (lambda value: 0.0 < value < float("inf"), "must be greater than 0, and finite")
@@ -263,11 +331,11 @@ def _inverted(rng: Generator, segments: Callable[[], tuple[Floats, Floats]]) -> 
 #     sine:0.5,depth=0.8,period=10s            Poisson, the rate swings around its mean
 #     ramp:0.1,to=0.9,period=60s   Poisson, the rate climbs from the one to the other, and starts again
 #     constant:0.7                 equal gaps
-#     trace:arrivals.csv           recorded ones (see traces.py)
+#     trace:arrivals.csv           recorded ones
 #
 # A load is a share of what the workers can serve; `to` of a ramp is one too, or a rate if the start is stated as `rate=`.
 # `rows=4` after any but a trace gives each request that many rows. Whatever the process, the mean rate is the one asked for
-# (for a ramp: the mean of its ends). What the settings mean: arrivals.py.
+# (for a ramp: the mean of its ends).
 
 
 DURATIONS = ("period", "on", "off")

@@ -1,4 +1,4 @@
-"""Makes the bank that a server runs, for any crew and with or without a latency objective: the one entry for all.
+"""Makes the bank that a server runs, for any number of workers, with or without a latency objective: the one entry for all.
 
 One worker without an objective is solved exactly (policy/). No exact solution is known for the other cases; there one
 control limit for each rate is found by simulation, all candidates on the same arrivals.
@@ -18,16 +18,15 @@ from weir.policy.solve.bank import Bank, solve_bank
 from weir.policy.solve.evaluation import Performance, evaluate
 from weir.policy.solve.tables import Table, greedy_table, limit_table, multi_worker_table, stacked, start_limit
 from weir.simulation.arrivals import MarkovModulated
-from weir.simulation.reading import read_profile
 from weir.simulation.rounds import Figures, Rule
 from weir.simulation.search import BURST, BURST_BATCHES, SloSearch, Trials, lowest
-from weir.simulation.simulator import check_count, run
+from weir.simulation.simulator import check_count, read_profile, run
 from weir.simulation.statistics import STRETCHES
 
 Progress = Callable[[int, int], None]  # rates done, of how many
 
 # Of the capacity of all workers together.
-CREW_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
+MULTI_WORKER_LOADS = (0.001, 0.003, 0.01, 0.03, 0.06, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.94, 0.97)
 # Close together where the limit falls and refusing begins.
 PROMISE_LOADS = (0.001, 0.01, 0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.83, 0.86, 0.88, 0.9, 0.92, 0.94, 0.96, 0.97)
 # Where more arrives than can be served, and the estimate of a rate that is less than that may be.
@@ -35,7 +34,7 @@ BEYOND = (1.0, 1.1)
 FLOORS = (0.0, 0.85, 0.93, 1.0, 1.05, 2.0)  # loads below which nobody is refused, tried in this order
 CHECKED_LOADS, CHECKED_REQUESTS = (0.7, 0.8, 0.85), 40_000
 BURST_LOADS = (0.1, 0.2, 0.3, 0.5)  # in bursts, at which waits must lose nothing
-CREW_REQUESTS = 20_000
+MULTI_WORKER_REQUESTS = 20_000
 PROMISE_REQUESTS = 40_000
 
 
@@ -54,7 +53,7 @@ def make_bank(
     Args:
         profile: what a batch costs on one worker.
         prices: what latency and energy are worth; with an objective they decide nothing.
-        workers: how many workers serve the one line.
+        workers: how many workers serve the one queue.
         objective: the latency that is promised.
         seed: of the simulations; the same seed gives the same bank.
         progress: told (rates done, of how many).
@@ -68,11 +67,11 @@ def make_bank(
     if objective is not None:
         return _promised(profile, prices, workers, objective, seed, told)
     if workers > 1:
-        return _crew(profile, prices, workers, seed, told)
+        return _for_several(profile, prices, workers, seed, told)
     return solve_bank(profile, prices)
 
 
-def crew_limit(rate: float, prices: Prices, trials: Trials) -> int:
+def common_limit(rate: float, prices: Prices, trials: Trials) -> int:
     """Return the common control limit with the least cost at `rate` rows per second in all, found from its closed form."""
     weights = prices.latency_weight_at(rate), prices.energy_weight
     profile = trials.profile
@@ -83,12 +82,12 @@ def crew_limit(rate: float, prices: Prices, trials: Trials) -> int:
     return lowest(cost, start_limit(profile, rate, prices), profile.best_batch_size)
 
 
-def _crew(profile: Profile, prices: Prices, workers: int, seed: int, told: Progress) -> Bank:
-    trials = Trials(profile, workers=workers, requests=CREW_REQUESTS, seed=seed)
-    rates = workers * profile.max_rate * np.array(CREW_LOADS)
+def _for_several(profile: Profile, prices: Prices, workers: int, seed: int, told: Progress) -> Bank:
+    trials = Trials(profile, workers=workers, requests=MULTI_WORKER_REQUESTS, seed=seed)
+    rates = workers * profile.max_rate * np.array(MULTI_WORKER_LOADS)
     tables, seen = [], []
     for done, rate in enumerate(rates.tolist(), 1):
-        tables.append(multi_worker_table(profile, crew_limit(rate, prices, trials)))
+        tables.append(multi_worker_table(profile, common_limit(rate, prices, trials)))
         seen.append(trials(rate, Rule(tables[-1].tolist())))
         told(done, len(rates))
     return _bank(profile, prices, workers, rates, tables, seen)
@@ -126,7 +125,7 @@ def _checked_in_time(bank: Bank, keeper: SloSearch, seed: int) -> Bank:
     """Return `bank`, greedy below the lowest of FLOORS from which refusals lose no more than greedy does.
 
     A stage's bound was found at a rate that is known. The policy estimates it, and the estimate is high when many have just come:
-    then the line is long, and whom greedy would still answer in time may be refused. So the policy itself is simulated. Where
+    then the queue is long, and whom greedy would still answer in time may be refused. So the policy itself is simulated. Where
     service times vary, so it is in bursts, and unless it surely loses no more than greedy, nobody waits on purpose.
     """
     lines = []
@@ -228,7 +227,7 @@ def solve(
         latency_weight: what a millisecond of mean response time costs.
         energy_weight: what a watt of mean power costs.
         reference_rate: rows per second at which these weights hold; waiting then costs the same at every rate.
-        workers: how many workers serve the one line.
+        workers: how many workers serve the one queue.
         latency_objective: a promise to keep with the least energy, such as "p99=20ms"; the weights then decide nothing.
         max_batch_size: the largest batch, if it is to be smaller than the profile's.
         seed: of the simulations that several workers, or an objective, need.

@@ -20,7 +20,7 @@ from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.messages import OBJECT, Dispatch, Kind, Wakeup
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Policy
-from weir.simulation.traces import Floats, Ints
+from weir.simulation.arrivals import Floats, Ints
 
 # The simulator's request.
 
@@ -90,7 +90,7 @@ class BatchLog(NamedTuple):
     """Batches in the order of their decisions. Instants are in seconds.
 
     `at` is when the batch was cut, `start` when its worker began it (later than `at` if the worker had another in flight)
-    and `end` when the worker was done. `waiting` rows were in the line when it was decided; `reason` is a messages.Reason.
+    and `end` when the worker was done. `waiting` rows were in the queue when it was decided; `reason` is a messages.Reason.
     """
 
     at: Floats
@@ -162,7 +162,7 @@ class EventLog:
             self._odd.append((place, latest, rows))
 
     def lost(self, index: int) -> None:
-        """A request has left the line at its deadline, with all or a part of it never run."""
+        """A request has left the queue at its deadline, with all or a part of it never run."""
         self._pieces.pop(index, None)
         self.expired.append(index)
 
@@ -343,7 +343,7 @@ class Run:
     """What happened to each request (arrays by order of arrival) and what each batch was. Instants are in seconds.
 
     `start` is when the last piece of the request was begun and `end` when its caller had the answer (the profile's latency
-    offset included); both are NaN for those that were `refused` on arrival or had `expired` in the line.
+    offset included); both are NaN for those that were `refused` on arrival or had `expired` in the queue.
     """
 
     profile: Profile

@@ -11,9 +11,9 @@ from weir.errors import SettingsError
 from weir.messages import Reason
 from weir.policy.cost.objective import LatencySLO, Prices
 from weir.policy.cost.profile import Profile
+from weir.simulation.arrivals import Floats, Ints
 from weir.simulation.engine import LogPart
 from weir.simulation.statistics import Estimate, estimate, half_width, stretch_length
-from weir.simulation.traces import Floats, Ints
 
 # The distribution of many positive numbers, in memory that does not grow with them.
 
@@ -135,7 +135,7 @@ class BatchMeans:
         self.responses = LogHistogram(self.count)
         self.sizes: Ints = np.zeros(profile.max_batch_size + 1, dtype=np.int64)
         self.reasons: Ints = np.zeros(16, dtype=np.int64)
-        self.least_waiting = np.full(self.count, inf)  # rows in the line at a decision
+        self.least_waiting = np.full(self.count, inf)  # rows in the queue at a decision
         self.most_waiting = np.full(self.count, -inf)
         self._last_arrival = inf
 
@@ -198,13 +198,13 @@ class BatchMeans:
         counted = stretch >= 0
         self.sizes += np.bincount(batches.rows[counted], minlength=len(self.sizes))
         self.reasons += np.bincount(batches.reason[counted], minlength=len(self.reasons))
-        counted &= batches.at <= self._last_arrival  # afterwards the line gets shorter in any case
+        counted &= batches.at <= self._last_arrival  # afterwards the queue gets shorter in any case
         np.minimum.at(self.least_waiting, stretch[counted], batches.waiting[counted])
         np.maximum.at(self.most_waiting, stretch[counted], batches.waiting[counted])
 
     @property
     def is_growing(self) -> bool:
-        """Whether the line never became as short again, in the last quarter of the run, as it was at its longest in the first.
+        """Whether the queue never became as short again, in the last quarter of the run, as it was at its longest in the first.
 
         Or whether most were not even begun when the last one arrived.
         """
@@ -222,7 +222,7 @@ COMPARED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "power_w", "cost",
 QUANTILES = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 _NOT_PLAIN = ("outcomes", "prices", "objective")
 TOLERATED = 0.01  # share of requests by which policies may differ in what they lose and yet be compared by cost
-UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the line only grows
+UNBOUNDED = ("response_time_ms", "p50_ms", "p95_ms", "p99_ms", "cost")  # what has no mean where the queue only grows
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +233,7 @@ class PolicyOutcome:
     is latency_weight·W + energy_weight·P. `reasons` and `batch_sizes` are shares of batches. `late_share` are
     answered after, or given up at, their deadline; `refused_share` were not let in; `in_time_share` is the rest. All three
     are of all requests. `fairness` is Jain's index of the response times
-    (1: all equal). Where `stable` is false the line grows without end: times and cost are infinite, power is that of
+    (1: all equal). Where `stable` is false the queue grows without end: times and cost are infinite, power is that of
     workers which are always busy.
     """
 
@@ -370,7 +370,7 @@ def outcome_of(
 ) -> PolicyOutcome:
     """Return what `seen` says of the policy called `name`, at that rate (rows per second)."""
     sums = seen.sums
-    # Where the line only grows, workers are busy for longer than it takes the requests to arrive: all the time.
+    # Where the queue only grows, workers are busy for longer than it takes the requests to arrive: all the time.
     seconds = np.diff(seen.starts) if stable else sums["busy"] / (1000.0 * workers)
     observed = {
         "response_time_ms": ratio(sums["response"], sums["answered"]),

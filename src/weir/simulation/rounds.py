@@ -1,8 +1,8 @@
-"""Service rounds of one rule on one line, without the batcher: what a search tries hundreds of times.
+"""Runs one rule over the arrivals of one queue without the Batcher: a search does so hundreds of times, for speed.
 
-It knows single rows in arrival order, tables, the guards and a bound on the line, and nothing else; there it cuts the
-very batches that the batcher cuts (tests hold the two against each other). What a search finds is measured
-afterwards with the real batcher.
+It knows single rows in the order of their arrival, tables, the ends of waits and a bound on the queue, and nothing else. There
+it cuts the very batches that the Batcher cuts: tests/simulation/test_rounds.py holds the two equal. The batcher itself then
+measures what a search has found. Times are in seconds, unless the name says otherwise.
 """
 
 from bisect import bisect_right
@@ -29,7 +29,7 @@ class Rule(NamedTuple):
     `table[n]` rows with n waiting, 0 to wait (tables.py). A wait ends at oldest arrival + `allowance[n]` and at last
     arrival + `silence`; all rows that fit go then. With `fits`, a batch is trimmed (cost/objective.py) so that its oldest row
     starts by oldest arrival + `fits[rows]`. `share` of the batches is decided by `second`, evenly spread. Arrivals are
-    refused while `max_waiting` rows wait (0: never), or while the `gate` is closed (overload.py).
+    refused while `max_waiting` rows wait (0: never), or while the `gate` is closed (online/rate.py).
     """
 
     table: Sequence[int]
@@ -58,7 +58,7 @@ class PlayedRounds(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """What a rule does on one line. Power beyond what no policy can avoid is `excess_w`: per row of this very line, so
+    """What a rule does on one queue. Power beyond what no policy can avoid is `excess_w`: per row of this very queue, so
     that the luck of its arrivals cancels. `late_error` is the standard error of `late_share`, by batch means."""
 
     response_time_ms: float
@@ -130,7 +130,7 @@ def play(coming: Sequence[float], rule: Rule, services: ServiceTimes, largest: i
 def _more(
     coming: Sequence[float], start: int, stop: int, gate: AdmissionGate, rows: int, since: float
 ) -> Sequence[float]:
-    """Return those who, of the arrivals from `start` to `stop`, are let in though the line is full."""
+    """Return those who, of the arrivals from `start` to `stop`, are let in though the queue is full."""
     for index in range(start, stop):
         if more := gate.more(rows, coming[index] - since):
             return coming[index : min(index + more, stop)]

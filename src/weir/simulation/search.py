@@ -2,7 +2,7 @@
 refused, for each rate.
 
 A batch is cut when `limit` rows wait, or when its oldest row could not be answered in time otherwise (the guard), and
-trimmed where it would make its oldest row late. Arrivals are refused where the line is so long that they might be late
+trimmed where it would make its oldest row late. Arrivals are refused where the queue is so long that they might be late
 (policy/online/rate.py). The guard makes the number of waiting rows a poor state: their ages count too. So the share of late
 responses is simulated, on common random numbers; docs/explanation/beyond-the-paper.md.
 """
@@ -23,11 +23,11 @@ from weir.simulation.arrivals import Arrivals, MarkovModulated
 from weir.simulation.engine import ServiceTimes
 from weir.simulation.rounds import Figures, Rule, figures, play
 
-# Trials of rules on lines of Poisson arrivals: the same line for every rule, and for every rate in its own time.
+# Trials of rules on queues of Poisson arrivals: the same queue for every rule, and for every rate in its own time.
 
 
 class Trials:
-    """One line of `requests` Poisson arrivals, stretched to any rate; its mean rate is then that rate exactly.
+    """One queue of `requests` Poisson arrivals, stretched to any rate; its mean rate is then that rate exactly.
 
     `deadline` (seconds) is what responses are late against. `process` makes other arrivals of a mean rate than Poisson.
     `played` counts the trials.
@@ -108,7 +108,7 @@ LINES = (
     6.0,
 )  # bounds tried, in batches under overload
 CAREFUL = 6.0  # standard deviations of the longest service time by which a wait ends early where a late row is lost
-CLEARLY = 0.9  # of what greedy loses: a bound on the line must lose less
+CLEARLY = 0.9  # of what greedy loses: a bound on the queue must lose less
 BURST, BURST_BATCHES = 5.0, 20.0  # times the rate between bursts, and every so many of the longest batches
 HIGHER = 1.25  # times its estimate, that a rate may be
 LOADS = (0.8, 0.97)  # at which those who are let in must be in time, if none waits on purpose
@@ -127,7 +127,7 @@ class SloPoint:
 
 
 class SloSearch:
-    """Finds, for one profile and crew, what keeps `objective`.
+    """Finds, for one profile and number of workers, what keeps `objective`.
 
     Attributes: profile; objective, with the margin and slack that random service times need; `admission`, what it refuses.
 
@@ -223,7 +223,7 @@ class SloSearch:
     def most_in_time(self, lowest: float, highest: float, trials: Trials, bursts: Trials) -> SloPoint:
         """Return what loses least from the `lowest` rate to the `highest`: late answers, and refusals at their price.
 
-        Nobody is refused but where a bound on the line loses clearly less than greedy. Then the largest limit is taken with which
+        Nobody is refused but where a bound on the queue loses clearly less than greedy. Then the largest limit is taken with which
         no more is lost at any of the rates, in `bursts` either: it takes the least energy. While rows come slowly more of them
         wait until the guard, so the lowest rate counts as well. The rate may be other than it seems by HIGHER; where that
         may be more than can be served, nobody waits on purpose."""
@@ -241,7 +241,7 @@ class SloSearch:
         return SloPoint(limit, 0.0, trials(highest, self.rule(limit, max_waiting=bound)), bound)
 
     def _bound(self, rates: Sequence[float], trials: Trials) -> int | None:
-        """Return what bounds the line at these rates, as in `SloPoint`."""
+        """Return what bounds the queue at these rates, as in `SloPoint`."""
 
         def lost(max_waiting: int | None) -> float:
             rule = self.rule(1, max_waiting=max_waiting)
@@ -345,7 +345,7 @@ DELAYS = (0.0, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.
 
 
 class Tuned(NamedTuple):
-    """The best of a family of rules on one line. `policy` is its text form; `figures` are those of that line."""
+    """The best of a family of rules on one queue. `policy` is its text form; `figures` are those of that queue."""
 
     policy: str
     figures: Figures
@@ -357,8 +357,8 @@ def best_limit(
 ) -> Tuned | None:  # fmt: skip
     """Return the control limit, of all there are, that costs least on single rows arriving at `arrivals` (seconds).
 
-    With an `objective` it is the one with the least energy of those that keep it on this line; None if none does. With
-    `max_waiting`, arrivals are refused beyond so many waiting rows. Raises SettingsError for an empty line.
+    With an `objective` it is the one with the least energy of those that keep it on this queue; None if none does. With
+    `max_waiting`, arrivals are refused beyond so many waiting rows. Raises SettingsError for an empty queue.
     """
     most = profile.max_batch_size
     rules = {
@@ -373,7 +373,7 @@ def best_size_or_delay(
     objective: LatencySLO | None = None, sizes: Iterable[int] | None = None, delays: Sequence[float] = DELAYS,
     services_seed: int = 1, progress: Progress | None = None,
 ) -> Tuned | None:  # fmt: skip
-    """Return the size and delay that cost least on this line, of all pairs of `sizes` (about twelve, if left out) and
+    """Return the size and delay that cost least on this queue, of all pairs of `sizes` (about twelve, if left out) and
     `delays` (seconds). Otherwise as `best_limit`."""
     most = profile.max_batch_size
     rules = {}

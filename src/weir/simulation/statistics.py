@@ -13,7 +13,7 @@ import numpy as np
 from weir.batching.settings import BatchingSettings
 from weir.policy.cost.profile import Profile
 from weir.policy.decision import Observation, Policy, complete
-from weir.simulation.traces import Floats
+from weir.simulation.arrivals import Floats
 
 LEVEL = 0.95
 STRETCHES = 64  # of a run
@@ -98,9 +98,9 @@ def capacity_of(
     policy: Policy, profile: Profile, settings: BatchingSettings, workers: int = 1, *, now: float = 0.0,
     arrivals: int = 0,
 ) -> float | None:  # fmt: skip
-    """Return the rows per second that all workers serve once the line is long; None where the policy does not say.
+    """Return the rows per second that all workers serve once the queue is long; None where the policy does not say.
 
-    A long line is served in the batches that `policy` cuts from it: at this rate or above, it only grows. One that learns
+    A long queue is served in the batches that `policy` cuts from it: at this rate or above, it only grows. One that learns
     is asked when it has: at the end of a run, which was at `now` and after `arrivals` rows.
     """
     seen = Observation(
@@ -114,5 +114,5 @@ def capacity_of(
 
 
 def is_bounded(policy: Policy, settings: BatchingSettings) -> bool:
-    """Tell whether the line cannot grow without end, because more are refused."""
+    """Tell whether the queue cannot grow without end, because more are refused."""
     return settings.max_queue_size < maxsize or complete(policy).max_waiting is not None

@@ -5,7 +5,7 @@ nothing else is certain of. So each wait ends at the earliest of these instants:
 
 - the last arrival + ln(1000)/rate: a silence that long has a probability of 0.001, so the traffic has most likely stopped;
 - the oldest arrival + (k + sqrt(2·k·x) + x)/rate, x = ln(1000), with k the arrivals the table waits for: they take
-  longer only with that probability, so they do not come to this line;
+  longer only with that probability, so they do not come to this queue;
 - with a promise about latency, the oldest arrival + the deadline - the service time of what waits - a margin.
 
 The batcher's own bounds (max_queue_delay, the requests' deadlines) hold on top of these.
@@ -410,7 +410,7 @@ class SolvedPolicy(PolicyBase):
         service = weir.Service(Square, policy=weir.SolvedPolicy(bank), max_batch_size=bank.profile.max_batch_size)
 
     Rates are in rows per second, of the whole service, and so are the tables': with requests of several groups (keys,
-    shapes) each line is looked up as if all arrivals came to it. A group that gets but a part of them reaches its limit
+    shapes) each queue is looked up as if all arrivals came to it. A group that gets but a part of them reaches its limit
     later than the table expects; it is then served by the second of the guards above, which no arrival elsewhere
     puts off. That costs latency and no more; a service of very many groups is better served by `greedy`.
 
@@ -484,7 +484,7 @@ class SolvedPolicy(PolicyBase):
         self._gate, self._rows, self._since, self._ahead = gate, rows, now, 0
 
     def full(self, now: float) -> int | None:
-        """The line is full: return `max_waiting` as of `now`; see PolicyBase."""
+        """The queue is full: return `max_waiting` as of `now`; see PolicyBase."""
         if self._rows and (more := self._gate.more(self._rows, now - self._since)):
             assert self.max_waiting is not None
             self._rows = 0  # once; whoever comes behind them too might be late

@@ -58,7 +58,7 @@ class Rate:
     def observe(self, now: float, arrivals: int) -> float:
         """At the instant `now`, so many rows had ever arrived. Returns `value`.
 
-        Where either is less than it was (another line, another clock), counting goes on from there.
+        Where either is less than it was (another queue, another clock), counting goes on from there.
         """
         count, gap = arrivals - self._arrivals, now - self._at
         if count > 0 and gap > 0.0 and self._arrivals >= 0:
@@ -161,29 +161,29 @@ class DriftDetector:
 
 # A bank made ready to be looked up: a stage for each of its rates, one below the lowest and one above the highest.
 #
-# Everything that does not depend on the line is worked out here, once, into plain Python values that nothing changes: a
+# Everything that does not depend on the queue is worked out here, once, into plain Python values that nothing changes: a
 # decision is an index into a tuple.
 
 
-# How long the line may be where a latency is promised, so that whoever is let in is answered in time at any arrival rate.
+# How long the queue may be where a latency is promised, so that whoever is let in is answered in time at any arrival rate.
 #
-# A row at place p of the line starts, at the latest, with batch ⌈p/(c·b)⌉ of its worker after the one under way, if c workers
-# serve batches of b rows while more than b wait. With no more than c·m·b rows in line, it is answered after at most m + 1
+# A row at place p of the queue starts, at the latest, with batch ⌈p/(c·b)⌉ of its worker after the one under way, if c workers
+# serve batches of b rows while more than b wait. With no more than c·m·b rows in the queue, it is answered after at most m + 1
 # service times; so m·c·b rows may wait if (m + 1)·τ(b) ≤ D, whatever the traffic. docs/explanation/beyond-the-paper.md.
 
 
-# Of the rows per second that the objective allows; the rest is given for a longer line, which refuses less.
+# Of the rows per second that the objective allows; the rest is given for a longer queue, which refuses less.
 NEARLY = 0.98
 # Shares of late rows below this leave no room for what is not exact: a part of a batch behind another.
 RARELY = 1e-3
 
 
 class AdmissionGate(NamedTuple):
-    """Beyond which line arrivals are refused.
+    """Beyond which queue arrivals are refused.
 
     `bounds[n]` rows may wait once n were dispatched; for n = 0, while the policy waits. None: no bound. With `times` (seconds
     by rows), one more batch of at least `third` rows (0: never) may wait if it comes late enough; `spares[n]` is by how much
-    the rows in line are answered earlier than they must. With `within`, one batch waits at a time, and its time and that of
+    the rows in the queue are answered earlier than they must. With `within`, one batch waits at a time, and its time and that of
     the one that runs are so many seconds at most.
     """
 
@@ -196,7 +196,7 @@ class AdmissionGate(NamedTuple):
     def after(self, rows: int, waiting: int, age: float) -> int | None:
         """Return how many may wait once `rows` of the `waiting` are dispatched; the first that stays is `age` seconds old.
 
-        Those who stay behind are served with whom the line then lets in: so few that the first of them is in time.
+        Those who stay behind are served with whom the queue then lets in: so few that the first of them is in time.
         """
         bound = self.bounds[rows]
         if bound is None or rows >= waiting or not self.within:
@@ -205,7 +205,7 @@ class AdmissionGate(NamedTuple):
         return min(bound, max(bisect_right(self.times, left) - 1, waiting - rows, 1))
 
     def more(self, rows: int, since: float) -> int:
-        """Return how many more may wait, `since` seconds after `rows` were dispatched, as a batch behind those in line."""
+        """Return how many more may wait, `since` seconds after `rows` were dispatched, as a batch behind those in the queue."""
         if not self.third:
             return 0
         more = bisect_right(self.times, since + self.spares[rows] + ROUNDING) - 1
@@ -216,7 +216,7 @@ OPEN = AdmissionGate((None,))
 
 
 class Admission(NamedTuple):
-    """`steady` rows are a batch under overload, `max_waiting` rows the line then, and `largest` rows the largest batch at
+    """`steady` rows are a batch under overload, `max_waiting` rows the queue then, and `largest` rows the largest batch at
     any rate. `gate` is for rates that can be served."""
 
     steady: int
@@ -239,11 +239,11 @@ class Admission(NamedTuple):
 
 
 def admission(profile: Profile, objective: LatencySLO, workers: int = 1) -> Admission | None:
-    """Return the batch and the line that serve most rows per second, all of them in time, when more arrive than can be
+    """Return the batch and the queue that serve most rows per second, all of them in time, when more arrive than can be
     served; None if even a row that comes behind one alone may be late.
 
     It is the size that serves most if two batches of it may wait; else, of all that serve nearly as many, the one with the
-    longest line, so that fewer are refused by bad luck when nearly as many arrive as can be served.
+    longest queue, so that fewer are refused by bad luck when nearly as many arrive as can be served.
     """
     most, depth = profile.best_batch_size, profile.pipeline_depth
     times = profile.service_time_ms[:most] / 1000.0
@@ -266,7 +266,7 @@ def admission(profile: Profile, objective: LatencySLO, workers: int = 1) -> Admi
             spares = within - times[:steady] - behind[steady - 1] * times[steady - 1]
             gate = _growing(gate, times[:steady], spares, steady)
         return Admission(steady, longest, steady, gate)
-    # One batch under way and one in line: the longer the one takes, the shorter the other must be.
+    # One batch under way and one in the queue: the longer the one takes, the shorter the other must be.
     fitting = np.searchsorted(times, within - times, side="right")
     largest = int(np.flatnonzero(fitting)[-1]) + 1
     bounds = np.minimum(fitting[:largest], largest)
@@ -294,7 +294,7 @@ class RateBand:
 
     `falls` and `rises` are the rates at which it is left for the next lower and higher one. `second` decides the share
     `share` of the batches, `first` the others; `limits` are those of both. `filling`, divided by the rate, is how long the oldest row may wait for
-    the line to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
+    the queue to fill (see `filling_of`). Where there is a promise, `allowance[n]` is how long the oldest of n may wait, and
     `latest[n]` how old it may be when they start (see LatencySLO). `entry` is the index in the bank of what comes nearest,
     `largest` the largest batch. `gate` says when arrivals are refused, `max_waiting` how many rows wait then under overload.
     """
@@ -398,7 +398,7 @@ class Stages:
         return counts and number < len(self) - 1 and limit == 1 and max_waiting is None
 
     def _line(self, number: int, entry: int) -> tuple[int, int | None, AdmissionGate]:
-        """Return a stage's largest batch, its longest line under overload, and its gate."""
+        """Return a stage's largest batch, its longest queue under overload, and its gate."""
         largest, most = self.bank.profile.max_batch_size, int(self.bank.max_waiting[entry]) or None
         made = self._admission
         if made is None:
@@ -459,10 +459,10 @@ def answers_of(table: Table, limit: int) -> Answers:
 
 
 def filling_of(table: Table) -> float:
-    """Return, in mean gaps between arrivals, how long the oldest row waits at most for the line to fill.
+    """Return, in mean gaps between arrivals, how long the oldest row waits at most for the queue to fill.
 
     The longest wait of `table` is for k arrivals after the oldest. They take longer than k + sqrt(2·k·x) + x gaps with
-    probability e^-x at most (a tail bound of the gamma distribution); so after that time they are not coming to this line.
+    probability e^-x at most (a tail bound of the gamma distribution); so after that time they are not coming to this queue.
     """
     arrivals = int(np.flatnonzero(table == 0)[-1])
     return arrivals + sqrt(2.0 * arrivals * SILENCE) + SILENCE

@@ -41,7 +41,7 @@ class Bank:
     Attributes:
         profile: what a batch costs on one worker.
         prices: what the tables were solved for.
-        workers: how many workers serve the line.
+        workers: how many workers serve the queue.
         objective: the promise about latency, if there is one.
         rates: rows per second in all, ascending; shape [R].
         tables: uint16 [R, S], see tables.py.
@@ -210,8 +210,8 @@ RATIO = 1.2
 
 
 class SolvedRate(NamedTuple):
-    """The best table at one rate, and what it is predicted to do. `actions` are those it was made from, for lines of any length:
-    the table has the full-batch rule in their place where lines are not met, which is no good start for another rate."""
+    """The best table at one rate, and what it is predicted to do. `actions` are those it was made from, for queues of any length:
+    the table has the full-batch rule in their place where queues are not met, which is no good start for another rate."""
 
     rate: float
     table: Table

@@ -1,4 +1,4 @@
-"""What a table does, exactly: by the stationary law of the line under it, without simulation."""
+"""What a table does, exactly: by the stationary law of the queue under it, without simulation."""
 
 from dataclasses import dataclass
 from math import inf
@@ -19,7 +19,7 @@ class Performance:
 
     Attributes:
         stable: False if rows arrive faster than the table serves them: then the response time and the cost are infinite,
-            and the rest is what a line that never empties does.
+            and the rest is what a queue that never empties does.
         response_time_ms: mean, with the profile's latency offset.
         power_w: mean power beyond what the machine draws while idle.
         cost: latency_weight·response time + energy_weight·power (equation 3), the weight being that at the rate.
@@ -72,7 +72,7 @@ def evaluate(
 
 
 def is_stable(profile: Profile, rate: float, table: Table) -> bool:
-    """Say whether the batches that `table` dispatches from a long line serve more than `rate` rows per second."""
+    """Say whether the batches that `table` dispatches from a long queue serve more than `rate` rows per second."""
     size = int(table[-1])
     return rate * float(profile.service_time_ms[size - 1]) < 1000.0 * size
 
@@ -95,7 +95,7 @@ def queue_law(profile: Profile, rate_per_ms: float, table: Table, rows: Actions)
 
 
 def _bounded(profile: Profile, line: QueueLaw, prices: Prices, max_waiting: int) -> Performance:
-    """Return what a table does, from the law of the line under it, which is never longer than `max_waiting`."""
+    """Return what a table does, from the law of the queue under it, which is never longer than `max_waiting`."""
     rate, serves = line.rate_per_ms, line.actions > 0
     times = np.where(serves, profile.service_time_ms[line.actions - 1], 1.0 / rate)
     energies = np.where(serves, profile.energy_mj[line.actions - 1], 0.0)

@@ -1,8 +1,8 @@
 """The response time's 99th percentile, or another, from sampled rows: what a bank predicts.
 
-Each row arrives in a line drawn from its law, so that nothing has to settle first, and is followed until its own batch is
-cut. Past the length from which all lines are served alike it moves up in one step. Two things make some ten thousand rows
-do what would take a million. A first few say which lines decide whether a row is later than the percentile, and the others
+Each row arrives in a queue drawn from its law, so that nothing has to settle first, and is followed until its own batch is
+cut. Past the length from which all queues are served alike it moves up in one step. Two things make some ten thousand rows
+do what would take a million. A first few say which queues decide whether a row is later than the percentile, and the others
 are drawn from those above all, with weights that make up for it. And the last chance of a row, the time of its own batch or
 of the arrivals that this waits for, is not drawn: its law is known. The numbers drawn are always the same.
 """
@@ -22,8 +22,8 @@ from weir.policy.solve.tables import Table, extended
 
 FIRST, ROWS, MOST_ROWS = 8_192, 16_384, 131_072
 _OFF = 0.005  # a standard error, relative to the percentile, with which more rows are drawn
-_NEAR = 64  # rows of similar lines, among the first, that tell how these lines end
-_LEAST = 0.03  # of the rows drawn, relative to those who decide: from lines that seem to decide nothing
+_NEAR = 64  # rows of similar queues, among the first, that tell how these queues end
+_LEAST = 0.03  # of the rows drawn, relative to those who decide: from queues that seem to decide nothing
 _STEP, _FINE = 0.02, 3e-4  # in which the percentile is looked for, relative to it
 _MOST_LINES, _MORE_LINES = 800, 100  # whose law is computed: so many, or so many more than the table has entries
 _CLEARLY = 0.3  # from this cv on a batch's time is not drawn
@@ -46,12 +46,12 @@ class TableShape:
 
     @cached_property
     def last(self) -> int:
-        """The batch from a long line."""
+        """The batch from a long queue."""
         return int(self.table[-1])
 
     @cached_property
     def steady(self) -> int:
-        """The length from which on all lines are served with that batch."""
+        """The length from which on all queues are served with that batch."""
         others = np.flatnonzero(self.table != self.table[-1])
         return int(others[-1]) + 1 if len(others) else 0
 
@@ -69,7 +69,7 @@ class TableShape:
 
 
 class QuantileSampler:
-    """Draws rows that meet the lines of `served`."""
+    """Draws rows that meet the queues of `served`."""
 
     def __init__(self, served: Served, seed: int = 1) -> None:
         self._profile, self._rate = served.profile, served.rate_per_ms
@@ -79,7 +79,7 @@ class QuantileSampler:
 
     def quantile_ms(self, share: float) -> float:
         """Return the time within which that share of the rows is answered, without the profile's latency offset."""
-        # A row's rank is the share of rows that meet shorter lines: 1 - x³, so that long lines are drawn more often.
+        # A row's rank is the share of rows that meet shorter queues: 1 - x³, so that long queues are drawn more often.
         x = (np.arange(FIRST) + self._draw.random(FIRST)) / FIRST
         ends = self._follow(1.0 - x**3)
         drawn = ends.base + ends.scale * self._draw.standard_gamma(ends.shape)
@@ -102,7 +102,7 @@ class QuantileSampler:
 
     @cached_property
     def _model(self) -> Continued:
-        """The model of the line, looked at for longer than the table's entries differ."""
+        """The model of the queue, looked at for longer than the table's entries differ."""
         short = self._served.model
         fall = log(decay(self._profile, self._rate, short.size))
         more = min(max(_MOST_LINES - short.longest, _MORE_LINES), int(-log(_FAR) / fall) + 1)
@@ -143,7 +143,9 @@ class QuantileSampler:
         ends = _Ends(*(np.zeros(len(rank)) for _ in range(3)))
         index = np.arange(len(rank))
         while len(index):
-            far = np.maximum(-(-(place - rules.steady) // rules.last), 0)  # batches of long lines, all ahead of the row
+            far = np.maximum(
+                -(-(place - rules.steady) // rules.last), 0
+            )  # batches of long queues, all ahead of the row
             if far.any():
                 time = self._services(np.full(len(far), rules.last), far)
                 place, age, behind = place - far * rules.last, age + time, behind + draw.poisson(rate * time)
@@ -174,7 +176,7 @@ class QuantileSampler:
         ends.scale[index] = np.where(kept, mean * cv**2, 1.0 / rate)
 
     def _arrive(self, state: NDArray[np.int64]) -> tuple[Actions, Actions, Floats]:
-        """Return each row's place in line, the rows behind it and its age at the first decision after it arrived."""
+        """Return each row's place in the queue, the rows behind it and its age at the first decision after it arrived."""
         size = self._actions[np.minimum(state, len(self._actions) - 1)]
         met = self._services(size, np.ones_like(size), longer=True)
         part = self._draw.random(len(state))

@@ -5,8 +5,8 @@ of a rows. Service times with a coefficient of variation v are Gamma distributed
 binomial, and the expected square of its time is (1 + v²)τ². At v = 0 both are the paper's: Poisson, and τ².
 
 The best actions are looked for in the states up to some `longest`. Beyond it one size is served, whose values are continued:
-the solver is exact on lines of any length, in bounded time and memory. b* is right for lines without end, but where many sizes
-are nearly as quick, or a slower one takes less energy, others are better for all lines that are met. So other sizes are tried
+the solver is exact on queues of any length, in bounded time and memory. b* is right for queues without end, but where many sizes
+are nearly as quick, or a slower one takes less energy, others are better for all queues that are met. So other sizes are tried
 beyond it too. What is returned is a table, and all that is said of it is said of that table: with what replaces the states that
 are not met, and to its last entry.
 
@@ -33,17 +33,17 @@ Actions = NDArray[np.int64]
 # Numbers of arrivals less likely than this, for every batch size, are counted as the largest one that is kept. It is
 # far below what any share of the cost is asked for (1e-14).
 _LEAST_LIKELY = 1e-32
-_NEVER = 1e-32  # a step of the line less likely than this is left out
-_NEGLIGIBLE = 1e-12  # a step less likely than this does not connect two lines: beside 1, the equations hardly see it
-_FORGOTTEN = 27.6  # -log of what is left of where a longer line began where that is not followed any more: 1e-12
+_NEVER = 1e-32  # a step of the queue less likely than this is left out
+_NEGLIGIBLE = 1e-12  # a step less likely than this does not connect two queues: beside 1, the equations hardly see it
+_FORGOTTEN = 27.6  # -log of what is left of where a longer queue began where that is not followed any more: 1e-12
 VISITED = 1e-8  # a state that fewer of the decisions meet is not visited
-_TAIL = 1e-9  # about the share of the decisions in longer lines than are looked at first
-_GAIN = 1e-9  # of the cost: what makes it worth while to look at longer lines still
+_TAIL = 1e-9  # about the share of the decisions in longer queues than are looked at first
+_GAIN = 1e-9  # of the cost: what makes it worth while to look at longer queues still
 _LONG, _MORE = 400, 144  # states to look at: so many, and so many more than the largest batch
 LONGEST = 640  # where it is one table that is asked for
 _MOST_ENTRIES = 2048  # of a table
 _BETTER = 1e-11  # of the values' span: what is less is rounding
-_SPARE = 1e-3  # how far below capacity, relative to it, a size beyond the longest line must be
+_SPARE = 1e-3  # how far below capacity, relative to it, a size beyond the longest queue must be
 _RARER, _RAREST = 1e-3, 1e-14  # by how much it has to be rarer where such states matter, and at least
 _SAME = 1e-8  # how much more a table may cost, relative to its cost, than the actions that it was made from
 _WORSE = 1e-3  # how much more a table may cost, relative to its cost, for being stable at every rate
@@ -113,13 +113,13 @@ def weights_of(profile: Profile, rate_per_ms: float, prices: Prices) -> tuple[fl
     return (1e-5 * power / float(profile.service_time_ms.max()) or 1.0), prices.energy_weight
 
 
-# The model of a line of any length, solved exactly on its short part: beyond it all batches are of one size.
+# The model of a queue of any length, solved exactly on its short part: beyond it all batches are of one size.
 #
-# Under batches of b rows from every long line, the value of a state solves h(s) = c(s) - g·τ + E h(s - b + K) with a cost
+# Under batches of b rows from every long queue, the value of a state solves h(s) = c(s) - g·τ + E h(s - b + K) with a cost
 # that is linear in s. One solution is a quadratic p in s, known up to a constant. What h has beyond p is a martingale of the
-# line's length, which falls by at most b rows at a time; so it is the mean of what it is in the b longest of the short lines,
+# queue's length, which falls by at most b rows at a time; so it is the mean of what it is in the b longest of the short queues,
 # by the law of which of them is met first on the way down (`descent` of stationary.py). So the states 0 ... `longest` are enough
-# for the cost of a policy, however long its lines grow and however much the service time varies: nothing is cut off.
+# for the cost of a policy, however long its queues grow and however much the service time varies: nothing is cut off.
 
 
 class Costs(NamedTuple):
@@ -143,7 +143,7 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Continued:
-    """Lines at `rate_per_ms`, looked at up to `longest` rows; from longer ones batches of `size` rows are served, which must
+    """Queues at `rate_per_ms`, looked at up to `longest` rows; from longer ones batches of `size` rows are served, which must
     serve more rows than arrive. `longest` is at least `size` - 1."""
 
     profile: Profile
@@ -167,7 +167,7 @@ class Continued:
         excess = 1.0 + mean * self.profile.cv**2
         _, kept = self._descent
         forgets = -log(max(kept, 1e-12))
-        # From the longest line on the number of arrivals has a tail of at most exp(-x/spread), beyond the mean and some.
+        # From the longest queue on the number of arrivals has a tail of at most exp(-x/spread), beyond the mean and some.
         spread = 2.0 * excess
         start = mean + 3.0 * np.sqrt(mean * excess)
         needed = (_FORGOTTEN + start / spread) / (forgets + 1.0 / spread)
@@ -215,7 +215,7 @@ class Continued:
         return np.concatenate(blocks)[: self.ahead], far / far.sum()
 
     def beyond(self, size: int) -> "Continued":
-        """Return the same lines with batches of another size from those that are longer."""
+        """Return the same queues with batches of another size from those that are longer."""
         return replace(self, size=size)
 
     def start(self) -> Actions:
@@ -223,14 +223,14 @@ class Continued:
         return np.minimum(np.arange(self.longest + 1), self.size)
 
     def returning(self, actions: Actions) -> Actions:
-        """Return `actions`, but those of `start` in each line that never becomes one of those that an empty line leads to. Nothing is
-        lost by that: to keep a line long costs no less than to do the same with fewer rows waiting."""
+        """Return `actions`, but those of `start` in each queue that never becomes one of those that an empty queue leads to. Nothing is
+        lost by that: to keep a queue long costs no less than to do the same with fewer rows waiting."""
         moves = self.chain(actions).law > _NEGLIGIBLE
         empty = np.arange(self.longest + 1) == 0
         return np.where(_reached(moves.T, _reached(moves, empty)), actions, self.start())
 
     def chain(self, actions: Actions) -> "QueueChain":
-        """Return the chain of the lines of at most `longest` rows under `actions`, which serve in the longest."""
+        """Return the chain of the queues of at most `longest` rows under `actions`, which serve in the longest."""
         key = actions.tobytes()
         if key not in self._chains:
             self._chains.clear()  # it is the last one that is asked for again
@@ -308,7 +308,7 @@ class Continued:
         return self.rate_of(Costs(np.ones(len(self.sojourn)), 0.0), self.chain(actions), actions, visits)[0]
 
     def beyond_share(self, actions: Actions) -> float:
-        """Return the share of the decisions in lines above the longest."""
+        """Return the share of the decisions in queues above the longest."""
         visits = self.visits(actions)
         return max(0.0, 1.0 - float(visits.sum()) / self.decisions(actions, visits))
 
@@ -352,7 +352,7 @@ def _reached(moves: NDArray[np.bool_], start: NDArray[np.bool_]) -> NDArray[np.b
 
 
 class QueueChain(NamedTuple):
-    """The decisions in lines of at most the longest: the `law` of the next such by state, and what happens above until then:
+    """The decisions in queues of at most the longest: the `law` of the next such by state, and what happens above until then:
     the mean of x and of x² of the rows x above the longest, less those of the state that is met then (x <= 0)."""
 
     law: Floats
@@ -380,7 +380,7 @@ class Improved(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What a policy does per ms, long lines included: the mean response time but for the profile's offset, the mean power, the
+    """What a policy does per ms, long queues included: the mean response time but for the profile's offset, the mean power, the
     busy share, the rows served and the batches."""
 
     response_time_ms: float
@@ -396,7 +396,7 @@ class Rates(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A line that is served by a stable `table`: exactly, however long it grows."""
+    """A queue that is served by a stable `table`: exactly, however long it grows."""
 
     profile: Profile
     rate_per_ms: float
@@ -404,7 +404,7 @@ class Served:
 
     @cached_property
     def model(self) -> Continued:
-        """The model of the line, as long as the table's entries differ."""
+        """The model of the queue, as long as the table's entries differ."""
         short = steady_table(self.table)
         size = int(short[-1])
         return Continued(self.profile, self.rate_per_ms, size, max(len(short) - 1, size))
@@ -434,7 +434,7 @@ class Served:
 @dataclass(frozen=True, eq=False)
 class Found:
     """The best table that was found, what it does, its cost per ms, how far that may be above the least of all policies that
-    serve one size of those tried from lines above the longest, and the best policy that the table was made from."""
+    serve one size of those tried from queues above the longest, and the best policy that the table was made from."""
 
     served: Served
     cost: float
@@ -449,12 +449,12 @@ class Found:
 
 
 def longest_of(profile: Profile) -> int:
-    """Return how long lines are looked at in a bank: as long as time allows."""
+    """Return how long queues are looked at in a bank: as long as time allows."""
     return max(_LONG, profile.max_batch_size + _MORE)
 
 
 def solve_long(profile: Profile, rate: float, prices: Prices, longest: int, start: Table | None = None) -> Found:
-    """Return the best table at `rate` rows per second, looked for in lines of up to `longest` rows (at least the largest
+    """Return the best table at `rate` rows per second, looked for in queues of up to `longest` rows (at least the largest
     batch), or fewer where longer ones are not met, from the table `start`."""
     weights = weights_of(profile, rate / 1000.0, prices)
     costs = _objective(profile, rate / 1000.0, *weights)
@@ -497,7 +497,7 @@ def _begun(model: Continued, start: Table | None) -> Actions:
 
 
 def enough_states(profile: Profile, rate: float) -> int:
-    """Return how long lines hardly ever grow under batches of b* at `rate` rows per second."""
+    """Return how long queues hardly ever grow under batches of b* at `rate` rows per second."""
     fall = log(decay(profile, rate / 1000.0, profile.best_batch_size))
     return profile.max_batch_size + int(np.sqrt(profile.max_batch_size)) + ceil(-log(_TAIL) / fall)
 
@@ -512,7 +512,7 @@ def _keeps_up(model: Continued, size: int) -> bool:
 
 def _delivered(model: Continued, improved: Improved, weights: tuple[float, float]) -> Served:
     """Return the table that serves as `improved` does, with the full-batch rule from the first state that is not visited on,
-    so that it is stable at every rate; where lines are so long that this would cost more, without the rule."""
+    so that it is stable at every rate; where queues are so long that this would cost more, without the rule."""
     visits = model.visits(improved.actions)
     share = visits / model.decisions(improved.actions, visits)
     as_found = np.append(improved.actions, model.size).astype(np.uint16)
@@ -527,7 +527,7 @@ def _delivered(model: Continued, improved: Improved, weights: tuple[float, float
 
 
 def _end(model: Continued, share: Floats, rare: float) -> int:
-    """Return the length from which on fewer than `rare` of the decisions meet each line, of which the short ones have this
+    """Return the length from which on fewer than `rare` of the decisions meet each queue, of which the short ones have this
     `share`."""
     end = int(np.flatnonzero(share >= rare)[-1]) + 1
     if end <= model.longest or model.size == model.profile.best_batch_size:
@@ -540,8 +540,8 @@ def _end(model: Continued, share: Floats, rare: float) -> int:
 def improve(model: Continued, costs: Costs, actions: Actions) -> Improved:
     """Improve `actions` wherever another is better, until none is.
 
-    A step may have long lines wait for longer ones and then serve so few rows that none of them ever becomes short again. Such a policy
-    has two costs per ms, and no values; it goes on from one in which those lines do not wait."""
+    A step may have long queues wait for longer ones and then serve so few rows that none of them ever becomes short again. Such a policy
+    has two costs per ms, and no values; it goes on from one in which those queues do not wait."""
     met: set[bytes] = set()
     states = np.arange(model.longest + 1)
     while True:

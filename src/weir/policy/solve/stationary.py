@@ -1,4 +1,4 @@
-"""The stationary law of a line under a table, without a single subtraction (Grassmann, Taksar and Heyman).
+"""The stationary law of a queue under a table, without a single subtraction (Grassmann, Taksar and Heyman).
 
 From n waiting rows a decision leads at most a batch down, and up by as many as may arrive, so the chain's matrix is a
 band. States are taken out from the top; the probability of staying, which is the only one that would have to be
@@ -117,9 +117,9 @@ def _add(law: Floats, block: _Taken) -> None:
             law[state] = 1.0
 
 
-# How lines that are longer than a given length become shorter again, where batches of one size are served from them.
+# How queues that are longer than a given length become shorter again, where batches of one size are served from them.
 #
-# From n rows such a line goes to n - size + N, N the rows that arrive during the batch: a random walk that falls by at most
+# From n rows such a queue goes to n - size + N, N the rows that arrive during the batch: a random walk that falls by at most
 # `size` in a step and falls on average. Everything about its long run follows from the roots of z^size = E z^N.
 
 
@@ -127,7 +127,7 @@ _STEPS = 16  # of Newton's method, which needs at most 8
 
 
 def decay(profile: Profile, rate_per_ms: float, size: int) -> float:
-    """Return by what factor longer lines are rarer, per row, where batches of `size` are served from a long line.
+    """Return by what factor longer queues are rarer, per row, where batches of `size` are served from a long queue.
 
     It is the root z > 1 of z^size = E z^N, N the rows that arrive during such a batch.
     """
@@ -157,11 +157,11 @@ def descent(profile: Profile, rate_per_ms: float, size: int) -> tuple[Floats, fl
 
 @lru_cache(64)  # one rate is asked about several times
 def _descent(mean: float, excess: float, size: int) -> tuple[Floats, float]:
-    """Return the law of how far a line is below a length when it first is, coming from that length: entry d - 1 is the
+    """Return the law of how far a queue is below a length when it first is, coming from that length: entry d - 1 is the
     probability of d rows, d = 1 ... size. Return too by what factor, per row, a longer way down forgets where it began.
 
     With z_j the `size` roots of z^size = E z^N in the unit disc, the law's generating function solves
-    z^size - sum of law[d - 1]·z^(size - d) = product of (z - z_j), because z_j to the power of the line's length is a
+    z^size - sum of law[d - 1]·z^(size - d) = product of (z - z_j), because z_j to the power of the queue's length is a
     martingale (Wiener and Hopf's factorisation of a walk that falls by at most `size`).
     """
     if size == 1:

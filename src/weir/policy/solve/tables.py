@@ -1,7 +1,7 @@
 """A table says how many rows to dispatch for each number of rows that wait.
 
 `table[n]` is that number with n rows waiting, 0 to wait for the next arrival; beyond its end the last entry holds, which
-is greater than 0, so that every table serves whatever the length of the line.
+is greater than 0, so that every table serves whatever the length of the queue.
 """
 
 from collections.abc import Sequence
@@ -108,7 +108,7 @@ def _size(name: str, size: int) -> int:
     return size
 
 
-# Several workers on one line: where the search for their common control limit starts.
+# Several workers on one queue: where the search for their common control limit starts.
 #
 # No exact solution is known for several bulk servers whose service time depends on the batch size; docs/explanation/
 # beyond-the-paper.md derives this start, simulation/banks.py refines it.
@@ -116,7 +116,7 @@ def _size(name: str, size: int) -> int:
 
 def start_limit(profile: Profile, rate: float, prices: Prices) -> int:
     """Return the control limit at which latency and energy balance when a worker is always free:
-    sqrt(w2·λ·ζ0 / (w1·(1/(2λ) + α))), λ the rate of the whole line, power that of all workers together.
+    sqrt(w2·λ·ζ0 / (w1·(1/(2λ) + α))), λ the rate of the whole queue, power that of all workers together.
 
     It lies between 1 and b*. Stepped profiles enter by their straight lines.
     """

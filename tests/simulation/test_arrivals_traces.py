@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from weir.errors import SettingsError
+from weir.simulation.arrivals import read_trace, write_trace
 from weir.simulation.engine import SimulatedRequest
-from weir.simulation.traces import read_trace, write_trace
 from weir.telemetry.logs import ArrivalLog
 
 

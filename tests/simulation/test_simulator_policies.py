@@ -9,7 +9,7 @@ from weir.policy.cost.profile import Profile
 from weir.policy.decision import Decision, Observation
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import FullBatches, Greedy
-from weir.simulation.policies import fresh, policy_for, settings_for, split_policies
+from weir.simulation.simulator import fresh, policy_for, settings_for, split_policies
 
 PROFILE = Profile.linear(alpha_ms=1.0, tau0_ms=2.0, max_batch_size=8)
 
