@@ -25,6 +25,7 @@ from weir import (
     WeirError,
 )  # fmt: skip
 from weir.batching.request_state import RequestBase
+from weir.catalog.chains import dependents
 from weir.inprocess import InProcess
 from weir.messages import JSON, Dispatch
 from weir.testing import FakeExecutor
@@ -266,3 +267,25 @@ def test_a_program_may_be_given_a_chain_and_a_function() -> None:
 
 def _increment(batch: list[int]) -> list[int]:
     return [item + 1 for item in batch]
+
+
+def test_a_model_that_is_replaced_by_a_chain_is_one_and_the_other_way_round() -> None:
+    async def main() -> None:
+        service = inline(Negate, name="either")
+        models = Registry([inline(Double), service])
+        await models.start()
+        chain = Chain(["double", "double"], name="either")
+        models.join([chain])
+        await chain.start()
+        await service.replace_with(chain).stop()
+        assert await service.infer(3) == 12
+        assert [found.name for found in dependents("double", models.all)] == ["either"]
+        await models.get("double").stop()
+        assert service.not_ready_reason == "step 'double' is not ready: stopped"
+        plain = inline(Negate, name="either")
+        await plain.start()
+        await service.replace_with(plain).stop()
+        assert (await service.infer(3), dependents("double", models.all)) == (-3, [])
+        await models.stop()
+
+    run(main())

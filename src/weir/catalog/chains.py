@@ -295,16 +295,16 @@ class ItemWalk:
         return call
 
     def _chosen(self, switch: Switch, value: Any) -> Steps:
-        said = self._said(switch.on, value)
+        found = self._switch_value(switch.on, value)
         try:
-            path = switch.cases.get(said, switch.default)
+            path = switch.cases.get(found, switch.default)
         except TypeError:  # not hashable: no case either
             path = switch.default
         if path is None:
-            raise InvalidRequest(f"switch: {brief(said, 100)}: must be one of {', '.join(map(repr, switch.cases))}")
+            raise InvalidRequest(f"switch: {brief(found, 100)}: must be one of {', '.join(map(repr, switch.cases))}")
         return path
 
-    def _said(self, on: str | Callable[[Any], Any] | None, value: Any) -> Any:
+    def _switch_value(self, on: str | Callable[[Any], Any] | None, value: Any) -> Any:
         if on is None:
             return value
         if callable(on):
@@ -351,8 +351,8 @@ def _single_value(name: str, array: Any) -> Any:
     values = set(array.ravel().tolist())
     if len(values) != 1:
         raise InvalidRequest(f"tensor {name!r}: decides which way a request goes: its elements must be equal")
-    said = values.pop()
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else said
+    found = values.pop()
+    return found.decode("utf-8", "replace") if isinstance(found, bytes) else found
 
 
 def _answers(tasks: Mapping[str, "asyncio.Future[Any]"]) -> dict[str, Any]:
@@ -426,7 +426,7 @@ class Chain(Service):
 
     def __init__(
         self, steps: Steps | None = None, *, name: str | None = None, inputs: Sequence[Tensor] | None = None,
-        outputs: Sequence[Tensor] | None = None, **said: Any,
+        outputs: Sequence[Tensor] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
         kind = type(self)
         attributes = {
@@ -435,9 +435,9 @@ class Chain(Service):
         }  # fmt: skip
         model = type(kind.__name__, (Chained,), attributes)
         name = name or kind.__name__.lower()
-        chain = ChainSteps(kind.steps if steps is None else steps, name, said.get("version", ""), model)
+        chain = ChainSteps(kind.steps if steps is None else steps, name, settings.get("version", ""), model)
         executor = ChainExecutor(chain, self.now)
-        options: dict[str, Any] = {**CAPACITY, **said, **FORCED, "name": name, "executor": executor}
+        options: dict[str, Any] = {**CAPACITY, **settings, **FORCED, "name": name, "executor": executor}
         super().__init__(model, **options)
         executor.generation = self.generation
         self.generation.unmet = chain.unmet  # it is as ready as its steps

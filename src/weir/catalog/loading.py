@@ -305,14 +305,14 @@ def make_service(
     if parameters:
         kind: type[Model] = found.model if issubclass(found, Service) else found
         model = apply(parameters, model, kind)
-    said: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "name": model.name, "version": model.version, "platform": model.platform, "params": model.params,
         "observers": observers, **model.settings,
     }  # fmt: skip
     if fresh:  # others serve meanwhile
-        said.setdefault("load_niceness", LOAD_NICENESS)
+        arguments.setdefault("load_niceness", LOAD_NICENESS)
     try:
-        service = found(**said) if issubclass(found, Service) else Service(found, **said)
+        service = found(**arguments) if issubclass(found, Service) else Service(found, **arguments)
     except SettingsError as error:
         raise SettingsError(f"{model.label}: {error.message}") from error
     _check_arguments(service)

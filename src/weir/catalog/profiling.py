@@ -65,10 +65,10 @@ def profile_service(
     values = read_items(Path(items)) if isinstance(items, (str, Path)) else items
     chosen = items_of(service.model, values, seed=settings.seed)
     grid(service.batching.max_batch_size, settings.sizes)  # refuses sizes before anything is started
-    said = {**describe_service(service), **(about or {})}
+    facts = {**describe_service(service), **(about or {})}
 
     async def run() -> Profile:
-        return await _measured(service, settings, chosen, said, progress)
+        return await _measured(service, settings, chosen, facts, progress)
 
     try:
         asyncio.get_running_loop()

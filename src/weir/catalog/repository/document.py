@@ -82,12 +82,12 @@ _OF_REPOSITORIES = ("default", "file", "route", "steps", "target", "versions")
 
 
 def make_document(
-    said: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings,
+    content: Mapping[str, Any], name: str, source: str, read_settings: ReadSettings,
     config: Mapping[str, Any] | None = None,
 ) -> ModelDocument:  # fmt: skip
-    """Return what `said` in the model's file means; what `config`, of a load call, says goes before it. Raises SettingsError
+    """Return what `content` in the model's file means; what `config`, of a load call, says goes before it. Raises SettingsError
     naming key, value and rule."""
-    own = {**translated(said, source), **translated(config or {}, name)}
+    own = {**translated(content, source), **translated(config or {}, name)}
     if own.get("name", name) != name:
         raise SettingsError(f"{source}: name={own['name']!r}: must be the name of the folder, {name!r}")
     settings = read_settings({key: value for key, value in own.items() if key not in (*KEYS, "decoupled")}, source)
@@ -120,36 +120,36 @@ def read_config(config: Mapping[str, Any], name: str, read_settings: ReadSetting
     return document
 
 
-def _text(said: Mapping[str, Any], key: str, source: str) -> str | None:
-    value = said.get(key)
+def _text(content: Mapping[str, Any], key: str, source: str) -> str | None:
+    value = content.get(key)
     if value is not None and not isinstance(value, str):
         raise SettingsError(f"{source}: {key}={value!r}: must be text")
     return value
 
 
-def _table(said: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
-    value = said.get(key, {})
+def _table(content: Mapping[str, Any], key: str, source: str) -> dict[str, Any]:
+    value = content.get(key, {})
     if not isinstance(value, Mapping):
         raise SettingsError(f"{source}: {key}={value!r}: must be a table")
     return dict(value)
 
 
-def _list(said: Mapping[str, Any], key: str, source: str) -> bool:
-    if key in said and not isinstance(said[key], list):
-        raise SettingsError(f"{source}: {key}={said[key]!r}: must be a list")
-    return key in said
+def _list(content: Mapping[str, Any], key: str, source: str) -> bool:
+    if key in content and not isinstance(content[key], list):
+        raise SettingsError(f"{source}: {key}={content[key]!r}: must be a list")
+    return key in content
 
 
-def _tables(said: Mapping[str, Any], key: str, source: str) -> bool:
-    if not _list(said, key, source):
+def _tables(content: Mapping[str, Any], key: str, source: str) -> bool:
+    if not _list(content, key, source):
         return False
-    for table in said[key]:
+    for table in content[key]:
         shape = table.get("shape")
         if not (isinstance(shape, list) and all(isinstance(length, int) for length in shape)):
             raise SettingsError(f"{source}: {key}: shape={shape!r}: must be a list of whole numbers")
         if not (isinstance(table["name"], str) and table["name"]):
             raise SettingsError(f"{source}: {key}: name={table['name']!r}: must be text")
-    return bool(said[key])
+    return bool(content[key])
 
 
 def _route(value: Any, source: str) -> tuple[str, ...]:

@@ -82,8 +82,8 @@ class FolderRepository:
             raise SettingsError(f"{name}: its folder cannot be read: {error.strerror}") from error
 
     def _read(self, folder: Path, name: str, config: Mapping[str, Any] | None) -> ModelReading:
-        said, source = read_file(folder, name)
-        document = make_document(said, name, source, self._read_settings, config)
+        content, source = read_file(folder, name)
+        document = make_document(content, name, source, self._read_settings, config)
         there = versions_in(folder) or (["1"] if document.platform == ENSEMBLE else [])  # which has no files
         versions = _served(there, document, source)
         if document.default is not None and document.default not in versions:
@@ -151,11 +151,11 @@ class InlineConfigs:
     def __init__(self, read_settings: ReadSettings, around: Around) -> None:
         self._read_settings = read_settings
         self._around = around
-        self._said: dict[str, Mapping[str, Any]] = {}
+        self._contents: dict[str, Mapping[str, Any]] = {}
 
     def names(self) -> list[str]:
         """Return those that it was told of."""
-        return list(self._said)
+        return list(self._contents)
 
     def takes(self, config: Mapping[str, Any] | None) -> bool:
         """Tell whether `config` is that of a chain."""
@@ -169,13 +169,13 @@ class InlineConfigs:
             raise InvalidRequest(f"model {brief(name)}: a chain has no files")
         if not NAME.fullmatch(name):
             raise ModelNotFound(f"model {brief(name)}: must be of letters, digits and . _ ~ -")
-        if name not in self._said and len(self._said) >= MOST_CHAINS:
+        if name not in self._contents and len(self._contents) >= MOST_CHAINS:
             raise InvalidRequest(
                 f"model {name!r}: {MOST_CHAINS} chains are described already, which is the most there may be"
             )
-        said = {**self._said.get(name, {}), **(config or {})}
-        document = make_document(said, name, name, self._read_settings)
-        self._said[name] = said
+        content = {**self._contents.get(name, {}), **(config or {})}
+        document = make_document(content, name, name, self._read_settings)
+        self._contents[name] = content
         model = ModelToServe(
             "", name, dict(document.params), list(document.route), self._around(document.settings), version="1",
             platform=ENSEMBLE, attributes=document.attributes,

@@ -32,13 +32,13 @@ class OnnxBatching(NamedTuple):
     reason: str = ""
 
 
-def find_batching(described: Described, said: Mapping[str, Any], source: str) -> OnnxBatching:
+def find_batching(described: Described, configured: Mapping[str, Any], source: str) -> OnnxBatching:
     """Return what holds for a file with the tensors `described`, whose configuration has said these attributes.
 
     Raises SettingsError for a configuration that wants batches of a model that cannot have them.
     """
-    stated, ranks = batch_said(said), _said_by_ranks(described, said)
-    if stated == NONE or (ranks == NONE and said.get("batch_dimension") is None):
+    stated, ranks = batch_said(configured), _said_by_ranks(described, configured)
+    if stated == NONE or (ranks == NONE and configured.get("batch_dimension") is None):
         return OnnxBatching(NONE, reason="its configuration says so")
     tensors = [table for key in NAMES for table in described[key]]
     reason = _cannot(tensors)
@@ -52,17 +52,17 @@ def find_batching(described: Described, said: Mapping[str, Any], source: str) ->
     raise SettingsError(f"{source}: max_batch_size must be 0: {reason}")
 
 
-def says_batching(said: Mapping[str, Any]) -> bool:
+def says_batching(configured: Mapping[str, Any]) -> bool:
     """Tell whether a configuration with these attributes says whether there are batches."""
-    return "batch_dimension" in said or any(said.get(key) for key in NAMES)
+    return "batch_dimension" in configured or any(configured.get(key) for key in NAMES)
 
 
-def _said_by_ranks(described: Described, said: Mapping[str, Any]) -> str | None:
+def _said_by_ranks(described: Described, configured: Mapping[str, Any]) -> str | None:
     """Return what the dimensions that the configuration gives say: as many as the file has, or all but the first."""
     found = set()
     for key in NAMES:
         own = {table["name"]: table["shape"] for table in described[key]}
-        for table in said.get(key, ()):
+        for table in configured.get(key, ()):
             missing = len(own.get(table["name"], ())) - len(table["shape"])
             without = bool(table.get("batched")) or leaves_batch_out(table)
             if without and missing in (0, 1):
@@ -111,10 +111,10 @@ class OnnxPlatform:
             )
         assert model.folder is not None, "a model of a repository has a folder: this is a bug"
         path = _file(model.folder, model.target, model.label)
-        said = _as_in_file(model.attributes or {}, model.label)
-        described = _described(path, model.label, *([] if says_batching(said) else [TRY]))
-        described["inputs"] += _left_out(said, described)
-        batching = find_batching(described, said, model.label)
+        configured = _as_in_file(model.attributes or {}, model.label)
+        described = _described(path, model.label, *([] if says_batching(configured) else [TRY]))
+        described["inputs"] += _left_out(configured, described)
+        batching = find_batching(described, configured, model.label)
         if batching.reason:
             logger.info("model %r: each request runs alone: %s", model.label, batching.reason)
         tensors = {key: tuple(_tensor(table, batching) for table in described[key]) for key in NAMES}
@@ -122,7 +122,7 @@ class OnnxPlatform:
         if batching.size:  # the file was made for batches of this size, and takes no others
             sizes = {"max_batch_size": batching.size, "allowed_batch_sizes": (batching.size,)}
         found = declared(OnnxModel, {**tensors, **sizes, "path": str(path), "unbatched": batching.reason})
-        found = with_attributes(found, model._replace(attributes=said))
+        found = with_attributes(found, model._replace(attributes=configured))
         return _as_requests_have_it(found, model.attributes or {})
 
 
@@ -168,9 +168,9 @@ def _reshaped(tensor: Tensor, shape: Sequence[int]) -> Tensor:
     return tensor._replace(shape=tuple(whole), reshape=tuple(row_shape(tensor)))
 
 
-def _left_out(said: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _left_out(configured: Mapping[str, Any], described: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the inputs that the configuration names and the file has values for: requests may leave them out."""
-    wanted = {table["name"] for table in said.get("inputs", ())}
+    wanted = {table["name"] for table in configured.get("inputs", ())}
     return [{**table, "optional": True} for table in described["defaults"] if table["name"] in wanted]
 
 

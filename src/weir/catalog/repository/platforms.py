@@ -70,32 +70,34 @@ def guess(folder: Path, source: str) -> str:
 NAMES = ("inputs", "outputs")
 
 
-def with_attributes(model: type[Model], said: ModelToServe) -> type[Model]:
+def with_attributes(model: type[Model], configured: ModelToServe) -> type[Model]:
     """Return `model` with what its file says of it: tensors where it says none itself, whether they have a batch dimension,
     examples, sizes to warm up at.
 
     Raises SettingsError where the two contradict each other.
     """
-    attributes: dict[str, Any] = dict(said.attributes or {})
+    attributes: dict[str, Any] = dict(configured.attributes or {})
     batch = batch_said(attributes)
     attributes.pop("batch_dimension", None)
     if attributes.pop("decoupled", False) and not model.streaming:
         raise SettingsError(
-            f"{said.label}: model_transaction_policy.decoupled: a streaming model says so in its class (streaming = True)"
+            f"{configured.label}: model_transaction_policy.decoupled: a streaming model says so in its class (streaming = True)"
         )
     for key in NAMES:
         tables = attributes.pop(key, None)
         own: Sequence[Tensor] = getattr(model, key)
         if own:
-            attributes[key] = tuple(_with_batch(tensor, batch, f"{said.label}: {key}") for tensor in own)
+            attributes[key] = tuple(_with_batch(tensor, batch, f"{configured.label}: {key}") for tensor in own)
             if tables is not None:
-                check_agree(tables, attributes[key], f"{said.label}: {key}")
+                check_agree(tables, attributes[key], f"{configured.label}: {key}")
                 formats = {table["name"]: table.get("format", "") for table in tables}
                 attributes[key] = tuple(
                     tensor._replace(format=formats[tensor.name] or tensor.format) for tensor in attributes[key]
                 )
         elif tables is not None and not _are_items(tables):
-            attributes[key] = tuple(as_tensor(table, batch or REQUIRED, f"{said.label}: {key}") for table in tables)
+            attributes[key] = tuple(
+                as_tensor(table, batch or REQUIRED, f"{configured.label}: {key}") for table in tables
+            )
     attributes = {key: value for key, value in attributes.items() if value != getattr(model, key, None)}
     return check_model(declared(model, attributes)) if attributes else model
 
@@ -109,11 +111,11 @@ def _are_items(tables: Sequence[Mapping[str, Any]]) -> bool:
 
 def batch_said(attributes: Mapping[str, Any]) -> str | None:
     """Return what a file says of the batch dimension (Tensor.batch), by itself or by the shapes in its tables; None: nothing."""
-    said: str | None = attributes.get("batch_dimension")
+    configured: str | None = attributes.get("batch_dimension")
     tables = [table for key in NAMES for table in attributes.get(key, ())]
-    if said != NONE and tables and all(leaves_batch_out(table) for table in tables):
+    if configured != NONE and tables and all(leaves_batch_out(table) for table in tables):
         return OPTIONAL  # AMD's clients send what the file says: no batch
-    return said
+    return configured
 
 
 def leaves_batch_out(table: Mapping[str, Any]) -> bool:
@@ -121,17 +123,17 @@ def leaves_batch_out(table: Mapping[str, Any]) -> bool:
     return not table.get("batched") and table["shape"][:1] != [-1]
 
 
-def _with_batch(tensor: Tensor, said: str | None, source: str) -> Tensor:
-    if said is None or said == tensor.batch:
+def _with_batch(tensor: Tensor, configured: str | None, source: str) -> Tensor:
+    if configured is None or configured == tensor.batch:
         return tensor
-    if said == REQUIRED and tensor.batch == NONE:
+    if configured == REQUIRED and tensor.batch == NONE:
         raise SettingsError(
             f"{source}: {tensor.name!r} has no batch dimension, says the model itself: max_batch_size must be 0"
         )
     keeps = (
-        said == REQUIRED or tensor.batch == NONE
+        configured == REQUIRED or tensor.batch == NONE
     )  # an optional dimension is there; one that is not cannot be left out
-    return tensor if keeps else tensor._replace(batch=said)
+    return tensor if keeps else tensor._replace(batch=configured)
 
 
 def check_agree(tables: Sequence[Mapping[str, Any]], own: Sequence[Tensor], source: str) -> None:
@@ -165,9 +167,9 @@ def _check_means(table: Mapping[str, Any], tensor: Tensor, source: str) -> None:
         raise SettingsError(f"{source}: reshape: is for ONNX files; a class gets what requests have")
 
 
-def _fits(said: Sequence[int], own: Sequence[int]) -> bool:
-    return len(said) == len(own) and all(
-        one == other or -1 in (one, other) for one, other in zip(said, own, strict=True)
+def _fits(configured: Sequence[int], own: Sequence[int]) -> bool:
+    return len(configured) == len(own) and all(
+        one == other or -1 in (one, other) for one, other in zip(configured, own, strict=True)
     )
 
 
@@ -260,11 +262,11 @@ class EnsemblePlatform:
         return type("Ensemble", (Chain,), attributes)
 
 
-def read_steps(said: Any, source: str) -> Steps:
+def read_steps(configured: Any, source: str) -> Steps:
     """Return the steps in a file's tables. Raises SettingsError naming the step and its key."""
-    if not isinstance(said, list) or not said:
-        raise SettingsError(f"{source}: steps={said!r:.80}: must be a list of at least one table")
-    return [_read_part(table, f"{source}: steps[{place}]") for place, table in enumerate(said)]
+    if not isinstance(configured, list) or not configured:
+        raise SettingsError(f"{source}: steps={configured!r:.80}: must be a list of at least one table")
+    return [_read_part(table, f"{source}: steps[{place}]") for place, table in enumerate(configured)]
 
 
 def _read_part(table: Any, source: str) -> Any:
@@ -282,9 +284,9 @@ def _read_part(table: Any, source: str) -> Any:
 def _read_step(table: Mapping[str, Any], source: str) -> Step:
     _only_keys(table, ("model", "version", "inputs", "outputs"), source)
     maps = [table.get(key, {}) for key in ("inputs", "outputs")]
-    for said in maps:
-        if not (isinstance(said, Mapping) and all(isinstance(name, str) for name in said.values())):
-            raise SettingsError(f"{source}: {said!r:.80}: must be a table of names")
+    for configured in maps:
+        if not (isinstance(configured, Mapping) and all(isinstance(name, str) for name in configured.values())):
+            raise SettingsError(f"{source}: {configured!r:.80}: must be a table of names")
     if not isinstance(table["model"], str):
         raise SettingsError(f"{source}: model={table['model']!r:.80}: must be a name")
     return Step(table["model"], str(table.get("version", "")), *maps)
@@ -310,10 +312,10 @@ def _read_switch(table: Mapping[str, Any], source: str) -> Switch:
     return Switch(on, {**cases, **numbers}, default)
 
 
-def _read_paths(said: Any, source: str) -> dict[str, Steps]:
-    if not isinstance(said, Mapping) or not said:
-        raise SettingsError(f"{source}={said!r:.80}: must be a table of lists of steps")
-    return {name: read_steps(steps, f"{source}.{name}") for name, steps in said.items()}
+def _read_paths(configured: Any, source: str) -> dict[str, Steps]:
+    if not isinstance(configured, Mapping) or not configured:
+        raise SettingsError(f"{source}={configured!r:.80}: must be a table of lists of steps")
+    return {name: read_steps(steps, f"{source}.{name}") for name, steps in configured.items()}
 
 
 def _only_keys(table: Mapping[str, Any], keys: tuple[str, ...], source: str) -> None:

@@ -77,12 +77,12 @@ _FREE = ("parameters", "params", "metric_tags", "cc_model_filenames")  # whose k
 Table = Mapping[str, Any]
 
 
-def translated(said: Table, source: str) -> dict[str, Any]:
-    """Return what `said` says in our keys. Raises SettingsError naming every key that means nothing here, or whose value
+def translated(given: Table, source: str) -> dict[str, Any]:
+    """Return what `given` says in our keys. Raises SettingsError naming every key that means nothing here, or whose value
     cannot be."""
     own: dict[str, Any] = {}
     wrong: list[str] = []
-    for key, value in sorted(map(_in_snakes, said.items()), key=_rank):
+    for key, value in sorted(map(_in_snakes, given.items()), key=_rank):
         try:
             own |= _translated(key, value, source)
         except SettingsError as error:
@@ -248,12 +248,12 @@ def _instances(value: Any, source: str) -> dict[str, Any]:
 
 
 def _batching(value: Any, source: str) -> dict[str, Any]:
-    said = _table(value, source)
-    for key in said.keys() - {"preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"}:
-        if not says_nothing(said[key]):
+    given = _table(value, source)
+    for key in given.keys() - {"preferred_batch_size", "max_queue_delay_microseconds", "preserve_ordering"}:
+        if not says_nothing(given[key]):
             raise SettingsError(f"{source}.{key:.80}: {_REFUSED_OF_BATCHING}")
-    delay = _whole(said.get("max_queue_delay_microseconds", 0), f"{source}.max_queue_delay_microseconds") / 1e6
-    sizes = [_whole(size, f"{source}.preferred_batch_size") for size in _list(said.get("preferred_batch_size", []))]
+    delay = _whole(given.get("max_queue_delay_microseconds", 0), f"{source}.max_queue_delay_microseconds") / 1e6
+    sizes = [_whole(size, f"{source}.preferred_batch_size") for size in _list(given.get("preferred_batch_size", []))]
     if not sizes and not delay:
         return {}
     # Without a size that is preferred, batches wait for the largest.
@@ -264,13 +264,13 @@ def _batching(value: Any, source: str) -> dict[str, Any]:
 def _versions(value: Any, source: str) -> dict[str, Any]:
     if not isinstance(value, Mapping) or len(value) != 1:
         raise SettingsError(f"{source}: must be latest, all or specific, not {brief(value)}")
-    ((kind, said),) = value.items()
+    ((kind, given),) = value.items()
     if kind == "all":
         return {"versions": "all"}
     if kind == "latest":
-        return {"versions": _whole(_table(said, source).get("num_versions", 1), f"{source}.latest.num_versions")}
+        return {"versions": _whole(_table(given, source).get("num_versions", 1), f"{source}.latest.num_versions")}
     if kind == "specific":
-        versions = _list(_table(said, source).get("versions", []))
+        versions = _list(_table(given, source).get("versions", []))
         return {"versions": [str(_whole(each, f"{source}.specific.versions")) for each in versions]}
     raise SettingsError(f"{source}: must be latest, all or specific, not {brief(kind)}")
 
