@@ -16,15 +16,14 @@ from weir.embedding.metrics import PaddingMetrics, TextCounts
 from weir.messages import Reason
 from weir.profiling.settings import ProfilingSettings
 from weir.protocols.account import Account
-from weir.protocols.metrics import Held
+from weir.protocols.pages import Held
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import TABLE, codes_of_type
 from weir.settings import MODEL_PARTS, SERVER_PARTS, Declared, declared_by, declared_settings
 from weir.telemetry.exposition import Exposition, TritonNames
 from weir.telemetry.recorder import Metrics
 from weir.textserver import TEXTS
-from weir.wire.elements import BINARY_ONLY
-from weir.wire.tensors import DTYPES
+from weir.wire.tensors import BINARY_ONLY, DTYPES
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = "<!-- Written by docs/generate.py from the code. -->"

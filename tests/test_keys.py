@@ -21,7 +21,7 @@ from weir.errors import Unauthorized
 from weir.protocols.auth_middleware import OPEN
 from weir.protocols.grpc.services import ALL
 from weir.protocols.grpc.services import OPEN as OPEN_CALLS
-from weir.wire.protobuf import methods
+from weir.wire.kserve_grpc import methods
 
 KEY = "k-1234567890"
 SENT = {"Authorization": f"Bearer {KEY}"}

@@ -36,8 +36,8 @@ from weir.embedding.calling import EmbeddingContext, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.texts import Encoded, Text
+from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
-from weir.protocols.control import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext as KserveSite

@@ -30,14 +30,13 @@ from weir.catalog.sources import TargetRepository, all_sources, open_wanted
 from weir.dashboard.routes import make_dashboard
 from weir.errors import SettingsError, WeirError
 from weir.messages import Observer
-from weir.protocols.access import Access
+from weir.protocols.access import Access, Control
 from weir.protocols.account import allow_descriptors
-from weir.protocols.control import Control
 from weir.protocols.door import Door, DoorContext, open_doors
 from weir.protocols.grpc.opening import make_door as make_grpc
 from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.metrics import Held, code_of, make_exposition
+from weir.protocols.pages import Held, code_of, make_exposition
 from weir.protocols.product import Product
 from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer

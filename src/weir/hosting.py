@@ -17,12 +17,11 @@ from weir.catalog.registry import Registry, running
 from weir.dashboard.routes import make_dashboard
 from weir.messages import Observer
 from weir.model import Model
-from weir.protocols.access import Access, AccessSettings
-from weir.protocols.control import Control, ControlSettings
+from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.settings import KserveSettings
-from weir.protocols.metrics import code_of, make_exposition
+from weir.protocols.pages import code_of, make_exposition
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service

@@ -24,8 +24,7 @@ from weir.embedding.bert_as_service.settings import SERVER_PARTS as TEXT_SERVER_
 from weir.errors import SettingsError
 from weir.fields import Rule, check, setting
 from weir.parsing import from_text, from_texts, from_toml
-from weir.protocols.access import AccessSettings
-from weir.protocols.control import ControlSettings
+from weir.protocols.access import AccessSettings, ControlSettings
 from weir.protocols.door import DoorsSettings
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.settings import KserveSettings

@@ -6,7 +6,7 @@ from tests.dashboard.kit import Scene
 
 from weir.dashboard.sampling import change, count
 from weir.errors import Cancelled, ModelNotFound, Overloaded
-from weir.protocols.metrics import code_of, make_exposition
+from weir.protocols.pages import code_of, make_exposition
 from weir.telemetry.recorder import Metrics
 
 

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tests.protocols.grpc.kit import INFERENCE, Rig, run
 
-from weir.wire.protobuf import methods
+from weir.wire.kserve_grpc import methods
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "grpc.md").read_text()
 UNIMPLEMENTED = "UNIMPLEMENTED"

@@ -9,7 +9,7 @@ import pytest
 
 from weir.catalog.registry import Registry
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve.heads import CALLS
+from weir.protocols.kserve.protocol import CALLS
 from weir.protocols.kserve.routes import PREFIX, every
 from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.settings import HttpSettings

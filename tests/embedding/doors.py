@@ -15,7 +15,7 @@ from weir.embedding.calling import EmbeddingContext, HotTexts, Models
 from weir.embedding.metrics import TextCounts
 from weir.embedding.openai import EmbeddingsCall, OpenAI, openai_paths
 from weir.embedding.texts import Encodes
-from weir.protocols.control import Control
+from weir.protocols.access import Control
 from weir.protocols.rest import Added, make_app
 from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings

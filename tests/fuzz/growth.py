@@ -23,10 +23,10 @@ from weir.errors import WeirError
 from weir.messages import JSON, MSGPACK
 from weir.model import Tensor
 from weir.protocols.content_negotiation import weighted
-from weir.protocols.fastlane.head import HeadReader
+from weir.protocols.fastlane.plan import HeadReader
 from weir.protocols.settings import HttpSettings
 from weir.wire import kserve_grpc, kserve_json, tensors, values, websocket
-from weir.wire.generate import read_generate
+from weir.wire.kserve_json import read_generate
 
 SIZES = (200, 3_000, 40_000, 300_000)  # bytes
 MOST_MS = 150.0  # of CPU time for a megabyte, on a busy machine, and 50 beside

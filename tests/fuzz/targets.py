@@ -14,16 +14,14 @@ from weir.embedding.bert_as_service.zmtp import GREETING, Received, ZmtpParser
 from weir.errors import InvalidRequest, TooLarge
 from weir.messages import JSON, MSGPACK, OBJECT, Batch
 from weir.model import DATATYPES, Model, Tensor
-from weir.protocols.fastlane.head import END_OF_HEAD, HeadReader
+from weir.protocols.fastlane.plan import END_OF_HEAD, HeadReader
 from weir.wire import kserve_binary, kserve_grpc, kserve_json
 from weir.wire import websocket as messages
-from weir.wire.bytes_tensors import pack_elements, unpack_elements
 from weir.wire.frames import FrameError
-from weir.wire.generate import read_generate
 from weir.wire.inference import InferenceRequest, bind
-from weir.wire.kserve_outline import BodyPeek
+from weir.wire.kserve_json import BodyPeek, read_generate
 from weir.wire.lockstep import LockstepParser, decode_reply, make_ids
-from weir.wire.tensors import Arrays
+from weir.wire.tensors import Arrays, pack_elements, unpack_elements
 from weir.workers.remote.lockstep import LockstepBatch
 from weir.workers.run.kserve import BodyReader, Listed
 

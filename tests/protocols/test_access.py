@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from weir.errors import SettingsError, Unauthorized
-from weir.protocols.access import Access, AccessSettings
-from weir.protocols.control import Control, ControlSettings
+from weir.protocols.access import Access, AccessSettings, Control, ControlSettings
 from weir.settings import read_settings
 
 KEY = "s3cret-key"

@@ -13,8 +13,8 @@ from weir.catalog.registry import Registry
 from weir.errors import DeadlineExceeded, Overloaded, TooLarge
 from weir.messages import Batch
 from weir.protocols.account import CLAIM, Account, Counted
-from weir.protocols.bodies import Body, unpacked
-from weir.protocols.compression import CODINGS, compress
+from weir.protocols.asgi import Body, unpacked
+from weir.protocols.content_negotiation import CODINGS, compress
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.offloading import LONG_BODY
 from weir.protocols.rest import make_app

@@ -29,14 +29,14 @@ from weir.catalog.sources import ModelToServe, TargetRepository
 from weir.errors import InvalidRequest, Overloaded
 from weir.model import Model, Tensor
 from weir.protocols import offloading
-from weir.protocols.compression import compress, decompress
+from weir.protocols.content_negotiation import compress, decompress
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, off_loop, work_later
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.serving import inference
 from weir.serving.service import Service
 from weir.settings import read_model_table
-from weir.wire import elements, kserve_grpc, kserve_typed, tensors
+from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read, bytes_to_write, write_request
 from weir.wire.values import decode_json
@@ -159,9 +159,9 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the threads in which elements of tensors were written."""
     return threads_of(
         {
-            "weir.wire.kserve_json.write_json": elements.write_json,
+            "weir.wire.kserve_json.write_json": tensors.write_json,
             "weir.serving.inference.to_text": tensors.to_text,
-            "weir.protocols.grpc.exchange.write_response": kserve_grpc.write_response,
+            "weir.protocols.grpc.inference.write_response": kserve_grpc.write_response,
         },
         monkeypatch,
     )
@@ -201,7 +201,7 @@ def test_long_answers_over_websocket_keep_their_order(left: bool, monkeypatch: p
             assert go_on.wait(20)
         return plain(*said)
 
-    plain = elements.write_json
+    plain = tensors.write_json
     monkeypatch.setattr("weir.wire.kserve_json.write_json", held)
 
     async def main() -> None:
@@ -231,8 +231,8 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the threads in which elements of tensors were read."""
     return threads_of(
         {
-            "weir.wire.kserve_json.read_elements": elements.read_elements,
-            "weir.wire.kserve_grpc.read_typed": kserve_typed.read_typed,
+            "weir.wire.kserve_json.read_elements": tensors.read_elements,
+            "weir.wire.kserve_grpc.read_typed": kserve_grpc.read_typed,
             "weir.serving.inference.to_arrays": tensors.to_arrays,
         },
         monkeypatch,
@@ -245,7 +245,7 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.protocols.endpoint.decode_json", "weir.protocols.repository.decode_json")
+    places = ("weir.protocols.asgi.decode_json", "weir.protocols.repository.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
     model = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 
@@ -411,7 +411,7 @@ def test_an_answer_of_grpc_that_cannot_be_written_in_its_thread_is_an_error(monk
         assert thread() != "MainThread"
         raise InvalidRequest("it cannot be written")
 
-    monkeypatch.setattr("weir.protocols.grpc.exchange.write_response", broken)
+    monkeypatch.setattr("weir.protocols.grpc.inference.write_response", broken)
 
     async def main() -> None:
         async with serving(Service(Longer, executor="inline")) as rig:
@@ -510,7 +510,7 @@ def test_what_is_compressed_is_forgotten_when_its_client_leaves(
         ended.release()
         return b"{}"
 
-    monkeypatch.setattr("weir.protocols.bodies.decompress", held)
+    monkeypatch.setattr("weir.protocols.asgi.decompress", held)
     monkeypatch.setattr("weir.serving.inference.read_work", lambda *said: pytest.fail("nobody waits for it"))
     with running(door, Registry([Service(Vector, executor="inline")]), HttpSettings(port=0)) as server:
         before = server.call(lambda: len(asyncio.all_tasks()))

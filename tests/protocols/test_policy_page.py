@@ -13,7 +13,7 @@ from weir.policy.cost.profile import Profile
 from weir.policy.online.adaptive import SolvedPolicy
 from weir.policy.rules import ControlLimit
 from weir.policy.solve.bank import Bank, solve_bank
-from weir.protocols.metrics import make_exposition
+from weir.protocols.pages import make_exposition
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
 from weir.testing import FakeExecutor

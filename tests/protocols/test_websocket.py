@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 
 from weir import Service
 from weir.catalog.registry import Registry
-from weir.protocols.origin_check import allowed
+from weir.protocols.access import allowed
 from weir.protocols.rest import make_app
 from weir.protocols.settings import HttpSettings
 from weir.protocols.websocket import WebSockets

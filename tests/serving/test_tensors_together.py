@@ -13,7 +13,7 @@ from weir.messages import KSERVE, LENT, Dispatch, Kind
 from weir.model import PAD, RAGGED, Model, Tensor
 from weir.serving.service import Service
 from weir.wire.inference import ArenaArrays
-from weir.wire.kserve_outline import BodyPeek
+from weir.wire.kserve_json import BodyPeek
 from weir.wire.tensors import shape_key
 
 

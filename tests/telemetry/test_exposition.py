@@ -10,7 +10,7 @@ import weir
 from weir.catalog.registry import Registry
 from weir.errors import Cancelled, DeadlineExceeded, InvalidRequest, ModelCrashed, ModelError, Overloaded, WeirError
 from weir.model import Model
-from weir.protocols.metrics import make_exposition
+from weir.protocols.pages import make_exposition
 from weir.serving.service import Service
 from weir.telemetry.exposition import reason_of
 from weir.telemetry.recorder import Metrics

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from weir.errors import InvalidRequest, ModelError, Overloaded
 from weir.messages import JSON, MSGPACK, OBJECT, Batch, EventKind, Events, Timing
+from weir.wire.cells import LARGE_BYTES, Ref
 from weir.wire.frames import (
     Cancel,
     Frame,
@@ -25,7 +26,6 @@ from weir.wire.frames import (
     encode_control,
     encode_events,
 )
-from weir.wire.pickles import LARGE_BYTES, Ref
 
 
 class FakeArena:

@@ -15,10 +15,9 @@ from hypothesis.extra import numpy as hnp
 from weir.errors import InvalidRequest, WeirError
 from weir.model import Model, Tensor
 from weir.wire import kserve_binary, kserve_json
-from weir.wire.elements import BINARY_ONLY
 from weir.wire.inference import AskedOutput, InferenceRequest, TensorValue, bind
-from weir.wire.kserve_outline import BodyPeek
-from weir.wire.tensors import DTYPES, Arrays, batch_key
+from weir.wire.kserve_json import BodyPeek
+from weir.wire.tensors import BINARY_ONLY, DTYPES, Arrays, batch_key
 from weir.workers.run.kserve import BodyReader, Listed
 
 TEXTS = st.text(max_size=6)

@@ -11,6 +11,7 @@ from weir.wire.kserve_grpc import (
     error_in_stream,
     in_stream,
     is_typed,
+    message,
     parse_request,
     read_request,
     read_response,
@@ -18,7 +19,6 @@ from weir.wire.kserve_grpc import (
     write_request,
     write_response,
 )
-from weir.wire.protobuf import message
 
 PARAMETERS: Parameters = {"a": True, "b": -5, "c": "text", "d": 0.5, "e": (1 << 64) - 1}
 FLOATS = np.arange(6, dtype=np.float32).reshape(2, 3)

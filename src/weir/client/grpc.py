@@ -17,8 +17,7 @@ from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.errors import InvalidRequest
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
-from weir.wire.kserve_grpc import read_response, read_stream_response, write_parameters, write_request
-from weir.wire.protobuf import methods
+from weir.wire.kserve_grpc import methods, read_response, read_stream_response, write_parameters, write_request
 
 # The calls over gRPC: what is sent for each, and what its answer means. Needs protobuf.
 

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import DashboardSampler, TellClients, nobody
 from weir.dashboard.watching import Watch
+from weir.protocols.asgi import as_response
 from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.rest import Added
-from weir.protocols.sending import as_response
 from weir.telemetry.recorder import Metrics
 
 if TYPE_CHECKING:

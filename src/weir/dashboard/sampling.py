@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from weir.errors import WeirError
 from weir.messages import Reason
-from weir.protocols.metrics import code_of
+from weir.protocols.pages import code_of
 from weir.telemetry.recorder import Histogram, Metrics, Recorder
 
 if TYPE_CHECKING:

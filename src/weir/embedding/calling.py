@@ -23,21 +23,18 @@ from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
 from weir.messages import JSON
 from weir.protocols.account import charge
-from weir.protocols.bodies import disconnected
-from weir.protocols.endpoint import Call, identified
+from weir.protocols.asgi import Call, disconnected, identified
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse, compressed, echo_headers
 from weir.protocols.settings import HttpSettings
-from weir.wire.elements import TEXT_BYTES
-from weir.wire.pickles import LARGE_BYTES
-from weir.wire.surrogates import find_half, without_halves
-from weir.wire.values import decode_json, uncollected
+from weir.wire.cells import LARGE_BYTES
+from weir.wire.tensors import TEXT_BYTES
+from weir.wire.values import decode_json, find_half, uncollected, without_halves
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
-    from weir.protocols.fastlane.head import Head
-    from weir.protocols.fastlane.plan import RoutePlan
+    from weir.protocols.fastlane.plan import Head, RoutePlan
     from weir.serving.service import Service
 
 _log = logging.getLogger("weir.http")

@@ -26,7 +26,7 @@ from weir.messages import JSON, OCTETS, Dispatch
 from weir.protocols.native import DOOR
 from weir.protocols.status import http_code
 from weir.serving.inference import InferenceCall, ItemHead, ItemsResponse, empty_body
-from weir.wire.elements import TEXT_BYTES
+from weir.wire.tensors import TEXT_BYTES
 from weir.wire.values import decode, split
 
 _FIELDS = ("text", "pair", "is_tokenized", "dimensions", "truncate", "prompt")

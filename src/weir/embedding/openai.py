@@ -47,7 +47,7 @@ from weir.errors import (
     WeirError,
     brief,
 )  # fmt: skip
-from weir.protocols.endpoint import Call, Endpoint
+from weir.protocols.asgi import Call, Endpoint
 from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 

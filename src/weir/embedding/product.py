@@ -24,8 +24,8 @@ from weir.embedding.text_inference import TextInference
 from weir.embedding.text_model import ServedTextModel, read_model
 from weir.errors import SettingsError
 from weir.messages import Observer
+from weir.protocols.access import is_loopback
 from weir.protocols.auth_middleware import Refuse
-from weir.protocols.control import is_loopback
 from weir.protocols.door import Door, DoorContext
 from weir.protocols.fastlane.plan import RouteHandler
 

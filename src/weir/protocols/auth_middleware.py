@@ -8,9 +8,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from weir.errors import Unauthorized
 from weir.protocols.access import Access
-from weir.protocols.bodies import has_large_body
+from weir.protocols.asgi import has_large_body, inner_path, send_answer, send_early
 from weir.protocols.response import HttpResponse, error_answer
-from weir.protocols.sending import inner_path, send_answer, send_early
 
 # What probes ask: they have no key.
 OPEN = frozenset(("/health", "/health/live", "/health/ready", "/v2/health/live", "/v2/health/ready"))

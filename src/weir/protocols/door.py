@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from weir.errors import SettingsError, WeirError
 from weir.fields import check, setting
 from weir.messages import Observer
-from weir.protocols.access import Access
-from weir.protocols.control import Control
+from weir.protocols.access import Access, Control
 from weir.protocols.settings import HttpSettings
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from weir.errors import (
 )
 from weir.messages import JSON
 from weir.model import is_tensor_model
-from weir.protocols.compression import accepted_coding, coding_of
-from weir.protocols.content_negotiation import accept_of, content_type_of, write_types
+from weir.protocols.content_negotiation import accept_of, accepted_coding, coding_of, content_type_of, write_types
 from weir.protocols.exchange import EventSource, Exchange
 from weir.protocols.offloading import written
 from weir.protocols.response import Headers, HttpResponse, batch_body, error_answer, error_body, explain_headers
@@ -41,8 +40,8 @@ from weir.serving.inference import (
 )
 from weir.serving.service import Service
 from weir.serving.settings import LONGEST_TIMEOUT
-from weir.wire.elements import text_size
 from weir.wire.sse import CONTENT_TYPE
+from weir.wire.tensors import text_size
 
 if TYPE_CHECKING:
     from weir.catalog.registry import Registry

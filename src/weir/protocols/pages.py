@@ -1,30 +1,49 @@
-"""Everything that is not inference: what there is, health, the state of models and their policies, metrics, documentation."""
+"""The pages of a server beside inference: health, models, metrics, documentation; and what callers get when one fails or is not there."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ExceptionHandler
 
 from weir._version import __version__
-from weir.errors import InvalidRequest, SettingsError, ValidationFailed, brief
+from weir.errors import (
+    InvalidRequest,
+    MethodNotAllowed,
+    ModelNotFound,
+    SettingsError,
+    ValidationFailed,
+    WeirError,
+    brief,
+)
 from weir.messages import JSON
+from weir.protocols.account import Account
+from weir.protocols.asgi import Body, as_response
 from weir.protocols.auth_middleware import with_key
-from weir.protocols.bodies import Body
-from weir.protocols.compression import accepted_coding
+from weir.protocols.content_negotiation import accepted_coding
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.openapi import kserve_paths
 from weir.protocols.openapi import CHANGES, openapi, paths_of
-from weir.protocols.response import Headers, HttpResponse, compressed, encode_safely
-from weir.protocols.sending import as_response
+from weir.protocols.response import Headers, HttpResponse, compressed, encode_safely, error_answer
 from weir.protocols.settings import HttpSettings
+from weir.protocols.status import codes_of_type
+from weir.telemetry.exposition import NAMESPACE, Exposition, Levels, ModelCounts, TritonNames
+from weir.telemetry.recorder import Metrics
 from weir.wire.values import decode
 
 if TYPE_CHECKING:
+    from weir.catalog.registry import Registry
     from weir.serving.service import Service
+
 
 # Takes an Accept header and returns the metrics in Prometheus' text format, and their content type.
 RenderMetrics = Callable[[str], tuple[bytes, str]]
@@ -193,3 +212,119 @@ def _peer(request: Request) -> str | None:
 
 def _summary(page: Page) -> str:
     return (page.__doc__ or "").strip().rstrip(".")
+
+
+# Those that answer with HTTP's codes: our own, and those that products have.
+HTTP_DOORS = frozenset(("http", "openai", "encode"))
+
+
+def make_exposition(
+    metrics: Metrics, registry: "Registry", *, triton_names: bool = False, namespace: str = NAMESPACE
+) -> Exposition:
+    """Return what renders `metrics`, which must be among the observers of the services of `registry`; with `triton_names`
+    also what Triton's dashboards look for. `namespace` is the first word of the names of all others."""
+    exposition = Exposition(metrics, code_of, lambda: {each.label: levels_of(each) for each in registry.all}, namespace)
+    if triton_names:
+        exposition.registry.register(TritonNames(metrics, lambda: map(counted, registry.all)))
+    return exposition
+
+
+class Held(Collector):
+    """Shows what all clients of a server hold together."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def describe(self) -> Iterator[Metric]:
+        """Name nothing in advance."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        account = self._account
+        for name, text, value in (
+            ("weir_held_bytes", "Bytes that requests and answers of all clients hold.", account.held_bytes),
+            ("weir_max_held_bytes", "Bytes that they may hold (max_waiting_bytes).", account.max_bytes),
+            ("weir_connections", "Connections of every kind that are open.", account.connections),
+            ("weir_max_connections", "Connections that may be open.", account.max_connections),
+        ):
+            yield GaugeMetricFamily(name, text, value)
+        text = "Times that bytes were refused, for want of room."
+        yield CounterMetricFamily("weir_held_refusals", text, account.refused)
+
+
+def counted(service: "Service") -> ModelCounts:
+    """Return what there is to be shown of `service` under Triton's names."""
+    return ModelCounts(service.name, service.version, service.statistics, service.state()["waiting_requests"])
+
+
+def code_of(door: str, kind: type[WeirError] | None) -> str:
+    """Return the code of a request's end, as its door says it; in process there are no codes but errors."""
+    if door in HTTP_DOORS:
+        return "200" if kind is None else str(codes_of_type(kind).http)
+    if door == "grpc":
+        return "OK" if kind is None else codes_of_type(kind).grpc
+    return "ok" if kind is None else kind.__name__
+
+
+def levels_of(service: "Service") -> Levels:
+    """Return what can be read of `service` now."""
+    state = service.state()
+    gauges = state["gauges"]
+    return Levels(
+        waiting_rows=state["waiting"],
+        waiting_requests=state["waiting_requests"],
+        running_batches=state["in_flight_batches"],
+        workers=Counter(worker["state"] for worker in state["workers"]),
+        restarts=gauges.get("restarts", 0),
+        arena_bytes=gauges.get("arena_bytes", 0),
+        arena_free_bytes=gauges.get("arena_free_bytes", 0),
+        policy=state["policy"],
+    )
+
+
+_log = logging.getLogger("weir.http")
+
+# Where clients of the Open Inference Protocol may come by, who know errors as texts only: AMD's ask here over WebSockets, and
+# those that were given an address with a slash at its end, there.
+_AMD_WEBSOCKET = "/models/infer"
+_DOUBLED = "//v2"
+
+
+def exception_handlers(settings: HttpSettings) -> Mapping[Any, ExceptionHandler]:
+    """Return Starlette's table of handlers."""
+
+    def ours(request: Request, error: Exception) -> Response:
+        # Only a page about a model that there is has got as far as to fail.
+        model = None if isinstance(error, ModelNotFound) else request.path_params.get("model")
+        return as_response(error_answer(error, model, development=settings.development))
+
+    def any_other(request: Request, error: Exception) -> Response:
+        _log.error("%s %s failed", request.method, request.scope["path"], exc_info=error)
+        return ours(request, error)
+
+    return {HTTPException: _router_error, WeirError: ours, Exception: any_other}
+
+
+def _router_error(request: Request, error: Exception) -> Response:
+    """Answer what Starlette's router refuses: a path that is not there, a method that does not belong."""
+    path = request.scope["path"]
+    allow = None
+    message = f"{path}: there is no such path; GET / lists those there are"
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        allow = sorted((error.headers or {}).get("Allow", "").split(", "))
+        where = "; GET / lists the paths that there are" if path == "/" else ""
+        message = f"{request.method} {path}: takes {', '.join(allow)} only{where}"
+    if path == _AMD_WEBSOCKET or path.startswith(_DOUBLED):
+        headers = [(b"content-type", b"application/json")]
+        headers += [] if allow is None else [(b"allow", ", ".join(allow).encode())]
+        return as_response(HttpResponse(404 if allow is None else 405, headers, encode_safely({"error": message})))
+    if allow is not None:
+        return as_response(error_answer(MethodNotAllowed(message, details={"allow": allow})))
+    return as_response(not_found(message))
+
+
+def not_found(message: str) -> HttpResponse:
+    """Return the answer for a path, other than a model's, that is not there."""
+    error = {"type": "NotFound", "message": message, "model": None, "details": None}
+    return HttpResponse(404, [(b"content-type", b"application/json")], encode_safely({"error": error}))

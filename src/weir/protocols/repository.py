@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weir.errors import Forbidden, InvalidRequest, brief
-from weir.protocols.control import Control
+from weir.protocols.access import Control
 from weir.wire.kserve_json import parse
 from weir.wire.values import decode_json
 

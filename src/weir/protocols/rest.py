@@ -11,18 +11,16 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from weir.protocols.account import Counted
+from weir.protocols.asgi import AsgiInference, inner_path
 from weir.protocols.auth_middleware import Gate, Refuse
 from weir.protocols.door import open_protocols
-from weir.protocols.failures import exception_handlers
 from weir.protocols.httplog import HttpLog, Logged
-from weir.protocols.inference import AsgiInference
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve.infer import KserveProtocol
-from weir.protocols.kserve.replies import error_answer as kserve_error
+from weir.protocols.kserve.protocol import KserveProtocol
+from weir.protocols.kserve.protocol import error_answer as kserve_error
 from weir.protocols.kserve.routes import PREFIX, Kserve
 from weir.protocols.native import NativeProtocol
-from weir.protocols.pages import Pages, RenderMetrics
-from weir.protocols.sending import inner_path
+from weir.protocols.pages import Pages, RenderMetrics, exception_handlers
 from weir.protocols.settings import HttpSettings
 from weir.protocols.websocket import WebSockets
 

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, cast
 from weir.errors import Overloaded, SettingsError, bounded
 from weir.messages import Observer
 from weir.protocols.account import Account
-from weir.protocols.fastlane.connection import Connection
+from weir.protocols.fastlane.connection import Connection, LoggedConnection
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.logged import LoggedConnection
-from weir.protocols.fastlane.native import HotNative
 from weir.protocols.fastlane.plan import RouteHandler
+from weir.protocols.fastlane.request import HotNative
 from weir.protocols.fastlane.shared import HttpShared
 from weir.protocols.httplog import HttpLog
 from weir.protocols.kserve.context import KServeContext

@@ -22,7 +22,6 @@ from weir.model import Tensor, is_batched, is_tensor_model
 from weir.serving.calls import StreamedCall
 from weir.serving.delivery import discard, drop_payload, is_block
 from weir.serving.settings import LONGEST_TIMEOUT
-from weir.wire.elements import text_size
 from weir.wire.inference import (
     InferenceRequest,
     InferenceResponse,
@@ -32,7 +31,7 @@ from weir.wire.inference import (
     bind,
     take_batch,
 )
-from weir.wire.tensors import Arrays, rows_of, shape_key, to_arrays, to_plain, to_text
+from weir.wire.tensors import Arrays, rows_of, shape_key, text_size, to_arrays, to_plain, to_text
 from weir.wire.values import UNWRITABLE, decode, encode, split
 
 if TYPE_CHECKING:

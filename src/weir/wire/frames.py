@@ -13,9 +13,7 @@ import msgspec
 
 from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.messages import Batch, Events, Timing
-from weir.wire.cells import Cells, pack_cells, unpack_cells
-from weir.wire.failures import Failure, pack_error, unpack_error
-from weir.wire.pickles import Fetch, Places, Ref
+from weir.wire.cells import Cells, Failure, Fetch, Places, Ref, pack_cells, pack_error, unpack_cells, unpack_error
 
 # A longer frame is garbage, or a batch that should have gone through the arena.
 MAX_FRAME_BYTES = 1 << 30

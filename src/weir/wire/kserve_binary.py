@@ -12,12 +12,9 @@ import numpy
 from weir.errors import InvalidRequest, brief
 from weir.model import NONE, Tensor
 from weir.wire import kserve_json as plain
-from weir.wire.bytes_tensors import pack_elements
-from weir.wire.elements import text_size
 from weir.wire.inference import InferenceRequest, InferenceResponse, Parameters, TensorValue
 from weir.wire.kserve_json import BINARY_SIZE, REGION, Body, Find, WrittenTensor, encode
-from weir.wire.shapes import element_count
-from weir.wire.tensors import DTYPES
+from weir.wire.tensors import DTYPES, element_count, pack_elements, text_size
 
 # Raw bytes begin at multiples of this, where a body's place is chosen by `lead`: no array of any datatype is unaligned then.
 ALIGNMENT = 64

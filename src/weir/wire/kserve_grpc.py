@@ -1,15 +1,16 @@
-"""Inference requests and responses of the Open Inference Protocol as gRPC messages, both ways.
-
-Tensors travel raw (the bytes that kserve_binary.py knows) or typed (lists of numbers in the message), never both in one
-message. Raw bytes of large messages are not copied: arrays are views into the body.
-"""
+"""Messages of the Open Inference Protocol as protobuf: read and written by the field, so that large tensors do not pass through protobuf."""
 
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import lru_cache
+from importlib.resources import files
 from typing import Any, NamedTuple
 
+import numpy
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message import DecodeError
+from google.protobuf.message_factory import GetMessageClass
 
 from weir.errors import InvalidRequest, brief
 from weir.wire.inference import ERROR_NAME, AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
@@ -24,11 +25,139 @@ from weir.wire.kserve_json import (
     refuse_duplicates,
     refuse_too_many,
 )
-from weir.wire.kserve_typed import has_typed_form, read_typed, write_typed
-from weir.wire.protobuf import message
-from weir.wire.shapes import MAX_DIMENSIONS, element_count
-from weir.wire.tensors import DTYPES
-from weir.wire.varints import read_varint, write_varint
+from weir.wire.tensors import DTYPES, MAX_DIMENSIONS, element_count
+
+# FP16 and BF16 have no field: they travel raw.
+FIELDS = {
+    "BOOL": "bool_contents", "INT8": "int_contents", "INT16": "int_contents", "INT32": "int_contents",
+    "INT64": "int64_contents", "UINT8": "uint_contents", "UINT16": "uint_contents", "UINT32": "uint_contents",
+    "UINT64": "uint64_contents", "FP32": "fp32_contents", "FP64": "fp64_contents", "BYTES": "bytes_contents",
+}  # fmt: skip
+# Elements that are read or written at a time: about a millisecond, after which another thread may have its turn.
+_PIECE = 20_000
+_NARROW = {"INT8": "INT32", "INT16": "INT32", "UINT8": "UINT32", "UINT16": "UINT32"}  # what the shared field holds
+
+
+def has_typed_form(datatype: str) -> bool:
+    """Tell whether there is a field for elements of this type."""
+    return datatype in FIELDS
+
+
+def read_typed(name: str, datatype: str, shape: Sequence[int], count: int, contents: Any) -> numpy.ndarray[Any, Any]:
+    """Return the array of this shape whose `count` elements are in `contents`.
+
+    Raises InvalidRequest naming the tensor, the value and the rule: elements in another datatype's field, too few or too many
+    of them, out of the datatype's range.
+    """
+    field = FIELDS.get(datatype)
+    if field is None:
+        raise InvalidRequest(f"tensor {name!r}: {datatype} has no typed form, it must be sent in raw_input_contents")
+    filled = [descriptor.name for descriptor, _ in contents.ListFields()]
+    if filled not in ([], [field]):
+        raise InvalidRequest(f"tensor {name!r}: has {', '.join(filled)}, {datatype} takes {field} only")
+    elements = getattr(contents, field)
+    if len(elements) != count:
+        raise InvalidRequest(
+            f"tensor {name!r}: has {len(elements)} elements in {field}, its shape {list(shape)} takes {count}"
+        )
+    if datatype == "BYTES":
+        array: numpy.ndarray[Any, Any] = numpy.empty(count, object)
+    else:
+        array = numpy.empty(count, DTYPES[_NARROW.get(datatype, datatype)])
+    for start in range(0, count, _PIECE):
+        array[start : start + _PIECE] = elements[start : start + _PIECE]
+    if datatype in _NARROW:
+        array = _narrowed(name, datatype, array)
+    return array.reshape(shape)
+
+
+def _narrowed(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:
+    bounds = numpy.iinfo(DTYPES[datatype])
+    for extreme in (array.min(), array.max()) if array.size else ():
+        if not bounds.min <= extreme <= bounds.max:
+            raise InvalidRequest(f"tensor {name!r}: has the element {extreme}, out of the range of {datatype}")
+    return array.astype(DTYPES[datatype])
+
+
+def write_typed(datatype: str, array: numpy.ndarray[Any, Any], contents: Any) -> None:
+    """Put the elements of `array` into `contents`; `datatype` must have a typed form."""
+    elements, flat = getattr(contents, FIELDS[datatype]), array.ravel()
+    for start in range(0, flat.size, _PIECE):
+        elements.extend(flat[start : start + _PIECE].tolist())
+
+
+PROTOS = files("weir.wire") / "protos"
+COMPILED = "messages.binpb"
+
+
+class Method(NamedTuple):
+    """One call of a service: its path, and the classes of what it takes and gives."""
+
+    service: str
+    name: str
+    request: Any
+    response: Any
+    requests_stream: bool
+    responses_stream: bool
+
+    @property
+    def path(self) -> str:
+        """What travels as the name of the call."""
+        return f"/{self.service}/{self.name}"
+
+
+def _load() -> DescriptorPool:
+    compiled = descriptor_pb2.FileDescriptorSet.FromString((PROTOS / COMPILED).read_bytes())
+    pool = DescriptorPool()
+    for file in compiled.file:  # each comes after those that it imports
+        pool.AddSerializedFile(file.SerializeToString())
+    return pool
+
+
+POOL = _load()
+
+
+def message(name: str) -> Any:
+    """Return the class of the message of that full name, such as `inference.ModelInferRequest`."""
+    return GetMessageClass(POOL.FindMessageTypeByName(name))
+
+
+def methods(service: str) -> list[Method]:
+    """Return the calls of the service of that full name, in the order of its source."""
+    return [
+        Method(
+            service, each.name, GetMessageClass(each.input_type), GetMessageClass(each.output_type),
+            each.client_streaming, each.server_streaming,
+        )
+        for each in POOL.FindServiceByName(service).methods
+    ]  # fmt: skip
+
+
+def write_varint(value: int) -> bytes:
+    """Return `value`, which is not negative."""
+    if value < 0x80:
+        return bytes((value,))
+    parts = bytearray()
+    while value > 0x7F:
+        parts.append(value & 0x7F | 0x80)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    """Return the number at `at`, and the place after it. Raises IndexError where it is cut off, ValueError if too long."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a number of more than 64 bits")
+
 
 ModelInferRequest = message("inference.ModelInferRequest")
 ModelInferResponse = message("inference.ModelInferResponse")

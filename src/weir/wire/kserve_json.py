@@ -1,24 +1,37 @@
-"""Inference requests and responses of the Open Inference Protocol as JSON, both ways.
+"""The Open Inference Protocol as JSON: requests and responses, Triton's flat generate form, and what the queue must know of a body that the worker reads."""
 
-kserve_binary.py adds raw bytes after the JSON; both share what is here.
-"""
-
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy
+from msgspec import UNSET, UnsetType
 
 from weir.errors import InvalidRequest, brief
 from weir.messages import JSON
-from weir.wire.bytes_tensors import unpack_elements
-from weir.wire.elements import read_elements, write_json
-from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameters, TensorValue
-from weir.wire.nonfinite import find_nonfinite
-from weir.wire.shapes import element_count
-from weir.wire.surrogates import find_half
-from weir.wire.tensors import DTYPES
-from weir.wire.values import SMALL_BODY, UNREADABLE, has_slow_floats, refuse_names, uncollected
+from weir.model import Tensor
+from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, Parameter, Parameters, TensorValue
+from weir.wire.tensors import (
+    DTYPES,
+    batch_key,
+    check_bound,
+    element_count,
+    leaves_batch_out,
+    read_elements,
+    to_arrays,
+    unpack_elements,
+    write_json,
+)
+from weir.wire.values import (
+    SMALL_BODY,
+    UNREADABLE,
+    decode_json,
+    find_half,
+    find_nonfinite,
+    has_slow_floats,
+    refuse_names,
+    uncollected,
+)
 
 Body = bytes | bytearray | memoryview
 # What finds the bytes of a tensor that are not in the JSON: by its name and parameters; None if they say of none.
@@ -309,3 +322,135 @@ def written(tensor: TensorValue) -> WrittenTensor:
     if REGION not in tensor.parameters:
         data = write_json(tensor.name, tensor.datatype, tensor.array)
     return WrittenTensor(tensor.name, tensor.datatype, tensor.array.shape, tensor.parameters, data)
+
+
+def read_generate(body: Body, declared: Sequence[Tensor], model: str, version: str = "") -> InferenceRequest:
+    """Return the request in `body`: `{"<input>": value, ..., "id": text, "parameters": {...}}`.
+
+    A value is nested lists; where it has fewer dimensions than the model declares, it stands for one row. Raises
+    InvalidRequest naming tensor, value and rule, and TooLarge for too many lists and objects, or names.
+    """
+    said = parse(decode_json, body, "an object")
+    if not isinstance(said, dict):
+        raise InvalidRequest(f"body: must be an object as JSON, is {brief(said, 40)}")
+    names = {tensor.name for tensor in declared}
+    name = "" if "id" in names else said.pop("id", "")
+    parameters = {} if "parameters" in names else said.pop("parameters", {})
+    if not isinstance(name, str):
+        raise InvalidRequest(f"id={brief(name)}: must be a text")
+    try:
+        checked: Parameters = msgspec.convert(parameters, Parameters)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"parameters: {error}") from None
+    rows = {tensor.name: _as_rows(said[tensor.name], tensor) for tensor in declared if tensor.name in said}
+    arrays = to_arrays({**said, **rows}, declared)
+    inputs = [
+        TensorValue(tensor.name, tensor.datatype, arrays[tensor.name]) for tensor in declared if tensor.name in arrays
+    ]
+    return InferenceRequest(model, inputs, version=version, id=name, parameters=checked)
+
+
+def _as_rows(value: Any, tensor: Tensor) -> Any:
+    depth, inner = 0, value
+    while isinstance(inner, list) and depth < len(tensor.shape):
+        depth, inner = depth + 1, inner[0] if inner else None
+    for _ in range(len(tensor.shape) - depth):
+        value = [value]
+    return value
+
+
+def write_generated(response: InferenceResponse) -> bytes:
+    """Return `response` as `{"model_name", "model_version", "<output>": value, ...}`: one value by itself, several as a flat
+    list. InvalidRequest for a tensor without a JSON form."""
+    said: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        said["id"] = response.id
+    for tensor in response.outputs:
+        data = written(tensor).data
+        said[tensor.name] = data[0] if numpy.size(tensor.array) == 1 and isinstance(data, list) else data
+    return encode(said)
+
+
+MAX_REMEMBERED = 256  # shapes; there are few where it matters
+
+
+class Outline(NamedTuple):
+    """What a body says besides its data. `for_server`: the worker cannot read it or write the answer, as a tensor lies in shared
+    memory, as an output is asked for there, as binary data or as classes, or as the batch dimension is left out."""
+
+    rows: int
+    key: tuple[Any, ...]
+    parameters: Parameters
+    for_server: bool
+
+
+class _Place(msgspec.Struct, frozen=True, gc=False):
+    shared_memory_region: Parameter | UnsetType = UNSET
+
+
+class _Tensor(msgspec.Struct, frozen=True, gc=False):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: _Place | None = None
+
+
+class _Output(msgspec.Struct, gc=False):
+    parameters: Parameters | None = None
+
+
+class _Head(msgspec.Struct, gc=False):
+    inputs: tuple[_Tensor, ...]
+    outputs: list[_Output] | None = None
+    parameters: Parameters | None = None
+
+
+_decode = msgspec.json.Decoder(_Head).decode
+_NO_PARAMETERS: Parameters = {}
+
+
+class BodyPeek:
+    """Reads outlines for one model, whose inputs are `declared`. Remembers the shapes that it has met."""
+
+    def __init__(self, declared: Sequence[Tensor]) -> None:
+        self._declared = tuple(declared)
+        self._known: dict[tuple[_Tensor, ...], Outline] = {}  # of bodies with these inputs, and nothing else
+
+    def __call__(self, body: Body) -> Outline:
+        """Return the outline of `body`.
+
+        Raises InvalidRequest if it is no inference request, or if its tensors' names, datatypes, shapes or numbers of rows
+        are not those declared. Of the data it looks only at the brackets: the worker refuses what is wrong there.
+        """
+        head = parse(_decode, body, "an inference request")
+        known = self._known.get(head.inputs) or self._learn(head.inputs)
+        if head.outputs is None and not head.parameters:
+            return known
+        parameters = head.parameters or _NO_PARAMETERS
+        by_server = parameters.get("binary_data_output") is True or any(map(_is_by_server, head.outputs or ()))
+        return Outline(known.rows, known.key, parameters, by_server or known.for_server)
+
+    def _learn(self, inputs: tuple[_Tensor, ...]) -> Outline:
+        refuse_duplicates("tensor", [tensor.name for tensor in inputs])
+        shapes = {tensor.name: tensor.shape for tensor in inputs}
+        for tensor in inputs:
+            if tensor.datatype not in DTYPES:
+                raise InvalidRequest(
+                    f"tensor {tensor.name!r}: has datatype {tensor.datatype!r}, not one of {', '.join(DTYPES)}"
+                )
+            element_count(tensor.name, tensor.shape, 1)
+        without_batch = leaves_batch_out(shapes, self._declared)
+        if without_batch:
+            shapes = {name: (1, *shape) for name, shape in shapes.items()}
+        rows = check_bound({tensor.name: (tensor.datatype, shapes[tensor.name]) for tensor in inputs}, self._declared)
+        elsewhere = any(tensor.parameters and tensor.parameters.shared_memory_region is not UNSET for tensor in inputs)
+        found = Outline(rows, batch_key(self._declared, shapes), _NO_PARAMETERS, elsewhere or without_batch)
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[inputs] = found
+        return found
+
+
+def _is_by_server(output: _Output) -> bool:
+    parameters = output.parameters or _NO_PARAMETERS
+    return bool(parameters.get("binary_data")) or REGION in parameters or "classification" in parameters

@@ -20,7 +20,7 @@ ERROR_IDS = "error_ids"
 MAX_BODY_BYTES = 256 << 20
 ASK = bytes(4)  # the worker's first frame
 
-_HEAD = struct.Struct("!I")
+_LOCKSTEP_HEAD = struct.Struct("!I")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 # Where the content of bytes and of a text begins. Libraries older than msgpack's bytes write them as texts, and so do workers
@@ -51,7 +51,7 @@ class LockstepParser:
         self._held += data
         bodies: list[bytes] = []
         while len(self._held) >= self._wanted:
-            (length,) = _HEAD.unpack_from(self._held)
+            (length,) = _LOCKSTEP_HEAD.unpack_from(self._held)
             if length > self._max_body_bytes:
                 raise FrameError(f"a frame of {length} bytes, over the limit of {self._max_body_bytes}")
             self._wanted = 4 + length
@@ -117,4 +117,4 @@ def _content(value: bytes) -> bytes:
 def _frame(body: bytes) -> bytes:
     if len(body) > MAX_BODY_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes, over the limit of {MAX_BODY_BYTES}")
-    return _HEAD.pack(len(body)) + body
+    return _LOCKSTEP_HEAD.pack(len(body)) + body

@@ -1,21 +1,63 @@
-"""Named tensors: nested lists or arrays, held against what a model declares.
+"""Tensors as numpy arrays: their datatypes and shapes, from nested lists and back, with the checks of what a model declares."""
 
-Datatypes are those of the Open Inference Protocol. An array of BYTES holds bytes objects; in JSON they are strings. An array
-of BF16 holds the bits as uint16; in lists, and arrays of any other type, there are numbers.
-A value is converted where nothing is lost: integers to floats, floats to shorter ones, but no float to an integer, no number
-out of range, no string to a number.
-"""
-
+import math
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from types import GenericAlias
+from typing import Annotated, Any
 
+import msgspec
 import numpy
 
 from weir.errors import InvalidRequest, WeirError, brief
 from weir.model import DATATYPES, GROUP, NONE, OPTIONAL, RAGGED, Tensor
-from weir.wire.bfloat16 import to_bits, to_numbers
-from weir.wire.shapes import MAX_DIMENSIONS
+from weir.wire.values import UNREADABLE, decode_json, has_slow_floats, uncollected
+
+Array = numpy.ndarray[Any, Any]
+
+_HALF, _EVEN = numpy.uint32(0x7FFF), numpy.uint32(1)
+_QUIET_NAN = numpy.uint16(0x7FC0)
+
+
+def to_bits(numbers: Array) -> Array:
+    """Return the bits of FP32 `numbers`, each rounded to the nearest BF16, halves to the even one."""
+    wide = numpy.ascontiguousarray(numbers, numpy.float32).view(numpy.uint32)
+    rounded = wide + _HALF + (wide >> 16 & _EVEN)
+    return numpy.where(numpy.isnan(numbers), _QUIET_NAN, (rounded >> 16).astype(numpy.uint16))
+
+
+def to_numbers(bits: Array) -> Array:
+    """Return the FP32 numbers whose BF16 `bits` these are, exactly."""
+    return (bits.astype(numpy.uint32) << 16).view(numpy.float32)
+
+
+MAX_DIMENSIONS = 32  # numpy 1 can do no more
+MAX_BYTES = (1 << 63) - 1
+
+
+def element_count(name: str, shape: Sequence[int], item_bytes: int) -> int:
+    """Return how many elements a tensor of this shape has, each of at least `item_bytes`.
+
+    Raises InvalidRequest that names the tensor for a dimension below 0, too many of them, or a product beyond what can be
+    addressed (also where a dimension of 0 makes the product itself 0).
+    """
+    if len(shape) > MAX_DIMENSIONS:
+        raise InvalidRequest(f"tensor {name!r}: has {len(shape)} dimensions, must have at most {MAX_DIMENSIONS}")
+    for length in shape:
+        if not 0 <= length <= MAX_BYTES:
+            raise InvalidRequest(
+                f"tensor {name!r}: has shape {_short(shape)}, dimensions must be from 0 to {MAX_BYTES}"
+            )
+    if math.prod([length or 1 for length in shape]) * item_bytes > MAX_BYTES:
+        raise InvalidRequest(f"tensor {name!r}: shape {_short(shape)} takes more than {MAX_BYTES} bytes")
+    return math.prod(shape)
+
+
+def _short(shape: Sequence[int]) -> str:
+    text = str(list(shape))
+    return text if len(text) <= 100 else f"{text[:100]}..."
+
 
 Arrays = dict[str, numpy.ndarray[Any, Any]]
 Complain = Callable[[str], WeirError]
@@ -334,3 +376,220 @@ def _check_rows(arrays: Arrays, complain: Complain) -> None:
             raise complain(
                 f"tensor {name!r}: has {len(other)} rows, tensor {first!r} has {len(array)}; they must be equal"
             )
+
+
+# The least number that rounds to an infinity, for each float: numbers must be nearer to 0.
+_TOO_LARGE = {"FP32": 3.4028235677973366e38}
+BINARY_ONLY = ("FP16", "BF16")
+
+
+def _element_type(datatype: str) -> Any:
+    dtype = DTYPES[datatype]
+    if dtype.kind in "ui":
+        bounds = numpy.iinfo(dtype)
+        return Annotated[int, msgspec.Meta(ge=max(int(bounds.min), -(1 << 63)), le=min(int(bounds.max), (1 << 63) - 1))]
+    if datatype in _TOO_LARGE:
+        return Annotated[float, msgspec.Meta(gt=-_TOO_LARGE[datatype], lt=_TOO_LARGE[datatype])]
+    return {"b": bool, "f": float, "O": str}[dtype.kind]
+
+
+# msgspec's bounds are 64-bit integers with a sign: UINT64 is left to numpy.
+ELEMENT_TYPES: dict[str, Any] = {
+    datatype: Annotated[int, msgspec.Meta(ge=0)] if datatype == "UINT64" else _element_type(datatype)
+    for datatype in DTYPES
+    if datatype not in BINARY_ONLY
+}
+_FLAT: dict[str, msgspec.json.Decoder[Any]] = {
+    datatype: msgspec.json.Decoder(GenericAlias(list, (kind,))) for datatype, kind in ELEMENT_TYPES.items()
+}
+
+
+def read_elements(name: str, datatype: str, shape: Sequence[int], count: int, data: Any) -> numpy.ndarray[Any, Any]:
+    """Return the array in the JSON text `data` (a msgspec.Raw or bytes), flat or nested as `shape` says.
+
+    Raises InvalidRequest that names the tensor, the value and the rule.
+    """
+    if datatype in BINARY_ONLY:
+        raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be sent as binary data")
+    try:
+        flat = None if _is_slow(datatype, data) else _FLAT[datatype].decode(data)
+    except UNREADABLE:  # nested, or wrong
+        flat = None
+    if flat is None:
+        flat = _flattened(name, shape, _decoded(name, data))
+        _check_elements(name, datatype, flat)
+    if len(flat) != count:
+        raise InvalidRequest(f"tensor {name!r}: has {len(flat)} elements, its shape {list(shape)} takes {count}")
+    return array_of(name, datatype, flat).reshape(shape)
+
+
+def _is_slow(datatype: str, data: Any) -> bool:
+    return DTYPES[datatype].kind == "f" and has_slow_floats(memoryview(data))
+
+
+def _decoded(name: str, data: Any) -> Any:
+    try:
+        with uncollected(len(bytes(data))):
+            return decode_json(memoryview(data))
+    except UNREADABLE as error:  # nested too deeply, or a number beyond all floats
+        raise InvalidRequest(f"tensor {name!r}: data cannot be read ({error})") from None
+
+
+def array_of(name: str, datatype: str, flat: list[Any]) -> numpy.ndarray[Any, Any]:
+    """Return elements whose types have been checked as an array of one dimension."""
+    if datatype == "BYTES":
+        array = numpy.empty(len(flat), object)
+        array[:] = _encoded(name, flat)
+        return array
+    try:
+        return numpy.array(flat, DTYPES[datatype])
+    except OverflowError:
+        raise _out_of_range(name, datatype, max(flat)) from None
+
+
+def _encoded(name: str, texts: list[str]) -> list[bytes]:
+    try:
+        return list(map(str.encode, texts))
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"tensor {name!r}: has a string that is no Unicode text ({error})") from None
+
+
+# Bytes that a number takes as text, but for few that take more.
+TEXT_BYTES = 12
+
+# Elements of a tensor that are written at a time: a few milliseconds, after which another thread may have its turn.
+_PIECE = 20_000
+
+
+def text_size(array: numpy.ndarray[Any, Any]) -> int:
+    """Return about how many bytes the elements of a tensor have in JSON."""
+    size = TEXT_BYTES * array.size
+    if array.dtype.kind == "O" and array.size <= 2 * _PIECE:  # of more texts the number says enough
+        size += sum(map(len, array.ravel().tolist()))
+    return size
+
+
+def write_json(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> list[Any] | msgspec.Raw:
+    """Return what is to be encoded as the elements of a tensor, flat; of many, already as JSON, written piece by piece. InvalidRequest as in
+    `write_elements`."""
+    if array.size <= _PIECE:
+        return write_elements(name, datatype, array)
+    flat = array.ravel()
+    pieces = (flat[start : start + _PIECE] for start in range(0, flat.size, _PIECE))
+    return msgspec.Raw(b"[%b]" % b",".join([_encode(write_elements(name, datatype, piece))[1:-1] for piece in pieces]))
+
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write_elements(name: str, datatype: str, array: numpy.ndarray[Any, Any]) -> list[Any]:
+    """Return the elements for JSON, flat. InvalidRequest if they have no JSON form: binary data must be asked for."""
+    if datatype in BINARY_ONLY:
+        raise InvalidRequest(f"tensor {name!r}: {datatype} has no JSON form, it must be asked for as binary data")
+    flat: list[Any] = array.ravel().tolist()
+    if datatype != "BYTES":
+        return flat
+    try:
+        return list(map(bytes.decode, flat))
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"tensor {name!r}: has bytes that are no UTF-8 ({error.reason}), it must be asked for as binary data"
+        ) from None
+
+
+def _flattened(name: str, shape: Sequence[int], data: Any) -> list[Any]:
+    if not isinstance(data, list):
+        raise InvalidRequest(f"tensor {name!r}: data is {_described_element(data)}, must be a list")
+    if not any(map(list.__instancecheck__, data)):
+        return data
+    level: list[Any] = [data]
+    for length in shape:
+        if set(map(type, level)) - {list} or set(map(len, level)) - {length}:
+            raise InvalidRequest(
+                f"tensor {name!r}: nested data must be lists of the lengths in its shape {list(shape)}"
+            )
+        level = list(chain.from_iterable(level))
+    return level
+
+
+_KINDS: dict[str, tuple[set[type], str]] = {
+    "b": ({bool}, "true or false"),
+    "i": ({int}, "whole numbers"),
+    "u": ({int}, "whole numbers"),
+    "f": ({int, float}, "numbers"),
+    "O": ({str}, "strings"),
+}
+
+
+def _check_elements(name: str, datatype: str, flat: list[Any]) -> None:
+    dtype = DTYPES[datatype]
+    allowed, words = _KINDS[dtype.kind]
+    if set(map(type, flat)) - allowed:
+        wrong = next(element for element in flat if type(element) not in allowed)
+        raise InvalidRequest(f"tensor {name!r}: has the element {_described_element(wrong)}, {datatype} takes {words}")
+    if not flat:
+        return
+    if dtype.kind in "ui":
+        bounds = numpy.iinfo(dtype)
+        for extreme in (min(flat), max(flat)):
+            if not bounds.min <= extreme <= bounds.max:
+                raise _out_of_range(name, datatype, extreme)
+    elif dtype.kind == "f":
+        for extreme in (min(flat), max(flat)):
+            if not abs(extreme) < _TOO_LARGE.get(datatype, float("inf")):
+                raise _out_of_range(name, datatype, extreme)
+
+
+def _out_of_range(name: str, datatype: str, value: Any) -> InvalidRequest:
+    return InvalidRequest(
+        f"tensor {name!r}: has the element {_described_element(value)}, out of the range of {datatype}"
+    )
+
+
+def _described_element(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+_LENGTH = struct.Struct("<I")
+_MAX_LENGTH = 0xFFFFFFFF
+
+
+def pack_elements(array: numpy.ndarray[Any, Any]) -> bytes:
+    """Return the elements of an object array of bytes, in row-major order. InvalidRequest for one of 4 GiB or more."""
+    elements = array.ravel().tolist()
+    if elements and max(map(len, elements)) > _MAX_LENGTH:
+        raise InvalidRequest(f"an element of BYTES has over {_MAX_LENGTH} bytes, the most that can be written")
+    lengths = map(_LENGTH.pack, map(len, elements))
+    return b"".join([part for pair in zip(lengths, elements, strict=True) for part in pair])
+
+
+def unpack_elements(raw: bytes | memoryview, count: int, name: str) -> numpy.ndarray[Any, Any]:
+    """Return the `count` elements in `raw` as an object array of one dimension.
+
+    Raises InvalidRequest that names the tensor `name` if an element is cut off, or if there are more or fewer.
+    """
+    data, at, end = memoryview(raw), 0, len(raw)
+    if count * _LENGTH.size > end:
+        raise InvalidRequest(
+            f"tensor {name!r}: {end} bytes cannot hold {count} BYTES elements of 4 bytes and more each"
+        )
+    elements: list[bytes] = []
+    for index in range(count):
+        start = at + _LENGTH.size
+        if start > end:
+            raise _cut_off(name, index, end - at, _LENGTH.size, "of its length")
+        (length,) = _LENGTH.unpack_from(data, at)
+        at = start + length
+        if at > end:
+            raise _cut_off(name, index, end - start, length, "")
+        elements.append(bytes(data[start:at]))
+    if at != end:
+        raise InvalidRequest(f"tensor {name!r}: has {end - at} bytes after the last of its {count} elements")
+    array = numpy.empty(count, object)
+    array[:] = elements
+    return array
+
+
+def _cut_off(name: str, index: int, found: int, due: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"tensor {name!r}: element {index} is cut off: {found} of {due} bytes {what}".rstrip())

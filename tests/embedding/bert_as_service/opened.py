@@ -16,8 +16,8 @@ from weir.embedding.bert_as_service.client import BertTransport
 from weir.embedding.bert_as_service.settings import ZeroMqSettings
 from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.metrics import TextCounts
+from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
-from weir.protocols.control import Control, ControlSettings
 from weir.protocols.settings import HttpSettings
 
 T = TypeVar("T")

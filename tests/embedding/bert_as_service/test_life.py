@@ -12,7 +12,7 @@ from tests.embedding.bert_as_service.opened import Connect, Opened
 from weir.client import Unreachable
 from weir.embedding.bert_as_service.client import BertTransport
 from weir.errors import Cancelled, DeadlineExceeded, Draining, InvalidRequest, SettingsError, Unauthorized, Unsupported
-from weir.protocols.control import ControlSettings
+from weir.protocols.access import ControlSettings
 from weir.protocols.settings import HttpSettings
 
 TEXTS = ["First do it", "then do it right", "then do it better"]

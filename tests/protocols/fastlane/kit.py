@@ -10,7 +10,7 @@ from weir.catalog.registry import Registry
 from weir.model import Model
 from weir.protocols.fastlane.connection import Connection
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.native import HotNative
+from weir.protocols.fastlane.request import HotNative
 from weir.protocols.fastlane.shared import HttpShared
 from weir.protocols.kserve.context import KServeContext as KserveSite
 from weir.protocols.kserve.hot import HotKserve

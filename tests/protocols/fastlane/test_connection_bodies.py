@@ -19,7 +19,7 @@ from tests.protocols.fastlane.kit import (
 )
 
 from weir.testing import FakeExecutor
-from weir.wire.pickles import LARGE_BYTES
+from weir.wire.cells import LARGE_BYTES
 
 
 def test_continue_is_sent_when_the_body_is_wanted() -> None:

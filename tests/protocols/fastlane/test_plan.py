@@ -10,8 +10,7 @@ from weir.errors import InvalidRequest, ModelNotFound, TooLarge, WeirError
 from weir.messages import OCTETS
 from weir.model import Measure, Model, Tensor
 from weir.protocols.access import Access
-from weir.protocols.fastlane.head import HeadReader
-from weir.protocols.fastlane.plan import ANY_LENGTH, RoutePlan, make_plan
+from weir.protocols.fastlane.plan import ANY_LENGTH, HeadReader, RoutePlan, make_plan
 
 
 class Words(Model):

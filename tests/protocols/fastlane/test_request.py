@@ -7,8 +7,7 @@ from tests.protocols.fastlane.kit import site
 from weir.batching.request_state import RequestBase
 from weir.protocols.access import Access
 from weir.protocols.fastlane.connection import Connection
-from weir.protocols.fastlane.head import HeadReader
-from weir.protocols.fastlane.plan import make_plan
+from weir.protocols.fastlane.plan import HeadReader, make_plan
 from weir.protocols.fastlane.request import HttpRequest
 
 HEAD = b"POST /infer/square HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\nX-Request-Priority: 4\r\nX-Batch-Key: k\r\nAccept: application/msgpack"

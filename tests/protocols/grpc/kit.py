@@ -11,7 +11,7 @@ import numpy as np
 from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.model import Model, Tensor
-from weir.protocols.control import Control, ControlSettings
+from weir.protocols.access import Control, ControlSettings
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext
@@ -20,8 +20,7 @@ from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 from weir.testing import RecordingObserver
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
-from weir.wire.kserve_grpc import read_response, write_request
-from weir.wire.protobuf import methods
+from weir.wire.kserve_grpc import methods, read_response, write_request
 
 INFERENCE = "inference.GRPCInferenceService"
 INFER = f"/{INFERENCE}/ModelInfer"

@@ -14,7 +14,7 @@ from weir.errors import Cancelled, DeadlineExceeded
 from weir.model import Model
 from weir.protocols.metadata import find
 from weir.serving.service import Service
-from weir.testing import FakeExecutor
+from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import AskedOutput
 from weir.wire.kserve_grpc import ModelInferResponse, write_request
 
@@ -174,7 +174,7 @@ def test_a_caller_who_leaves_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
         service = find(rig.site.registry, "double")
         calls = [rig.raw(INFER, write_request(asking(index, index))) for index in range(3)]
-        heard: Any = service.observers[0]
+        heard = next(each for each in service.observers if isinstance(each, RecordingObserver))
         await until(lambda: service.state()["waiting"] + service.state()["in_flight"] == 3)
         for call in calls:
             call.cancel()
@@ -187,7 +187,9 @@ def test_a_caller_who_leaves_leaves_the_line() -> None:
 
 def test_the_deadline_of_a_call_is_that_of_its_request() -> None:
     async def test(rig: Rig) -> None:
-        heard: Any = find(rig.site.registry, "double").observers[0]
+        heard = next(
+            each for each in find(rig.site.registry, "double").observers if isinstance(each, RecordingObserver)
+        )
         code, _ = await refused(rig.infer(asking(), timeout=0.05))
         assert code is Code.DEADLINE_EXCEEDED
         await until(lambda: heard.ends == 1)

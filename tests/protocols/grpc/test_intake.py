@@ -17,8 +17,7 @@ from weir.protocols.grpc.call import cygrpc
 from weir.protocols.grpc.intake import PATIENCE, Connected, Intake, Unsent
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock, FakeExecutor
-from weir.wire.kserve_grpc import read_stream_response, write_request
-from weir.wire.protobuf import methods
+from weir.wire.kserve_grpc import methods, read_stream_response, write_request
 
 WATCH = "/grpc.health.v1.Health/Watch"
 

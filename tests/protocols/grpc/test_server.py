@@ -32,10 +32,9 @@ from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
-from weir.testing import FakeExecutor
+from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import InferenceRequest, TensorValue
-from weir.wire.kserve_grpc import write_request
-from weir.wire.protobuf import methods
+from weir.wire.kserve_grpc import methods, write_request
 
 TLS = Path(__file__).parents[1] / "tls"
 FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / "key.pem")}
@@ -167,7 +166,7 @@ call.result()
 
 def test_a_client_that_is_gone_without_a_word_leaves_the_line() -> None:
     async def test(rig: Rig) -> None:
-        heard: Any = rig.site.registry.get("double").observers[0]
+        heard = next(each for each in rig.site.registry.get("double").observers if isinstance(each, RecordingObserver))
         state = rig.site.registry.get("double").state
         arguments = [f"127.0.0.1:{rig.server.port}", INFER, write_request(asking()).hex()]
         client = await asyncio.create_subprocess_exec(sys.executable, "-c", ASKING_FOR_EVER, *arguments)

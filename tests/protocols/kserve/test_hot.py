@@ -14,7 +14,7 @@ from tests.protocols.fastlane.kit import answers, post, settled, site
 from tests.protocols.kserve.models import Vector, Where
 
 from weir.catalog.registry import Registry
-from weir.protocols.kserve import layouts
+from weir.protocols.kserve import hot as layouts
 from weir.protocols.settings import HttpSettings
 from weir.serving.service import Service
 

@@ -13,8 +13,7 @@ from weir.bench.targets.connection import Tasks
 from weir.bench.targets.http import HttpOptions
 from weir.bench.targets.payloads import DeclaredInput, TargetEndpoint, declared_inputs, made_request, said_requests
 from weir.errors import SettingsError
-from weir.wire.kserve_grpc import write_request
-from weir.wire.protobuf import message
+from weir.wire.kserve_grpc import message, write_request
 
 _SERVICE = "/inference.GRPCInferenceService"
 _OPTIONS = [

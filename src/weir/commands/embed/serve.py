@@ -86,7 +86,7 @@ def _with_stock_ports(settings: Settings, stock: Translated) -> Settings:
 
 def _tell(settings: Settings, stock: Translated) -> None:
     """Log what is not as whoever starts a server with old flags may expect it."""
-    from weir.protocols.control import is_loopback
+    from weir.protocols.access import is_loopback
     from weir.telemetry.logs import get_logger
 
     logger, zeromq = get_logger("weir"), settings.more["ZeroMQ"]

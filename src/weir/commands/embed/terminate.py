@@ -33,7 +33,7 @@ def terminate(
     """
     from weir.embedding import EmbeddingServer
     from weir.errors import SettingsError
-    from weir.protocols.control import read_token
+    from weir.protocols.access import read_token
 
     over_zeromq = ip is not None or port is not None
     if url is not None and over_zeromq:

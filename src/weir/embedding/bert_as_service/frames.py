@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from weir.embedding.texts import Text
 from weir.errors import InvalidRequest, WeirError, bounded
-from weir.wire.surrogates import without_halves, without_nul, words_without_nul
-from weir.wire.values import UNREADABLE, writable
+from weir.wire.values import UNREADABLE, without_halves, without_nul, words_without_nul, writable
 
 SHOW_CONFIG, SHOW_STATUS, TERMINATION = b"SHOW_CONFIG", b"SHOW_STATUS", b"TERMINATION"
 COMMANDS = frozenset((SHOW_CONFIG, SHOW_STATUS, TERMINATION))

@@ -39,13 +39,12 @@ from weir.embedding.calling import (
 from weir.embedding.texts import Encoded, Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.messages import JSON, MSGPACK
+from weir.protocols.access import Control
+from weir.protocols.asgi import Call, Endpoint
 from weir.protocols.content_negotiation import accept_of
-from weir.protocols.control import Control
-from weir.protocols.endpoint import Call, Endpoint
 from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
-from weir.wire.surrogates import without_nul, words_without_nul
-from weir.wire.values import DECODE, refuse_names, uncollected
+from weir.wire.values import DECODE, refuse_names, uncollected, without_nul, words_without_nul
 
 _FORM = "application/x-www-form-urlencoded"
 _MSGPACK = ("application/msgpack", "application/x-msgpack", "application/vnd.msgpack")

@@ -37,8 +37,8 @@ from weir.errors import (
     Unauthorized,
     WeirError,
 )
+from weir.protocols.access import Control
 from weir.protocols.account import CLAIM, Account
-from weir.protocols.control import Control
 from weir.protocols.offloading import off_loop
 from weir.protocols.settings import HttpSettings
 from weir.protocols.status import http_code

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from weir.errors import InvalidRequest, TooLarge, Unsupported, WeirError
-from weir.protocols.fastlane.head import END_OF_HEAD
+from weir.protocols.fastlane.plan import END_OF_HEAD
 from weir.protocols.fastlane.upgraded import Charged, Upgraded
 from weir.protocols.httplog import REFUSED
 from weir.protocols.settings import HttpSettings

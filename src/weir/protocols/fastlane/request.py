@@ -1,4 +1,4 @@
-"""The request that the batcher knows; its end is written on the connection at once, by no task and through no future."""
+"""A request of the fast path, whose end is written on the connection at once, by no task and through no future; and Weir's own protocol there."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 from weir.batching.request_state import RequestBase, begin, settle
 from weir.errors import WeirError
 from weir.messages import Dispatch, Kind
-from weir.protocols.fastlane.plan import HotAsk, RoutePlan
-from weir.protocols.native import DOOR
+from weir.model import is_tensor_model
+from weir.protocols.fastlane.plan import Head, HotAsk, RoutePlan
+from weir.protocols.native import DOOR, NativeProtocol, RequestHead
 from weir.protocols.offloading import LONG_BODY, work_later
 from weir.protocols.response import HttpResponse, compressed, echo_headers, explain_headers, trace_headers
 from weir.serving.delivery import discard
-from weir.serving.inference import QueueEntry, output_body, read_item
+from weir.serving.inference import QueueEntry, empty_body, may_be_empty, output_body, read_item
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
+
 
 _ITEM = Kind.ITEM
 Step = Callable[[], None]
@@ -167,3 +169,34 @@ class HttpRequest(RequestBase):
     def _count(self, sent: int) -> None:
         self.plan.tally.received += self.plan.length
         self.plan.tally.sent += sent
+
+
+class HotNative(NativeProtocol):
+    """The RouteHandler of /infer, /inference and the models' own routes; see plan.py."""
+
+    request = HttpRequest
+    of_service = True
+
+    def complete(self, plan: RoutePlan, head: Head, path: str) -> bool:
+        """See RouteHandler."""
+        ask = self.read_head(head.method, path, head.headers)
+        if ask is None:
+            return False
+        if not head.length:
+            if may_be_empty(ask):
+                return False
+            raise empty_body(ask)
+        if not _is_hot(ask):
+            return False
+        plan.ask = ask
+        plan.answer_type = ask.accept
+        plan.in_arena = ask.plain
+        return True
+
+
+def _is_hot(ask: RequestHead) -> bool:
+    """Lists, tensors, compressed bodies and what is not one entry of the queue are read by the ASGI application; it writes streams too."""
+    service = ask.service
+    return (
+        not (ask.batch or ask.stream or ask.coding or is_tensor_model(service.model)) and service.inference.queues_items
+    )

@@ -9,7 +9,6 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, cast
 
 from weir.errors import DeadlineExceeded, Draining, WeirError
-from weir.protocols.fastlane.lingering_close import LingeringClose
 from weir.protocols.response import Headers, HttpResponse
 from weir.workers.executor import Block
 
@@ -18,6 +17,56 @@ if TYPE_CHECKING:
     from weir.protocols.fastlane.body import Place
     from weir.protocols.fastlane.plan import HotRequest, RouteHandler, RoutePlan
     from weir.protocols.fastlane.shared import HttpShared
+
+
+LINGER = 2.0  # seconds
+
+
+class LingeringClose(asyncio.BufferedProtocol):
+    """Throws away what comes until the peer closes, or the sweep has seen it for LINGER seconds."""
+
+    busy = False
+
+    def __init__(self, lane: "HttpShared", transport: asyncio.Transport) -> None:
+        self._lane = lane
+        self._transport = transport
+        self._since = lane.tick
+
+    def start(self) -> None:
+        """Take the connection over. Everything to be sent has been written."""
+        self._lane.connections.add(self)
+        self._transport.set_protocol(self)
+        self._transport.resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Offer the buffer that all share."""
+        return self._lane.view
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Forget it."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        self._lane.connections.discard(self)
+        self._lane.ended.set()
+
+    def sweep(self, now: float) -> None:
+        """Close it when it has had its time."""
+        if now - self._since > LINGER:
+            self._transport.abort()
+
+    def drain(self) -> None:
+        """Nothing is expected of it."""
+
+    def stop(self) -> None:
+        """Close it."""
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self._transport.abort()
 
 
 class Phase(IntEnum):

@@ -1,20 +1,27 @@
-"""What all connections of a server share."""
+"""What all connections of a server share: settings, the cache of heads, the heads of answers, the counts of bytes."""
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from email.utils import formatdate
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol
 
 from weir.errors import WeirError
 from weir.messages import Observer
 from weir.protocols.access import Access
 from weir.protocols.account import Account
-from weir.protocols.fastlane.byte_counter import Tally
 from weir.protocols.fastlane.handover import HandOver
-from weir.protocols.fastlane.head import END_OF_HEAD, Head, HeadReader
-from weir.protocols.fastlane.head_cache import HeadMemo
-from weir.protocols.fastlane.plan import RouteHandler, RoutePlan, make_plan
-from weir.protocols.fastlane.responses import Heads
+from weir.protocols.fastlane.plan import (
+    END_OF_HEAD,
+    Head,
+    HeadMemo,
+    HeadReader,
+    RouteHandler,
+    RoutePlan,
+    Tally,
+    make_plan,
+)
 from weir.protocols.httplog import HttpLog
 from weir.protocols.native import DOOR
 from weir.protocols.settings import HttpSettings
@@ -22,6 +29,42 @@ from weir.workers.executor import Block
 
 if TYPE_CHECKING:
     from weir.serving.service import Service
+
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+_STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+
+
+class Heads:
+    """The heads of answers, with the Date of this second."""
+
+    def __init__(self) -> None:
+        self.date = b""
+        # Content type -> everything of a 200 answer's head up to the value of Content-Length, which is last.
+        self.plain: dict[str, bytes] = {}
+
+    def tick(self, wall_time: float) -> None:
+        """Take `wall_time`, in seconds since 1970, as the date."""
+        self.date = formatdate(wall_time, usegmt=True).encode()
+        self.plain.clear()
+
+    def plain_head(self, content_type: str) -> bytes:
+        """Return (and keep in `plain`) the head of a 200 answer up to the value of Content-Length."""
+        head = b"HTTP/1.1 200 OK\r\ndate: %b\r\ncontent-type: %b\r\ncontent-length: " % (
+            self.date,
+            content_type.encode("latin-1"),
+        )
+        self.plain[content_type] = head
+        return head
+
+    def head(self, status: int, headers: Iterable[tuple[bytes, bytes]], length: int, *, close: bool) -> bytes:
+        """Return the complete head of an answer with a body of `length` bytes."""
+        lines = [_STATUS_LINES[status], b"date: %b\r\n" % self.date]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        lines.append(b"content-length: %d\r\n%b\r\n" % (length, b"connection: close\r\n" if close else b""))
+        return b"".join(lines)
+
 
 READ_BYTES = 64 << 10
 

@@ -3,12 +3,12 @@
 settings.py    where and how it is served
 opening.py     makes the door, if grpcio is installed
 server.py      the door: address, TLS, limits, drain
-calls.py       one call: bytes in, bytes out, errors as status codes
-inference.py   ModelInfer; streaming.py: ModelStreamInfer
-forms.py       what requests share that differ in nothing but the bytes of their tensors
-metadata_calls.py what only shows: health, metadata, configuration, statistics
-controlling.py what changes the server: repository, workers, shared memory
-health.py      gRPC's standard health service; reflection.py: its reflection service
-unsupported_calls.py calls that are known and not offered
+call.py       one call: bytes in, bytes out, errors as status codes
+inference.py   ModelInfer; inference.py: ModelStreamInfer
+inference.py       what requests share that differ in nothing but the bytes of their tensors
+services.py what only shows: health, metadata, configuration, statistics
+services.py what changes the server: repository, workers, shared memory
+services.py      gRPC's standard health service; services.py: its reflection service
+services.py calls that are known and not offered
 services.py    all calls by their paths
 """

@@ -12,11 +12,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from weir.errors import WeirError
 from weir.protocols.account import Account
-from weir.protocols.grpc.call import Call, Gate, cygrpc
+from weir.protocols.grpc.call import Call, Gate, Handler, cygrpc
 from weir.protocols.grpc.intake import Connected, Intake, Unsent
 
 _log = logging.getLogger("weir.grpc")
@@ -36,14 +36,6 @@ _WATCHED_AFTER = 0.01
 # Messages that may be received at the same time may have this part of the account, one in so many; and there are so many at least.
 _MESSAGES_PART = 4
 _LEAST_MESSAGES = 16
-
-
-class Handler(NamedTuple):
-    """What answers calls of one method: `begin` is called on the event loop, with the message of a unary request, or with
-    none if the client sends a stream."""
-
-    begin: Callable[[Call, bytes], None]
-    takes_stream: bool = False
 
 
 class Core:

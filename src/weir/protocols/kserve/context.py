@@ -3,9 +3,8 @@
 from typing import TYPE_CHECKING
 
 from weir.errors import Unsupported
-from weir.protocols.access import Access
+from weir.protocols.access import Access, Control
 from weir.protocols.account import Account
-from weir.protocols.control import Control
 from weir.protocols.kserve.settings import KserveSettings
 from weir.protocols.metadata import EXTENSIONS, SHARED_MEMORY
 from weir.protocols.response import Headers

@@ -1,44 +1,126 @@
-"""Inference on the fast lane: no task, no future, and a JSON body goes to the worker undecoded.
+"""Inference on the fast path: no task, no future, and a JSON body goes to the worker undecoded.
 
-Tensors that come as binary data lie where the body was received, in the arena; those that the answer has are sent from
-where the worker put them.
+Tensors that come as binary data lie where the body was received, in the arena; those that the answer has are sent from where the worker put them. Clients that send
+tensors of one shape send the same header over and over: then the arrays are cut out of the body, and the header of the answer is written, as they were before.
 """
 
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
+
+import numpy
 
 from weir.errors import InvalidRequest, WeirError
 from weir.messages import JSON, Dispatch, Kind
 from weir.model import is_tensor_model
 from weir.protocols.fastlane.request import HttpRequest, Step
-from weir.protocols.kserve.bodies import ZLIB, inflated, read_body, size_to_read
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.kserve.heads import InferAsk, named_in, read_head
-from weir.protocols.kserve.infer import KserveProtocol
-from weir.protocols.kserve.layouts import Layout, layout_of
-from weir.protocols.kserve.replies import Reply, reply_to
+from weir.protocols.kserve.protocol import (
+    ZLIB,
+    InferAsk,
+    KserveProtocol,
+    Reply,
+    inflated,
+    named_in,
+    read_body,
+    read_head,
+    reply_to,
+    size_to_read,
+)
 from weir.protocols.offloading import LONG_ANSWER, LONG_BODY, work_later
-from weir.protocols.response import trace_headers
-from weir.protocols.shared_memory import Memory
+from weir.protocols.response import Headers, trace_headers
+from weir.protocols.shared_memory import Memory, wants_regions
 from weir.serving.delivery import discard, is_block
 from weir.serving.generation import Generation
 from weir.serving.hooks import HookedExecutor
 from weir.serving.inference import QueueEntry, Schedule, arrays_size, as_work, response_of, schedule_of, works_of
 from weir.serving.service import Service
-from weir.wire.inference import ArenaArrays, InferenceRequest
-from weir.wire.kserve_binary import binary_outputs, bytes_to_write, lead
-from weir.wire.kserve_json import Body
-from weir.wire.kserve_outline import BodyPeek, Outline
-from weir.wire.tensors import Arrays
+from weir.wire.inference import ArenaArrays, InferenceRequest, InferenceResponse
+from weir.wire.kserve_binary import binary_outputs, bytes_to_write, contiguous_bytes, lead
+from weir.wire.kserve_json import Body, BodyPeek, Outline
+from weir.wire.tensors import DTYPES, Arrays
 from weir.wire.values import SMALL_BODY
 
 if TYPE_CHECKING:
     from weir.protocols.fastlane.connection import Connection
-    from weir.protocols.fastlane.head import Head
-    from weir.protocols.fastlane.plan import RoutePlan
+    from weir.protocols.fastlane.plan import Head, RoutePlan
+
+
+_MAX_REPLIES = 64  # whose heads are kept for each header
+
+
+class _Place(NamedTuple):
+    """Where an array lies: `offset` counts from the end of the header."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: numpy.dtype[Any]
+    offset: int
+
+
+class Layout:
+    """The meaning of `header`. `asked` is the request without its inputs, `work` what it is to the line, without them."""
+
+    __slots__ = ("_places", "_replies", "asked", "header", "schedule", "wants_regions", "work")
+
+    def __init__(
+        self, header: bytes, places: list[_Place], asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+    ) -> None:
+        self.header = header
+        self.asked = asked
+        self.wants_regions = wants_regions(asked)
+        self.work = work
+        self.schedule = schedule
+        self._places = places
+        # Of outputs that have been answered: what they were -> headers, JSON, and the names of those that follow it.
+        self._replies: dict[tuple[Any, ...], tuple[Headers, bytes | memoryview, list[str]]] = {}
+
+    def arrays(self, body: memoryview) -> Arrays:
+        """Return the arrays in a `body` with this header and the same length, as read-only views."""
+        rest = body.toreadonly()[len(self.header) :]
+        return {name: numpy.ndarray(shape, dtype, rest, offset) for name, shape, dtype, offset in self._places}
+
+    def reply(self, output: Arrays) -> Reply | None:
+        """Return the reply with the tensors of `output`, if one like it has been remembered."""
+        known = self._replies.get(_described(output))
+        if known is None:
+            return None
+        headers, json, names = known
+        return Reply(headers, [json, *[contiguous_bytes(output[name]) for name in names]])
+
+    def remember(self, output: Arrays, response: InferenceResponse, reply: Reply) -> None:
+        """Keep the head of `reply`, which was made of `output` by way of `response`, if it depends on nothing else."""
+        numbers = all(DTYPES[value.datatype] == value.array.dtype != object for value in response.outputs)
+        if numbers and len(reply.parts) == 1 + len(response.outputs) and len(self._replies) < _MAX_REPLIES:
+            names = [value.name for value in response.outputs]
+            self._replies[_described(output)] = reply.headers, reply.parts[0], names
+
+
+def _described(output: Arrays) -> tuple[Any, ...]:
+    return tuple([(name, array.shape, array.dtype) for name, array in output.items()])
+
+
+def layout_of(
+    header: bytes, body_length: int, asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+) -> Layout | None:
+    """Return the layout of a request that was read from `header` and the bytes after it, if these are all its inputs, and
+    numbers."""
+    places, offset = {}, 0
+    for value in asked.inputs:
+        array = value.array
+        if array.dtype.kind == "O":
+            return None
+        places[value.name] = _Place(value.name, array.shape, array.dtype, offset)
+        offset += array.nbytes
+    if len(header) + offset != body_length:  # an input stands in the JSON, or in shared memory
+        return None
+    bare = InferenceRequest(
+        asked.model, [], version=asked.version, id=asked.id, outputs=asked.outputs, parameters=asked.parameters
+    )
+    bare.without_batch = asked.without_batch
+    return Layout(header, [places[name] for name in work.payload], bare, work._replace(payload=None), schedule)
 
 
 _log = logging.getLogger("weir.http")

@@ -13,7 +13,7 @@ from weir.messages import JSON, OCTETS
 from weir.model import OPTIONAL, Model, Tensor, is_tensor_model
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.routes import PREFIX, offered
-from weir.protocols.schemas import Schema, example_value
+from weir.protocols.openapi import Schema, example_value
 from weir.protocols.status import kserve_code
 from weir.serving.inference import ITEM_INPUTS
 from weir.wire.sse import CONTENT_TYPE

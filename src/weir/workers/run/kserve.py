@@ -14,11 +14,9 @@ import msgspec
 
 from weir.errors import InvalidRequest
 from weir.model import GROUP, Model, Tensor, is_batched, overrides
-from weir.wire.elements import ELEMENT_TYPES, array_of, write_elements
 from weir.wire.inference import AskedOutput, bind
 from weir.wire.kserve_json import ReadOutput, WrittenResponse, WrittenTensor, encode, read_request
-from weir.wire.shapes import element_count
-from weir.wire.tensors import Arrays, check_bound
+from weir.wire.tensors import ELEMENT_TYPES, Arrays, array_of, check_bound, element_count, write_elements
 from weir.wire.values import UNREADABLE, has_slow_floats
 
 MAX_REMEMBERED = 256  # shapes; there are few where it matters

@@ -13,9 +13,8 @@ from numpy.lib.stride_tricks import as_strided
 from weir.errors import ModelError, SettingsError
 from weir.messages import JSON, KSERVE, MSGPACK, OBJECT
 from weir.model import GROUP, PAD, RAGGED, Model, Tensor, is_batched, overrides
-from weir.wire.bfloat16 import to_bits
-from weir.wire.pickles import LARGE_BYTES
-from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_plain, to_text
+from weir.wire.cells import LARGE_BYTES
+from weir.wire.tensors import DTYPES, Arrays, read_arrays, rows_of, to_arrays, to_bits, to_plain, to_text
 from weir.wire.values import DECODE, ENCODE
 from weir.workers.run.kserve import BodyReader, BodyWriter, Listed, head_of, joined
 from weir.workers.run.steps import Sizes

@@ -17,7 +17,7 @@ import os
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 
-from weir.wire.pickles import Ref
+from weir.wire.cells import Ref
 
 # Which places in a range of bytes are taken: pure bookkeeping, no memory.
 

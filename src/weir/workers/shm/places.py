@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 
 from weir.messages import LENT, OBJECT, Batch, Events
-from weir.wire.pickles import Ref
+from weir.wire.cells import Ref
 from weir.workers.shm.arena import Arena, ArenaBlock, Mapping, ResultBlock, Results
 
 
