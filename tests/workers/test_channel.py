@@ -11,8 +11,7 @@ from weir.messages import OBJECT, Batch
 from weir.wire.frames import Cancel, Frame, FrameParser, Free, Ready, Start, Stop, encode_batch, encode_control
 from weir.workers.channel import Channel
 from weir.workers.child_channel import ChildChannel
-from weir.workers.shm.arena import Arena, create_memory
-from weir.workers.shm.places import ResultPlaces
+from weir.workers.shm.arena import Arena, ResultPlaces, create_memory
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 

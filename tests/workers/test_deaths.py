@@ -20,8 +20,8 @@ from tests.workers.pools import Pool, started
 
 from weir.errors import ModelError
 from weir.messages import OCTETS
-from weir.workers.backoff import Backoff
 from weir.workers.child import Child
+from weir.workers.supervision import Backoff
 from weir.workers.template import KILL_GRACE
 
 

@@ -16,7 +16,7 @@ from tests.workers.pools import Pool, Recorder, make_pool, started
 
 from weir.messages import OBJECT, Batch
 from weir.workers.forking import _obey
-from weir.workers.local.common import make_runner
+from weir.workers.local.inline import make_runner
 from weir.workers.settings import WorkerSettings
 from weir.workers.template import Template
 

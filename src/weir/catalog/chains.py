@@ -27,7 +27,7 @@ from weir.serving.generation import Generation
 from weir.serving.service import Service
 from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.faults import model_error
-from weir.workers.local.common import LocalState, no_arena
+from weir.workers.local.inline import LocalState, no_arena
 from weir.workers.run.codecs import Reader, Writer
 
 PLACES = 4096  # batches under way at a time; what the models' own lines hold is the true limit

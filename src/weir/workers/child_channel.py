@@ -9,7 +9,7 @@ from collections.abc import Container
 from weir.messages import Batch
 from weir.wire.frames import Cancel, Frame, FrameParser, Free, Start, Stop
 from weir.workers.rehearsal import EVERY, Frames
-from weir.workers.shm.places import ResultPlaces, own_values
+from weir.workers.shm.arena import ResultPlaces, own_values
 
 RECEIVE_BYTES = 256 << 10
 

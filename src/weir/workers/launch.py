@@ -13,8 +13,7 @@ import weir
 from weir.workers.priority import lower
 from weir.workers.process import set_affinity
 from weir.workers.settings import WorkerSettings, for_worker
-from weir.workers.starting import start_process
-from weir.workers.template import Own, Process, Template
+from weir.workers.template import Own, Process, Template, start_process
 
 # What numeric libraries read, once, when they are first imported.
 THREAD_VARIABLES = (

@@ -19,7 +19,7 @@ from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch
 from weir.model import Model, Tensor
 from weir.wire.lockstep import ASK
 from weir.wire.values import encode
-from weir.workers.remote import worker as remote_worker
+from weir.workers.remote import external
 from weir.workers.remote.external import ExternalExecutor
 from weir.workers.settings import WorkerSettings
 
@@ -165,7 +165,7 @@ def test_who_does_not_begin_as_a_worker_does_is_closed(unix: str, greeting: byte
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(unix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_worker, "GREETING", 0.01)
+    monkeypatch.setattr(external, "GREETING", 0.01)
 
     async def main() -> None:
         executor = ExternalExecutor(External, settings(unix), name="m")

@@ -14,7 +14,7 @@ from weir.messages import Batch, Events
 from weir.model import Model, overrides
 from weir.workers.executor import Block, Listener
 from weir.workers.launch import unpinned
-from weir.workers.local.common import (
+from weir.workers.local.inline import (
     LocalState,
     SharedLoad,
     all_failed,

@@ -17,8 +17,7 @@ from weir.messages import OBJECT, Batch, EventKind, Events, Timing
 from weir.model import Example, Model, is_tensor_model
 from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.run.codecs import Reader, Writer
-from weir.workers.run.prediction import Prediction
-from weir.workers.run.steps import ValuesOrErrors, has_failed, takes_first
+from weir.workers.run.steps import Prediction, ValuesOrErrors, has_failed, takes_first
 from weir.workers.run.streaming import Streaming
 
 # Warm-up: the model's examples, at several batch sizes, before anybody is served.

@@ -11,8 +11,7 @@ from weir.messages import EventKind, Events, Timing
 from weir.model import Last, Model, is_tensor_model
 from weir.workers.faults import copies, fault_of, model_error
 from weir.workers.run.codecs import Writer
-from weir.workers.run.prediction import Prediction
-from weir.workers.run.steps import Fatal, ValuesOrErrors, each
+from weir.workers.run.steps import Fatal, Prediction, ValuesOrErrors, each
 
 logger = logging.getLogger("weir")
 

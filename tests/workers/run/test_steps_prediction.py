@@ -7,8 +7,7 @@ from tests.workers.runs import run
 
 from weir.errors import InvalidRequest, ModelError, ValidationFailed
 from weir.model import Model, Tensor
-from weir.workers.run.prediction import judge_of
-from weir.workers.run.steps import takes_second
+from weir.workers.run.steps import judge_of, takes_second
 
 
 class Square(Model):

@@ -4,7 +4,7 @@ import pytest
 
 from weir.errors import InvalidRequest, ModelError, SettingsError
 from weir.messages import OBJECT, Batch, EventKind
-from weir.workers.local.common import LocalState, all_failed, not_loaded, refuse_settings
+from weir.workers.local.inline import LocalState, all_failed, not_loaded, refuse_settings
 from weir.workers.settings import WorkerSettings
 
 

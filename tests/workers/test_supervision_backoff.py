@@ -1,4 +1,4 @@
-from weir.workers.backoff import Backoff
+from weir.workers.supervision import Backoff
 
 
 def test_the_first_death_costs_no_wait_and_the_next_ones_twice_as_long_each() -> None:

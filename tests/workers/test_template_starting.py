@@ -14,7 +14,7 @@ from tests.workers.models import Forked, Square
 from tests.workers.pools import Recorder, make_pool
 
 from weir.errors import ModelError
-from weir.workers.starting import Popen, start_process
+from weir.workers.template import Popen, start_process
 
 SLEEP = ["sleep", "1000"]
 ASKS_TO_END = """
@@ -104,7 +104,7 @@ def test_a_system_without_threads_is_a_refusal(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: Any) -> int:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr("weir.workers.starting._of_thread", threading.local())  # as where none has been started yet
+    monkeypatch.setattr("weir.workers.template._of_thread", threading.local())  # as where none has been started yet
     monkeypatch.setattr(_thread, "start_new_thread", refuse)
     with pytest.raises(ModelError, match=r"the process cannot be started: .* can't start new thread"):
         asyncio.run(make_pool(Square).start(Recorder()))

@@ -4,8 +4,18 @@ import numpy
 import pytest
 
 from weir.messages import JSON, LENT, OBJECT, Batch, Events
-from weir.workers.shm.arena import Arena, Mapping, Results, create_memory
-from weir.workers.shm.places import BatchPlaces, PayloadFetch, ResultFetch, ResultPlaces, as_values, own_values
+from weir.workers.shm.arena import (
+    Arena,
+    BatchPlaces,
+    Mapping,
+    PayloadFetch,
+    ResultFetch,
+    ResultPlaces,
+    Results,
+    as_values,
+    create_memory,
+    own_values,
+)
 
 MIB = 1 << 20
 
