@@ -59,14 +59,11 @@ class HttpRequest(RequestBase):
     def begin(self) -> None:
         """Put it into the line, once its body has been read if that must be. Raises the WeirError that refuses it."""
         if self.ask.plain:
-            self._submit()
+            self.ask.service.submit(self, self.arrival)
         elif (size := self.bytes_to_read()) <= LONG_BODY:
             self._take(self._read())
         else:
             self.stop_thread = work_later(size, self.reader(), self._has_read)
-
-    def _submit(self) -> None:
-        self.ask.service.submit(self, self.arrival)
 
     def _read(self) -> Step | Exception:
         try:
@@ -90,7 +87,7 @@ class HttpRequest(RequestBase):
         except WeirError as error:  # which no service has heard of
             self.connection.lane.refused(self.ask.service, error)
             raise
-        self._submit()
+        self.ask.service.submit(self, self.arrival)
 
     def leave(self) -> None:
         """Withdraw it from the line."""

@@ -148,14 +148,14 @@ class KserveRequest(HttpRequest):
         """See HttpRequest. A small JSON body goes the shortest way; a body whose header has come before is not read again."""
         ask: InferAsk = self.ask
         if ask.small_json and not self.payload.startswith(ZLIB) and self._take_small():
-            self._submit()
+            self.ask.service.submit(self, self.arrival)
             return
         layout = ask.layout
         if layout is not None and not layout.wants_regions:
             body = self._body()
             if memoryview(body)[: ask.header_length] == layout.header:
                 self._take_layout(layout, body)
-                self._submit()
+                self.ask.service.submit(self, self.arrival)
                 return
         super().begin()
 
