@@ -8,11 +8,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import peer_setup, report, soak
-from benchmarks.load import require_wrk
-from benchmarks.machine import describe
-from benchmarks.parts import PARTS
-from benchmarks.result import Part, Result, Run
+from benchmarks import soak
+from benchmarks.harness import report
+from benchmarks.harness.report import PARTS, describe
+from benchmarks.harness.result import Part, Result, Run
+from benchmarks.harness.servers import require_wrk, set_up
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     console = Console()
     _allow_many_files()
     if asked.what == ["setup"]:
-        console.print("Peers: " + ", ".join(peer_setup.set_up()))
+        console.print("Peers: " + ", ".join(set_up()))
     elif asked.what == ["soak"]:
         soak.run(console, asked.minutes)
     elif asked.what != ["report"]:

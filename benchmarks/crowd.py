@@ -1,24 +1,36 @@
-"""Callers beside each other: the case of bert-as-service, live. `python -m benchmarks.crowd [--seconds S] [--door http|zmq|both]`.
+"""Callers of texts beside each other, over HTTP and over ZeroMQ. `python -m benchmarks.crowd [--seconds S] [--door http|zmq|both]`.
 
 One client sends 10,000 sentences every 10 ms, or as fast as the server takes them; others send one sentence a second each. The small
-clients' p99 is wished to be at most three times what a batch takes. Then two large clients at once: their throughputs are wished to differ by less than 10 %.
+clients' p99 is wished to be at most three times what a batch takes. Then two large clients at once: their throughputs are wished to
+differ by less than 10 %.
+
+The child `client URL ZMQ_PORT ZMQ_PORT_OUT flood SECONDS | drip SECONDS CLIENTS | steady SECONDS BEGIN` is such clients and prints what
+came of it; with ports of 0 they ask the URL over HTTP.
 """
 
 import argparse
+import json
+import os
+import random
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.children import ask_own
-from benchmarks.text_load import model_directory
-from weir.bench.vectors import RunningServer, text_server
+from benchmarks.harness.result import Part, Result, Run
+from benchmarks.harness.servers import ask_own
+from benchmarks.harness.texts import model_directory
+from weir.bench.vectors import WORDS, RunningServer, text_server
+from weir.client import EmbeddingClient
+from weir.client.retrying import NEVER
+from weir.embedding.bert_as_service.client import BertTransport
+from weir.errors import WeirError
 
 SMALL = 4  # clients of one sentence a second
 BATCHES = 3.0  # times, wished at most
@@ -90,7 +102,7 @@ def _sharing(server: RunningServer, seconds: float, door: str) -> Case:
 
 
 def _client(server: RunningServer, *told: object) -> Any:
-    return ask_own("text_clients", server.http, *(server.zmq_ports or (0, 0)), *told)
+    return ask_own("crowd", "client", server.http, *(server.zmq_ports or (0, 0)), *told)
 
 
 def _batches(server: RunningServer) -> tuple[float, float]:
@@ -124,5 +136,114 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def measure(run: Run) -> Result:
+    """Measure every case once, for as long as all rounds would take."""
+    result = Result(["door", "case", "measured"])
+    for case in cases(DOORS, run.rounds * run.seconds):
+        result.rows.append([case.door, case.what, case.seen])
+        result.goal(f"{case.door}, {case.what}: {case.wished}", f"{case.value:.2f}", case.met)
+        result.values[f"{case.door} {case.what}"] = case.value
+        run.step(f"{case.door}, {case.what}: {case.seen}")
+    result.notes.append(
+        "One client sends 10,000 sentences every 10 ms, or as fast as the server takes them, all-MiniLM-L6-v2 on all cores; "
+        f"meanwhile {SMALL} others send one sentence a second each. Then two clients keep 256 sentences under way each. A batch is what workers took for it on average "
+        "meanwhile."
+    )
+    return result
+
+
+MANY, EVERY = 10_000, 0.01
+UNDER_WAY, TOGETHER = 4, 64
+WORDS_EACH = 12
+
+
+def sentences(count: int, seed: int) -> list[str]:
+    """Return so many, all of one length."""
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=WORDS_EACH)) for _ in range(count)]
+
+
+def flood(connect: Callable[[], EmbeddingClient], seconds: float) -> dict[str, Any]:
+    """Send without waiting for answers."""
+    texts, sent = sentences(MANY, 1), 0
+    client = connect()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        client.encode(texts, blocking=False)
+        sent += 1
+        # The client itself keeps 32 calls on the line at most, so that more than that wait here and cost memory only.
+        time.sleep(EVERY if sent < 16 else max(0.0, end - time.monotonic()))
+    return {"sent": sent, "texts": MANY}
+
+
+def drip(connect: Callable[[], EmbeddingClient], seconds: float, clients: int) -> dict[str, Any]:
+    """Send one sentence a second from each client; return how long the answers took."""
+
+    def one(place: int) -> list[float]:
+        took = []
+        with connect() as client:
+            begin = time.monotonic() + place / clients
+            for turn, text in enumerate(sentences(int(seconds), 100 + place)):
+                time.sleep(max(0.0, begin + turn - time.monotonic()))
+                sent = time.perf_counter()
+                client.encode([text])
+                took.append(time.perf_counter() - sent)
+        return took
+
+    with ThreadPoolExecutor(clients) as pool:
+        return {"seconds": [each for took in pool.map(one, range(clients)) for each in took]}
+
+
+def steady(connect: Callable[[], EmbeddingClient], seconds: float, begin: float) -> dict[str, Any]:
+    """Keep the same number of texts under way all the time; return texts per second, from the first answer to the last."""
+    texts = sentences(TOGETHER, 7)
+    with connect() as client, ThreadPoolExecutor(UNDER_WAY) as pool:
+        client.encode(["ready"])
+        time.sleep(max(0.0, begin - time.time()))
+        started = time.monotonic()
+
+        def keep_asking(_: int) -> list[float]:
+            answered = []
+            while time.monotonic() - started < seconds:
+                client.encode(texts)
+                answered.append(time.monotonic())
+            # Only what came in time counts, so that neither gains from running on alone.
+            return [each for each in answered if each - started < seconds]
+
+        answered = sorted(each for mine in pool.map(keep_asking, range(UNDER_WAY)) for each in mine)
+    if len(answered) < 2:
+        sys.exit(f"steady: {len(answered)} answers in {seconds:g} s, no rate can be told")
+    return {"rate": TOGETHER * (len(answered) - 1) / (answered[-1] - answered[0])}
+
+
+def run_client(url: str, port: str, port_out: str, what: str, *told: str) -> None:
+    """Do what is asked."""
+
+    def connect() -> EmbeddingClient:
+        retry = NEVER if what == "flood" else None
+        transport = BertTransport("127.0.0.1", int(port), int(port_out)) if int(port) else None
+        return EmbeddingClient(url, timeout=600, ignore_all_checks=True, retry=retry, transport=transport)
+
+    kinds: dict[str, Callable[..., dict[str, Any]]] = {"flood": flood, "drip": drip, "steady": steady}
+    numbers = [int(each) if each.isdecimal() else float(each) for each in told]
+    try:
+        print(json.dumps(kinds[what](connect, *numbers)), flush=True)
+    except WeirError as error:
+        sys.exit(f"{what}: {error}")
+    os._exit(0)  # what is still under way would be waited for
+
+
+PART = Part(
+    "crowd",
+    "A crowd of callers",
+    "What a large client leaves to small ones, and to another as large.",
+    lambda rounds: 2 * len(DOORS),
+    measure,
+)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1:2] == ["client"]:
+        run_client(*sys.argv[2:])
+    else:
+        sys.exit(main())

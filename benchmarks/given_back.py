@@ -13,7 +13,7 @@ import urllib.request
 import msgspec
 import psutil
 
-from benchmarks.result import mebibytes
+from benchmarks.harness.result import mebibytes
 from weir.bench.vectors import text_server
 
 KEPT = 1.5  # times what it had before

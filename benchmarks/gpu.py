@@ -16,8 +16,8 @@ from rich.table import Table
 
 import weir
 from benchmarks.gpu_model import TOKENS, WORDS
-from benchmarks.result import Result, Run
-from benchmarks.sweep import Meter, Sweep, sweep
+from benchmarks.harness.result import Result, Run
+from benchmarks.harness.sweep import Meter, Sweep, sweep
 from weir.errors import SettingsError
 from weir.policy.cost.profile import Profile
 from weir.profiling.energy import find_nvml

@@ -14,12 +14,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.children import ask_own
-from benchmarks.load import load, require_wrk
-from benchmarks.result import count, middle, ratio, spread
-from benchmarks.servers import Server
-from benchmarks.text_load import described, model_directory, sample, write_bodies
-from benchmarks.text_servers import serving_texts, weir_texts
+from benchmarks.harness.result import count, middle, ratio, spread
+from benchmarks.harness.servers import Server, ask_own, load, require_wrk
+from benchmarks.harness.texts import described, model_directory, sample, serving_texts, weir_texts, write_bodies
 from weir.errors import SettingsError
 from weir.profiling.energy import find_nvml
 
@@ -80,7 +77,7 @@ def _rate(server: Server, clients: int, seconds: float, bodies: Path) -> float:
 
 def _offline(asked: argparse.Namespace, directory: Path) -> float:
     told = (PRECISION, 1, 1, asked.seconds, DEVICE, asked.runtime, directory)
-    return float(max(ask_own("offline_vectors", *told).values()))
+    return float(max(ask_own("parts.vectors", *told).values()))
 
 
 def _arguments() -> argparse.Namespace:

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import weir
-from benchmarks.result import Result
+from benchmarks.harness.result import Result
 from weir.policy.cost.objective import Prices
 from weir.policy.cost.profile import Profile
 from weir.policy.solve.bank import solve_bank

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 import weir
-from benchmarks.text_load import sample
+from benchmarks.harness.texts import sample
 from weir.embedding.model import TextEncoder
 from weir.textserver import INSTALL, installed_model
 from weir.workers.pool import ProcessPool

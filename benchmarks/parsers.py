@@ -7,23 +7,35 @@ interpreter holds the loop as well. CPU time, and without what the loop's thread
 the machine does is not counted (but that a processor is slower beside others). More than the bar, in milliseconds for each
 megabyte of the body, or an answer of 5xx but 503 and 501, or none: the exit code is 1. Compressed bodies count as what
 they become. Who is over the bar is measured once more, and the shorter stretches count: what a body does it does again.
+
+The child `serve [BYTES [CERTIFICATE KEY]]` is that server; its first line says its ports. Requests and answers may hold so many bytes (0: what
+there is room for). With a certificate it serves HTTP over TLS too, on a port of its own. Nobody may control it.
 """
 
 import argparse
+import asyncio
+import dataclasses
+import gc
 import gzip
 import http.client
 import json
+import os
+import secrets
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import grpc
+import numpy as np
+import uvloop
 import zstandard
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -31,8 +43,29 @@ from rich.table import Table
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from benchmarks.servers import ROOT, environment
+import weir
+from benchmarks import models
+from benchmarks.harness.servers import ROOT, environment
+from benchmarks.models import Grid, Words
+from weir.catalog.registry import Registry
+from weir.embedding.bert_as_service.http import Encode, bert_paths
+from weir.embedding.bert_as_service.settings import ZeroMqSettings
+from weir.embedding.bert_as_service.status import Status
+from weir.embedding.bert_as_service.zeromq import ZeroMqDoor
 from weir.embedding.bert_as_service.zmtp import COMMAND, GREETING, MORE, frame, ready
+from weir.embedding.calling import EmbeddingContext, Models
+from weir.embedding.metrics import TextCounts
+from weir.embedding.openai import OpenAI, openai_paths
+from weir.embedding.texts import Encoded, Text
+from weir.protocols.access import Control, ControlSettings
+from weir.protocols.account import Account
+from weir.protocols.grpc.server import GrpcServer
+from weir.protocols.grpc.settings import GrpcSettings
+from weir.protocols.kserve.context import KServeContext as KserveSite
+from weir.protocols.rest import Added, make_app
+from weir.protocols.server import HttpServer
+from weir.protocols.settings import HttpSettings
+from weir.protocols.websocket import WebSockets
 from weir.wire.kserve_grpc import ModelInferRequest
 from weir.wire.values import ANY_NAMES
 
@@ -367,7 +400,7 @@ def serving(memory_mb: int, *arguments: str) -> Iterator[tuple[Ports, Probe]]:
     """Run the server in a process of its own, with its workers each, of so much memory (0: what there is); what its `arguments` are it says itself.
     Among its ports is its `pid`."""
     limited = ["prlimit", f"--as={memory_mb << 20}"] if memory_mb else []
-    command = [*limited, sys.executable, "-m", "benchmarks.runs.parsing", *arguments]
+    command = [*limited, sys.executable, "-m", "benchmarks.parsers", "serve", *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as server:
@@ -453,5 +486,116 @@ def main() -> int:
     return 1 if over else 0
 
 
+BEAT = 0.001  # seconds
+
+
+class Length(models.Length):
+    """Says how long an item is that has a length."""
+
+    def predict(self, batch: list[Any]) -> list[int]:
+        return [len(item) if hasattr(item, "__len__") else 0 for item in batch]
+
+
+class Lengths:
+    """Encodes every text as its length and a zero: what is measured is what comes before."""
+
+    name, dimensions, max_length = "lengths", 2, 512
+
+    async def encode(self, texts: Sequence[Text], **said: Any) -> Encoded:
+        """Return a vector for each text."""
+        count = len(texts)
+        vectors = np.zeros((count, 2), np.float32)
+        vectors[:, 0] = list(map(len, texts))
+        return Encoded(vectors, [1] * count, [False] * count)
+
+
+class LoopProbe:
+    """Notes the longest stretches in which the loop did not come to its next turn; made in the loop's own thread."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+        self._scheduling = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        self._loop = asyncio.get_running_loop()
+        self.reset()
+        self._beat()
+
+    def reset(self) -> None:
+        """Forget."""
+        self.on_loop = self.in_process = 0.0
+        self._times = self._now()
+
+    def _now(self) -> tuple[float, float, float]:
+        """Return the seconds that the thread has computed, that the process has, and that the thread neither has nor could have: because it
+        waited for something else than a processor, or has computed."""
+        waited = int(os.pread(self._scheduling, 100, 0).split()[1]) / 1e9
+        return time.thread_time(), time.process_time(), time.monotonic() - waited
+
+    def _beat(self) -> None:
+        before, self._times = self._times, self._now()
+        on_loop, in_process, passed = (after - then for after, then in zip(self._times, before, strict=True))
+        self.on_loop = max(self.on_loop, on_loop)
+        self.in_process = max(self.in_process, min(in_process, passed))
+        self._loop.call_later(BEAT, self._beat)
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer questions on one connection."""
+        while question := await reader.readline():
+            if question == b"reset\n":
+                self.reset()
+            longest = [self.on_loop, self.in_process]
+            held = [self._account.held_bytes, self._account.connections]
+            writer.write(json.dumps(held if question == b"held\n" else longest).encode() + b"\n")
+
+
+def nobody() -> Control:
+    """Return who may control the server: nobody, for the token is known to none."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(secrets.token_hex().encode())
+        file.flush()
+        return Control(ControlSettings(control_token_file=file.name))
+
+
+async def serve(waiting_bytes: str = "0", *files: str) -> None:
+    """Serve until the standard input ends; over TLS too if there are `files` with a certificate and its key."""
+    services = [weir.Service(model, workers=1) for model in (Length, Grid, Words)]
+    http = HttpSettings(port=0, max_waiting_bytes=int(waiting_bytes) or None, body_timeout=20.0)
+    registry, encoder, control = Registry(services), Lengths(), nobody()
+    site = KserveSite(registry, http, control)
+    texts = EmbeddingContext(Models({encoder.name: encoder}), http, 100_000, TextCounts())
+    status = Status(texts.models.encoders, texts.clients)
+    routes = [*OpenAI(texts).routes(), *Encode(texts, status, control=control, end=lambda: None).routes()]
+    sockets = WebSockets(registry, http, site.account)
+    app = make_app(
+        registry, http, site=site, websockets=sockets, added=Added(routes, {**openai_paths(), **bert_paths()})
+    )
+    servers: list[Any] = [
+        registry,
+        HttpServer(registry, app, http, site=site, websockets=sockets),
+        GrpcServer(site, GrpcSettings(grpc_port=0), http),
+        ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=site.account),
+    ]
+    if files:
+        certified = dataclasses.replace(http, tls_certfile=files[0], tls_keyfile=files[1])
+        servers.append(HttpServer(registry, app, certified, site=site, websockets=sockets))
+    async with AsyncExitStack() as stack:
+        for server in servers:
+            await server.start()
+            stack.push_async_callback(server.stop)
+        gc.collect()
+        gc.freeze()  # as `weir serve` does
+        probe = await asyncio.start_server(LoopProbe(site.account).answer, "127.0.0.1", 0)
+        ports = {
+            "http": servers[1].port, "grpc": servers[2].port, "zmq": servers[3].port,
+            "zmq_out": servers[3].port_out, "probe": probe.sockets[0].getsockname()[1], "tls": servers[-1].port,
+        }  # fmt: skip
+        print(json.dumps(ports), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+        probe.close()
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    if sys.argv[1:2] == ["serve"]:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(*sys.argv[2:]))
+    else:
+        raise SystemExit(main())

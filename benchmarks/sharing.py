@@ -229,7 +229,7 @@ def measure_virtual(say: Callable[[str], None]) -> dict[str, Any]:
 
 def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: float) -> dict[str, Any]:
     """Measure the first two on a server."""
-    from benchmarks.text_load import model_directory
+    from benchmarks.harness.texts import model_directory
 
     found: dict[str, Any] = {"beside": {}}
     flags = [str(model_directory()), "--device-map", "cpu", "--timeout", "600"]
@@ -256,7 +256,7 @@ def measure_live(say: Callable[[str], None], seconds: float, shares_seconds: flo
 def _rates(connect: RunningServer, seconds: float) -> dict[int, float]:
     """Return the sentences a second that a client of each of LIVE_EQUALS gets. Each has two requests under way at least, so that it always has
     texts that wait."""
-    from benchmarks.text_load import sample
+    from benchmarks.harness.texts import sample
 
     words = [word for text in sample() for word in text.split() if word.isalpha()]
     end = time.monotonic() + seconds
@@ -305,7 +305,7 @@ def steady_rates(found: dict[int, list[float]]) -> dict[int, float]:
 
 
 def _live(connect: RunningServer, sizes: Sequence[int], seconds: float) -> list[Request]:
-    from benchmarks.text_load import sample
+    from benchmarks.harness.texts import sample
 
     texts, end, found = sample(), time.monotonic() + seconds, list[Request]()
 

@@ -12,9 +12,8 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.children import ask_own
-from benchmarks.result import mebibytes
-from benchmarks.servers import Server, serving, weir_command
+from benchmarks.harness.result import mebibytes
+from benchmarks.harness.servers import Server, ask_own, serving, weir_command
 
 PATH = "/infer/square"
 ROUND_SECONDS = 20.0
@@ -47,7 +46,7 @@ def _round(server: Server, chance: random.Random) -> tuple[dict[str, Any], Count
     pest = threading.Thread(target=_pester, args=(server, chance, done, pestered))
     pest.start()
     try:
-        return ask_own("open_loop", "127.0.0.1", server.port, PATH, RATE, ROUND_SECONDS, 64, "3"), pestered
+        return ask_own("harness.open_loop", "127.0.0.1", server.port, PATH, RATE, ROUND_SECONDS, 64, "3"), pestered
     finally:
         done.set()
         pest.join()

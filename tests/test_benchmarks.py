@@ -8,15 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks import gpu, kept, report, text_load
-from benchmarks.paragraphs import paragraphs
-from benchmarks.parts import PARTS, padding
+from benchmarks import gpu
+from benchmarks.harness import report, texts
+from benchmarks.harness import result as results
+from benchmarks.harness.open_loop import OpenLoop
+from benchmarks.harness.report import PARTS
+from benchmarks.harness.result import Result, ratio, rotated, short, spread
+from benchmarks.harness.texts import COLUMNS, compare, paragraphs
+from benchmarks.parts import padding, text_growth
 from benchmarks.parts.padding import simulate
 from benchmarks.parts.square import PART
-from benchmarks.result import Result, ratio, rotated, short, spread
-from benchmarks.runs import text_mix
-from benchmarks.runs.open_loop import OpenLoop
-from benchmarks.similarity import COLUMNS, compare
 
 
 def result() -> Result:
@@ -97,17 +98,19 @@ def test_a_part_says_how_many_steps_it_has(name: str) -> None:
 
 
 def test_the_requests_that_memory_is_measured_by_are_all_different_and_as_many_as_was_said() -> None:
-    numbers = [number for _, some in text_mix.shared(5_000, 5_000) for number in some]
-    assert sorted(numbers) == list(range(5_000, 10_000)) and len({text_mix.text(number) for number in numbers}) == 5_000
-    assert sum(share for share, _ in text_mix.SHARES.values()) == 100
+    numbers = [number for _, some in text_growth.shared(5_000, 5_000) for number in some]
+    assert (
+        sorted(numbers) == list(range(5_000, 10_000)) and len({text_growth.text(number) for number in numbers}) == 5_000
+    )
+    assert sum(share for share, _ in text_growth.SHARES.values()) == 100
 
 
 def test_texts_are_of_every_length_wherever_a_load_stops() -> None:
-    texts = text_load.sample(64)
-    shortest = set(sorted(texts, key=len)[:8])
+    found = texts.sample(64)
+    shortest = set(sorted(found, key=len)[:8])
     assert (
-        len(set(texts)) == 64
-        and [len(shortest & set(texts[place : place + 8])) for place in range(0, 64, 8)] == [1] * 8
+        len(set(found)) == 64
+        and [len(shortest & set(found[place : place + 8])) for place in range(0, 64, 8)] == [1] * 8
     )
 
 
@@ -202,7 +205,7 @@ def test_vectors_are_compared_by_their_cosines_and_by_how_they_rank() -> None:
 
 
 def test_a_measurement_that_was_stopped_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / "build")
+    monkeypatch.setattr(results, "FOLDER", tmp_path / "build")
     source = tmp_path / "source.py"
     source.write_text("1")
     begun: list[int] = []
@@ -211,11 +214,11 @@ def test_a_measurement_that_was_stopped_goes_on_where_it_was(monkeypatch: pytest
         begun.append(first)
         return ([number, inf] for number in range(first, 5))
 
-    some = kept.resumed("numbers", [source], find)
+    some = results.resumed("numbers", [source], find)
     assert [next(some), next(some)] == [[0, inf], [1, inf]]
     with next((tmp_path / "build").iterdir()).open("a") as file:
         file.write("[2, Inf")  # it was killed
-    assert list(kept.resumed("numbers", [source], find)) == [[number, inf] for number in range(5)]
+    assert list(results.resumed("numbers", [source], find)) == [[number, inf] for number in range(5)]
     source.write_text("2")  # what it finds may be something else now
-    assert len(list(kept.resumed("numbers", [tmp_path], find))) == 5
+    assert len(list(results.resumed("numbers", [tmp_path], find))) == 5
     assert begun == [0, 2, 0]

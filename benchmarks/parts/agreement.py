@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.result import Part, Result, Run
-from benchmarks.servers import Server
-from benchmarks.similarity import COLUMNS, Array, compare
-from benchmarks.text_load import sample
-from benchmarks.text_servers import sentence_transformers, vector_of, vectors_of, weir
+from benchmarks.harness.result import Part, Result, Run
+from benchmarks.harness.servers import Server
+from benchmarks.harness.texts import COLUMNS, Array, compare, sample, sentence_transformers, vector_of, vectors_of, weir
 
 SENTENCES = Path(__file__).parents[1] / "sentences.jsonl"
 TEXTS, TOGETHER = 300, 50

@@ -5,10 +5,8 @@ from collections import defaultdict
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-from benchmarks.load import load
-from benchmarks.peer_setup import python_of, script
-from benchmarks.result import Part, Result, Run, count, mebibytes, middle, milliseconds, ratio, rotated, spread
-from benchmarks.servers import Server, serving, weir_command
+from benchmarks.harness.result import Part, Result, Run, count, mebibytes, middle, milliseconds, ratio, rotated, spread
+from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
 
 BODY_BYTES = 224 * 224 * 3 * 4
 CONNECTIONS = 16

@@ -1,10 +1,17 @@
-"""Concurrent calls in process, beside mpservice."""
+"""Concurrent calls in process, beside mpservice. The child `ITEMS LOOP` prints items/s."""
 
+import asyncio
+import json
+import sys
+import time
 from collections import defaultdict
 
-from benchmarks.children import ask, ask_own
-from benchmarks.peer_setup import python_of, script
-from benchmarks.result import Part, Result, Run, count, middle, ratio, rotated, spread
+import uvloop
+
+import weir
+from benchmarks.harness.result import Part, Result, Run, count, middle, ratio, rotated, spread
+from benchmarks.harness.servers import ask, ask_own, python_of, script
+from benchmarks.models import Square
 
 ITEMS = 20_000
 LOOPS = ("asyncio", "uvloop")
@@ -25,7 +32,7 @@ def measure(run: Run) -> Result:
 
 def _one(name: str, loop: str) -> float:
     if name == WEIR:
-        return float(ask_own("calls", ITEMS, loop))
+        return float(ask_own("parts.calls", ITEMS, loop))
     return float(ask([python_of("mpservice"), script("mpservice_calls.py"), str(ITEMS), loop]))
 
 
@@ -43,6 +50,18 @@ def _result(rates: dict[tuple[str, str], list[float]]) -> Result:
     return result
 
 
+async def call_at_once(items: int) -> float:
+    """Return items/s of `items` calls at once."""
+    async with weir.Service(Square, max_batch_size=64, max_queue_size=30_000, pipeline_depth=2) as service:
+        await asyncio.gather(*map(service.infer, range(100)))
+        start = time.perf_counter()
+        answers = await asyncio.gather(*map(service.infer, range(items)))
+        seconds = time.perf_counter() - start
+    if answers != [x * x for x in range(items)]:
+        raise RuntimeError("wrong answers")
+    return items / seconds
+
+
 PART = Part(
     "in-process",
     "Calls in process",
@@ -51,3 +70,8 @@ PART = Part(
     lambda rounds: rounds * len(LOOPS) * 2,
     measure,
 )
+
+
+if __name__ == "__main__":
+    run = uvloop.run if sys.argv[2] == "uvloop" else asyncio.run
+    print(json.dumps(run(call_at_once(int(sys.argv[1])))))

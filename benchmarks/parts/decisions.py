@@ -1,7 +1,22 @@
-"""What a decision and a request cost, and that neither grows with the line."""
+"""What a decision and a request cost, and that neither grows with the queue.
 
-from benchmarks.children import ask_own
-from benchmarks.result import Part, Result, Run, middle, rotated, spread
+The child `WAITING` drives the batcher as the service drives it, with a worker that is done at once, and prints µs.
+"""
+
+import gc
+import json
+import sys
+import time
+from statistics import median
+
+from benchmarks.harness.result import Part, Result, Run, middle, rotated, spread
+from benchmarks.harness.servers import ask_own
+from weir.batching.batcher import Batcher
+from weir.batching.request_state import RequestBase
+from weir.batching.settings import BatchingSettings
+from weir.errors import WeirError
+from weir.messages import Dispatch, Wakeup
+from weir.policy.rules import Greedy
 
 WAITING = (10, 1_000, 100_000)
 COSTS = ("submit", "decision", "request")
@@ -12,7 +27,7 @@ def measure(run: Run) -> Result:
     seen: dict[int, list[dict[str, float]]] = {waiting: [] for waiting in WAITING}
     for turn in range(run.rounds):
         for waiting in rotated(WAITING, turn):
-            seen[waiting].append(ask_own("decisions", waiting))
+            seen[waiting].append(ask_own("parts.decisions", waiting))
             run.step(f"{waiting:,} waiting: {seen[waiting][-1]['request']:.2f} µs a request")
     result = Result(["waiting", "a submit, µs", "a decision, µs", "a request in the core, µs"])
     for waiting in WAITING:
@@ -36,6 +51,52 @@ def _goals(result: Result, seen: dict[int, list[dict[str, float]]]) -> None:
         )
 
 
+BATCH = 64
+REPEATS = 400
+
+
+class Waiting(RequestBase):
+    """A request whose end nobody hears."""
+
+    __slots__ = ()
+
+    def finish(self, output: object, dispatch: Dispatch) -> None:
+        self.settled = True
+
+    def fail(self, error: WeirError) -> None:
+        raise error
+
+
+def time_core(waiting: int) -> dict[str, float]:
+    """Return the median µs of a submit, a decision with its take of 64, and a request's whole way."""
+    settings = BatchingSettings(max_batch_size=BATCH, max_queue_size=waiting + 2 * BATCH)
+    batcher = Batcher(settings, Greedy())
+    now = 100.0
+    for _ in range(waiting):
+        batcher.submit(Waiting(b"3", now, 1e6), now)
+    batcher.worker_ready(0, 1, now)
+    (dispatch,) = batcher.poll(now, Wakeup.WORKER)
+    submits, decisions, ways = [], [], []
+    gc.freeze()
+    for _ in range(REPEATS):
+        now += 0.001
+        arrived = [Waiting(b"3", now, 1e6) for _ in range(min(BATCH, waiting))]
+        start = time.perf_counter_ns()
+        for request in arrived:
+            batcher.submit(request, now)
+        submitted = time.perf_counter_ns()
+        for answered in dispatch.requests:
+            answered.finish(None, dispatch)
+        batcher.finished(dispatch.batch_id, now)
+        finished = time.perf_counter_ns()
+        (dispatch,) = batcher.poll(now, Wakeup.WORKER)
+        decided = time.perf_counter_ns()
+        submits.append((submitted - start) / len(arrived) / 1e3)
+        decisions.append((decided - finished) / 1e3)
+        ways.append((decided - start) / len(arrived) / 1e3)
+    return {"submit": median(submits), "decision": median(decisions), "request": median(ways)}
+
+
 PART = Part(
     "decisions",
     "One decision, one request",
@@ -43,3 +104,7 @@ PART = Part(
     lambda rounds: rounds * len(WAITING),
     measure,
 )
+
+
+if __name__ == "__main__":
+    print(json.dumps(time_core(int(sys.argv[1]))))

@@ -6,9 +6,9 @@ import sys
 from collections import defaultdict
 from typing import Any, NamedTuple
 
-from benchmarks.kserve_servers import SIMPLE, simple_body
-from benchmarks.result import Part, Result, Run, count, middle, milliseconds, rotated, spread
-from benchmarks.servers import ROOT, environment, free_port, serving, weir_command
+from benchmarks.harness.kserve import SIMPLE, simple_body
+from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, rotated, spread
+from benchmarks.harness.servers import ROOT, environment, free_port, serving, weir_command
 
 NATIVE, IN_PROCESS = "HTTP, native", "in process"
 ITEM_NATIVE, ITEM_IN_PROCESS = "one number: HTTP, native", "one number: in process"

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import weir
-from benchmarks.result import Part, Result, Run
-from benchmarks.sweep import Sweep, sweep
+from benchmarks.harness.result import Part, Result, Run
+from benchmarks.harness.sweep import Sweep, sweep
 from weir.policy.cost.profile import Profile
 from weir.textserver import INSTALL, installed_model
 

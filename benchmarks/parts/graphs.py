@@ -3,18 +3,21 @@
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.graph_forms import Filled, Fused, Plain, PlainNumbers, built_as
-from benchmarks.paragraphs import paragraphs
-from benchmarks.result import Part, Result, Run, count, ratio, spread
-from benchmarks.similarity import COLUMNS, compare
+from benchmarks.harness.result import Part, Result, Run, count, ratio, spread
+from benchmarks.harness.texts import COLUMNS, compare, paragraphs
+from weir.embedding.graph.assembly import FUSED as FUSED_DOMAIN
+from weir.embedding.graph.assembly import Numbers
+from weir.embedding.graph.encoding import PARTS, EncoderLayers
 from weir.embedding.recipe import Pooling, Precision, Recipe
 from weir.errors import SettingsError
 
@@ -142,6 +145,78 @@ def _open(graph: Any, folder: Path, as_it_is: bool) -> Any:
     if as_it_is:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     return onnxruntime.InferenceSession(str(write(graph, folder)), options, providers=["CPUExecutionProvider"])
+
+
+_FLOAT = 1  # onnx.TensorProto's number
+
+
+class Filled(EncoderLayers):
+    """With padding in all layers, as a GPU computes it."""
+
+    def __init__(self, *given: Any, device: str, **told: Any) -> None:
+        super().__init__(*given, device="cuda", **told)
+
+    def _join(self, value: str, dense: str, norm: str) -> None:
+        weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
+        out, missing = self._numbers.product(value, dense, weight, bias)
+        self.value = self._norm(self._assembly.add("Sum", out, missing, self.value), norm)
+
+
+class Plain(Filled):
+    """Attention in single operators, as exporters write it."""
+
+    def _attend(self, name: str) -> str:
+        add, shape = self._assembly.add, self._architecture
+        width = shape.hidden_size // shape.heads
+        apart = self._assembly.constant([0, 0, shape.heads, width], "int64")
+        parts = []
+        for part, order in zip(PARTS, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True):
+            weight, bias = self._weights[f"{name}{part}.weight"], self._weights[f"{name}{part}.bias"]
+            value = self._numbers.dense(self.value, name + part, weight, bias, "identity")
+            parts.append(add("Transpose", add("Reshape", value, apart), perm=order))
+        query, key, value = parts
+        scores = add("Div", add("MatMul", query, key), self._assembly.constant(np.sqrt(width), "float32"))
+        real = add("Unsqueeze", add("Cast", self._mask, to=_FLOAT), self._assembly.constant([1, 2], "int64"))
+        missing = add("Sub", self._assembly.constant(1, "float32"), real)
+        scores = add("Add", scores, add("Mul", missing, self._assembly.constant(-1e9, "float32")))
+        seen = add("Transpose", add("MatMul", add("Softmax", scores, axis=-1), value), perm=[0, 2, 1, 3])
+        return add("Reshape", seen, self._assembly.constant([0, 0, shape.hidden_size], "int64"))
+
+
+class PlainNumbers(Numbers):
+    """Gelu in single operators too."""
+
+    def dense(
+        self, value: str, name: str, weight: np.ndarray, bias: np.ndarray, activation: str, reach: np.ndarray | None = None
+    ) -> str:  # fmt: skip
+        add, constant = self._assembly.add, self._assembly.constant
+        out = add("Add", add("MatMul", value, self.matrix(f"{name}.weight", weight)), self.vector(f"{name}.bias", bias))
+        if activation != "gelu":
+            return out
+        half = add("Erf", add("Div", out, constant(np.sqrt(2), "float32")))
+        return add("Mul", add("Mul", out, add("Add", half, constant(1, "float32"))), constant(0.5, "float32"))
+
+
+class Fused(Filled):
+    """With onnxruntime's SkipLayerNormalization, as its optimiser writes it."""
+
+    def _join(self, value: str, dense: str, norm: str) -> None:
+        weight, bias = self._weights[f"{dense}.weight"], self._weights[f"{dense}.bias"]
+        out, missing = self._numbers.product(value, dense, weight, bias)
+        inputs = (out, self.value, *self._scales(norm), missing)
+        self.value = self._assembly.add(
+            "SkipLayerNormalization", *inputs, domain=FUSED_DOMAIN, epsilon=self._architecture.epsilon
+        )
+
+
+@contextmanager
+def built_as(encoder: type[EncoderLayers], numbers: type[Numbers] = Numbers) -> Iterator[None]:
+    """Have graphs built in this form meanwhile."""
+    with (
+        patch("weir.embedding.graph.building.Encoder", encoder),
+        patch("weir.embedding.graph.building.Numbers", numbers),
+    ):
+        yield
 
 
 PART = Part(

@@ -1,15 +1,24 @@
-"""Unary gRPC calls with small tensors, beside MLServer, Triton, and a grpc.aio server that does nothing."""
+"""Unary gRPC calls with small tensors, beside MLServer, Triton, and a grpc.aio server that does nothing.
 
+The load is h2load (of nghttp2), one call at a time on each connection: a client of grpcio costs several times as much for each call as
+the faster servers do.
+"""
+
+import shutil
+import struct
+import subprocess
 import sys
+import tempfile
 from collections import defaultdict
 from contextlib import ExitStack
+from pathlib import Path
 
+import grpc
 import numpy
 
-from benchmarks.grpc_load import grpc_load
-from benchmarks.kserve_servers import MLSERVER, SIMPLE, TRITON, WEIR, servers
-from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
-from benchmarks.servers import PEERS, Server, free_port, serving_anything
+from benchmarks.harness.kserve import MLSERVER, SIMPLE, TRITON, WEIR, servers
+from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.harness.servers import PEERS, Load, Server, free_port, serving_anything
 
 NOTHING = "nothing on grpc.aio"
 NAMES = (WEIR, MLSERVER, TRITON, NOTHING)
@@ -84,6 +93,64 @@ def _result(seen: Seen) -> Result:
         "CPU is user and system time per call, of the first process of a server and of all."
     )
     return result
+
+
+_HEADERS = ("-H", "content-type: application/grpc", "-H", "te: trailers")
+_PREFIX = 5  # bytes before a message: whether it is compressed, and how long it is
+
+
+def require_h2load() -> str:
+    """Return h2load's path, or end with how to install it."""
+    path = shutil.which("h2load")
+    if path is None:
+        raise SystemExit("h2load is missing. Debian, Ubuntu: apt install nghttp2-client; macOS: brew install nghttp2")
+    return path
+
+
+def grpc_load(port: int, method: str, message: bytes, connections: int, seconds: float) -> Load:
+    """Call `method` with `message` over `connections` for `seconds`.
+
+    All answers must be as long as one that a client of grpcio gets before: h2load does not read statuses, and an answer that is
+    an error has no message. Raises RuntimeError otherwise.
+    """
+    answer = _ask(port, method, message)
+    with tempfile.TemporaryDirectory() as folder:
+        body, log = Path(folder) / "body", Path(folder) / "log"
+        body.write_bytes(struct.pack(">?I", False, len(message)) + message)
+        command = [
+            require_h2load(),
+            "-D",
+            f"{seconds:g}",
+            "-c",
+            str(connections),
+            "-m",
+            "1",
+            "-d",
+            str(body),
+            *_HEADERS,
+        ]
+        done = subprocess.run(
+            [*command, f"--log-file={log}", f"http://127.0.0.1:{port}{method}"],
+            capture_output=True, text=True, timeout=seconds + 60, check=False,
+        )  # fmt: skip
+        took = numpy.loadtxt(log, usecols=2, ndmin=1) * 1e-6 if log.exists() and log.stat().st_size else numpy.empty(0)
+    received = next((_received(line) for line in done.stdout.splitlines() if line.startswith("traffic:")), 0)
+    if done.returncode or not len(took) or received < len(took) * (_PREFIX + len(answer)):
+        raise RuntimeError(f"not every call at port {port} was answered well: {done.stdout}{done.stderr}")
+    p50, p99 = numpy.percentile(took, [50, 99])
+    return Load(len(took), seconds, float(p50), float(p99), 0, 0)
+
+
+def _received(traffic: str) -> int:
+    """Return the bytes of data in h2load's line "traffic: 1.2MB (1234) total, 3KB (5) headers (...), 1.1MB (1200) data"."""
+    return int(traffic.rpartition("(")[2].partition(")")[0])
+
+
+def _ask(port: int, method: str, message: bytes) -> bytes:
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        call = channel.unary_unary(method, request_serializer=None, response_deserializer=None)
+        answer: bytes = call(message, timeout=10)
+    return answer
 
 
 PART = Part(

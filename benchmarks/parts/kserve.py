@@ -6,10 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.kserve_servers import MEAN, MLSERVER, SIMPLE, TRITON, WEIR, binary_body, servers, simple_body
-from benchmarks.load import load
-from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
-from benchmarks.servers import Server
+from benchmarks.harness.kserve import MEAN, MLSERVER, SIMPLE, TRITON, WEIR, binary_body, servers, simple_body
+from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.harness.servers import Server, load
 
 NAMES = (WEIR, TRITON, MLSERVER)
 Seen = dict[tuple[str, str], dict[str, list[float]]]

@@ -1,9 +1,7 @@
 """Ten times more than the model can do."""
 
-from benchmarks.children import ask_own
-from benchmarks.load import load
-from benchmarks.result import Part, Result, Run, count, mebibytes, middle, milliseconds, short, spread
-from benchmarks.servers import Server, serving, weir_command
+from benchmarks.harness.result import Part, Result, Run, count, mebibytes, middle, milliseconds, short, spread
+from benchmarks.harness.servers import Server, ask_own, load, serving, weir_command
 
 QUEUE = 64
 TIMES = 10
@@ -26,7 +24,9 @@ def _round(server: Server, seconds: float) -> dict[str, float]:
     capacity = load(server.url, QUEUE, seconds).rate
     before = server.usage().memory_bytes
     path = "/infer/slow"
-    seen = ask_own("open_loop", "127.0.0.1", server.port, path, TIMES * capacity, max(seconds, 2), 4 * QUEUE, "3")
+    seen = ask_own(
+        "harness.open_loop", "127.0.0.1", server.port, path, TIMES * capacity, max(seconds, 2), 4 * QUEUE, "3"
+    )
     codes = seen["codes"]
     others = {code: number for code, number in codes.items() if code not in ("200", "429", "unsent")}
     if others or seen["unanswered"]:

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from random import Random
 from typing import NamedTuple
 
-from benchmarks.paragraphs import paragraphs
-from benchmarks.result import Part, Result, Run, count
+from benchmarks.harness.result import Part, Result, Run, count
+from benchmarks.harness.texts import paragraphs
 from weir.batching.batcher import Batcher
 from weir.batching.request_state import RequestBase
 from weir.batching.settings import BatchingSettings

@@ -1,14 +1,20 @@
-"""The test that the author of "Service batching from scratch" published."""
+"""The test that the author of "Service batching from scratch" published. The child prints the seconds one after another and at once."""
 
-from benchmarks.children import ask_own
-from benchmarks.result import Part, Result, Run, middle, short, spread
+import asyncio
+import json
+import time
+
+import weir
+from benchmarks.harness.result import Part, Result, Run, middle, short, spread
+from benchmarks.harness.servers import ask_own
+from benchmarks.models import Seed
 
 
 def measure(run: Run) -> Result:
     """Run it afresh in each round."""
     sequential, at_once = [], []
     for _ in range(run.rounds):
-        one, other = ask_own("seed")
+        one, other = ask_own("parts.seed")
         sequential.append(one)
         at_once.append(other)
         run.step(f"{one:.2f} s one after another, {other * 1e3:.1f} ms at once")
@@ -24,6 +30,22 @@ def measure(run: Run) -> Result:
     return result
 
 
+ITEMS = range(880)
+
+
+async def take_times() -> tuple[float, float]:
+    """Return the two times, in seconds."""
+    async with weir.Service(Seed, max_batch_size=200) as service:
+        start = time.perf_counter()
+        one_by_one = [await service.infer(x) for x in ITEMS]
+        between = time.perf_counter()
+        at_once = await asyncio.gather(*map(service.infer, ITEMS))
+        end = time.perf_counter()
+    if not one_by_one == at_once == [x * x for x in ITEMS]:
+        raise RuntimeError("wrong answers")
+    return between - start, end - between
+
+
 PART = Part(
     "seed",
     "The test this all began with",
@@ -31,3 +53,7 @@ PART = Part(
     lambda rounds: rounds,
     measure,
 )
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(take_times())))

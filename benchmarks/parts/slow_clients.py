@@ -1,13 +1,21 @@
-"""A thousand clients that send one byte a second, and what the others notice."""
+"""A thousand clients that send one byte a second, and what the others notice.
 
+The child `clients HOST PORT PATH CLIENTS` connects again when it is turned away, and prints "ready" when all are connected; the child
+`sink` accepts connections, never reads from them, and prints its port. Both end when their input does.
+"""
+
+import asyncio
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from benchmarks.load import Load, load
-from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, spread
-from benchmarks.servers import ROOT, environment, serving, weir_command
+import uvloop
+
+from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, spread
+from benchmarks.harness.servers import ROOT, Load, environment, load, serving, weir_command
 
 CLIENTS = 1000
 CONNECTIONS = 64
@@ -40,27 +48,27 @@ def _company(name: str, port: int, sink: int) -> AbstractContextManager[None]:
 @contextmanager
 def _sink() -> Iterator[int]:
     """Run a server that never reads; its port."""
-    with _child("benchmarks.runs.sink") as first_line:
+    with _child("sink") as first_line:
         yield int(first_line)
 
 
 @contextmanager
 def slow_clients(port: int) -> Iterator[None]:
     """Run them until the end of the block, from the moment when all are connected."""
-    with _child("benchmarks.runs.slow_clients", "127.0.0.1", str(port), PATH, str(CLIENTS)) as first_line:
+    with _child("clients", "127.0.0.1", str(port), PATH, str(CLIENTS)) as first_line:
         if first_line != b"ready\n":
             raise RuntimeError("the slow clients could not connect")
         yield
 
 
 @contextmanager
-def _child(module: str, *arguments: str) -> Iterator[bytes]:
-    command = [sys.executable, "-m", module, *arguments]
+def _child(*arguments: str) -> Iterator[bytes]:
+    command = [sys.executable, "-m", "benchmarks.parts.slow_clients", *arguments]
     with subprocess.Popen(
         command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         if process.stdin is None or process.stdout is None:
-            raise RuntimeError(f"no pipes to {module}")
+            raise RuntimeError(f"no pipes to {arguments[0]}")
         try:
             yield process.stdout.readline()
         finally:
@@ -87,6 +95,47 @@ def _result(rounds: dict[str, list[Load]]) -> Result:
     return result
 
 
+async def run_client(host: str, port: int, request: bytes, connected: asyncio.Semaphore) -> None:
+    """Be run_client slow client for ever."""
+    first = True
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(host, port)
+            if first:
+                connected.release()
+                first = False
+            for byte in request:
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(1)
+            writer.close()
+        except OSError:
+            await asyncio.sleep(1)
+
+
+async def run_clients(host: str, port: int, path: str, clients: int) -> None:
+    """Run all of them until the input ends."""
+    request = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    connected = asyncio.Semaphore(0)
+    tasks = []
+    for _ in range(clients):
+        tasks.append(asyncio.create_task(run_client(host, port, request.encode() + b"1" * 100, connected)))
+        await asyncio.sleep(0.001)  # not all their bytes at the same instant
+    for _ in range(clients):
+        await connected.acquire()
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    for task in tasks:
+        task.cancel()
+
+
+def accept(listener: socket.socket) -> None:
+    """Keep whatever connects, and let the kernel keep what it sends."""
+    kept = []
+    while True:
+        kept.append(listener.accept()[0])
+
+
 PART = Part(
     "slow-clients",
     "A thousand slow clients",
@@ -94,3 +143,18 @@ PART = Part(
     lambda rounds: rounds * 3,
     measure,
 )
+
+
+def run_sink() -> None:
+    """Print the port; accept until the input ends."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        print(listener.getsockname()[1], flush=True)
+        threading.Thread(target=accept, args=(listener,), daemon=True).start()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "sink":
+        run_sink()
+    else:
+        uvloop.run(run_clients(sys.argv[2], int(sys.argv[3]), sys.argv[4], int(sys.argv[5])))

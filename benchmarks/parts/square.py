@@ -4,10 +4,8 @@ import sys
 from collections import defaultdict
 from contextlib import AbstractContextManager, ExitStack
 
-from benchmarks.load import load
-from benchmarks.peer_setup import python_of, script
-from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
-from benchmarks.servers import Server, serving, weir_command
+from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.harness.servers import Server, load, python_of, script, serving, weir_command
 
 CONNECTIONS = (1, 64, 256)
 WISHED = {64: 3.0, 256: 2.5}

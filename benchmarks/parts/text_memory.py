@@ -8,14 +8,14 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.result import Part, Result, Run, mebibytes, middle, ratio, rotated, spread
-from benchmarks.servers import Server
-from benchmarks.text_load import sample
-from benchmarks.text_servers import (
+from benchmarks.harness.result import Part, Result, Run, mebibytes, middle, ratio, rotated, spread
+from benchmarks.harness.servers import Server
+from benchmarks.harness.texts import (
     CORES,
     INFINITY,
     SENTENCE_TRANSFORMERS,
     infinity,
+    sample,
     sentence_transformers,
     vector_of,
     weir,

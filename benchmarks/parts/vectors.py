@@ -1,33 +1,43 @@
-"""Sentence vectors over HTTP, one text a request, beside infinity, sentence-transformers, and the same runtime without a server."""
+"""Sentence vectors over HTTP, one text a request, beside infinity, sentence-transformers, and the same runtime without a server.
 
+The child `PRECISION PROCESSES THREADS SECONDS [DEVICE RUNTIME DIRECTORY]` is that runtime: each process encodes all texts, once and then
+until SECONDS are over. It prints texts per second of all processes together for each size of a run.
+"""
+
+import json
+import multiprocessing
+import os
+import sys
 import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.children import ask_own
-from benchmarks.load import load
-from benchmarks.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
-from benchmarks.runs.offline_vectors import TOGETHER
-from benchmarks.servers import Server
-from benchmarks.text_load import described, sample, write_bodies
-from benchmarks.text_servers import (
+from benchmarks.harness.result import Part, Result, Run, count, middle, milliseconds, ratio, rotated, short, spread
+from benchmarks.harness.servers import Server, ask_own, load
+from benchmarks.harness.texts import (
     CORES,
     INFINITY,
     INT8,
     ONE_WORKER,
     SENTENCE_TRANSFORMERS,
     WEIR,
+    described,
     infinity,
+    model_directory,
+    sample,
     sentence_transformers,
     vector_of,
     weir,
+    write_bodies,
 )
+from weir.embedding.model import TextEncoder
 
 CLIENTS = (1, 16, 64)
 MANY = CLIENTS[1:]
@@ -110,7 +120,7 @@ def _one(run: Run, server: Server, clients: int, bodies: Path, seen: Seen) -> No
 
 def _offline(run: Run, seen: Seen, layouts: list[str]) -> None:
     for layout in layouts:
-        found = ask_own("offline_vectors", "fp32", *LAYOUTS[layout], run.seconds / TRIES * 2)
+        found = ask_own("parts.vectors", "fp32", *LAYOUTS[layout], run.seconds / TRIES * 2)
         for size, rate in found.items():
             seen.offline["fp32"][f"{layout}, {_size(int(size))}"].append(rate)
     run.step(f"without a server: {count(max(rates[-1] for rates in seen.offline['fp32'].values()))} sentences/s")
@@ -190,6 +200,68 @@ def _notes(result: Result, seen: Seen, texts: list[str]) -> None:
     ]
 
 
+RUN_TOKENS = {"cpu": (1, 64, 256, 1024), "gpu": (1024, 4096, 16_384)}  # 1: each text alone
+TOGETHER = {"cpu": 64, "gpu": 512}  # texts that are read at once, and then cut into runs by length
+
+
+def encode_offline() -> None:
+    """Measure."""
+    precision, processes, threads, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    device, runtime, directory = sys.argv[5:] or ("cpu", "onnx", str(model_directory()))
+    kind = "cpu" if device == "cpu" else "gpu"
+    params = {
+        "directory": directory,
+        "precision": precision,
+        "threads": threads,
+        "devices": [device],
+        "runtime": runtime,
+    }
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    context = multiprocessing.get_context("spawn")
+    ends = [context.Pipe() for _ in range(processes)]
+    children = [context.Process(target=_encode, args=(there, params, TOGETHER[kind])) for _, there in ends]
+    for child in children:
+        child.start()
+    for here, _ in ends:
+        here.recv()
+    found = {}
+    for run_tokens in RUN_TOKENS[kind]:
+        for here, _ in ends:
+            here.send((run_tokens, seconds))
+        found[run_tokens] = sum(here.recv() for here, _ in ends)
+    for here, _ in ends:
+        here.send(None)
+    for child in children:
+        child.join()
+    print(json.dumps(found))
+
+
+def _encode(line: Connection, params: dict[str, Any], together: int) -> None:
+    model, texts = _model(params), sample()
+    _run(model, texts[:together])
+    line.send("ready")
+    while (asked := line.recv()) is not None:
+        model.run_tokens, seconds = asked
+        passes, began = 0, time.perf_counter()
+        while not passes or time.perf_counter() - began < seconds:
+            for place in range(0, len(texts), together):
+                _run(model, texts[place : place + together])
+            passes += 1
+        line.send(passes * len(texts) / (time.perf_counter() - began))
+
+
+def _model(params: dict[str, Any]) -> TextEncoder:
+    model = TextEncoder(**params)
+    model.load_shared()
+    model.worker_index = 0
+    model.load()
+    return model
+
+
+def _run(model: TextEncoder, texts: list[Any]) -> None:
+    model.predict(model.preprocess_batch(texts))
+
+
 PART = Part(
     "vectors",
     "Sentence vectors",
@@ -198,3 +270,7 @@ PART = Part(
     lambda rounds: rounds * (len(CLIENTS) * len(SERVERS) + 1),
     measure,
 )
+
+
+if __name__ == "__main__":
+    encode_offline()

@@ -15,7 +15,7 @@ import numpy as np
 from tests.policy.event_loop import Interval, interval
 from tests.policy.random_models import SHAPES, Drawn, drawn
 
-from benchmarks.kept import resumed
+from benchmarks.harness.result import resumed
 from benchmarks.policies.bursts import ALLOWED, CYCLES, LEAST, MOST, costs
 from benchmarks.policies.lines import Effort
 from benchmarks.policies.table import ROOT, Compared, Comparison

@@ -7,8 +7,7 @@ from contextlib import AbstractContextManager
 
 import numpy
 
-from benchmarks.peer_setup import python_of, script
-from benchmarks.servers import Server, free_port, serving
+from benchmarks.harness.servers import Server, free_port, python_of, script, serving
 
 WEIR, TRITON, MLSERVER = "Weir", "Triton", "MLServer"
 SIMPLE, MEAN = "/v2/models/simple/infer", "/v2/models/mean/infer"

@@ -1,9 +1,14 @@
-"""What a part hands back: tables, goals, values. Rendered by report.py, so that no figure is typed by hand."""
+"""What a comparison is and what it hands back: tables, goals, values; and how a long one goes on after it was stopped."""
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+from benchmarks.harness.servers import ROOT
 
 
 class Run(NamedTuple):
@@ -89,3 +94,29 @@ def rotated(values: Sequence[Any], by: int) -> list[Any]:
     """Return `values` begun at another place, so that no server always goes first."""
     by %= len(values)
     return [*values[by:], *values[:by]]
+
+
+FOLDER = ROOT / "build"
+
+
+def resumed(name: str, sources: Iterable[Path], find: Callable[[int], Iterable[Any]]) -> Iterator[Any]:
+    """Yield the results of `find(0)` in their order, as JSON has them: those that an earlier run with the very same `sources`
+    (files, and folders of Python) has found are read, `find(number)` finds the others from that number on."""
+    path = FOLDER / f"{name}-{_digest(sources)}.jsonl"
+    FOLDER.mkdir(exist_ok=True)
+    known = path.read_text().split("\n")[:-1] if path.exists() else []  # a run that was killed may leave half a line
+    path.write_text("".join(f"{line}\n" for line in known))
+    yield from map(json.loads, known)
+    with path.open("a") as file:
+        for each in find(len(known)):
+            file.write(json.dumps(each) + "\n")
+            file.flush()
+            yield json.loads(json.dumps(each))
+
+
+def _digest(sources: Iterable[Path]) -> str:
+    found = sha256()
+    for source in sources:
+        for path in sorted(source.rglob("*.py")) if source.is_dir() else [source]:
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]

@@ -1,18 +1,48 @@
-"""Write docs/benchmarks.md, its picture and the README's figures from what has been measured (results.json)."""
+"""The comparisons in the order of the page; the page docs/benchmarks.md, its picture and the figures in the README, written from results.json."""
 
 import json
+import platform
+import subprocess
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.parts import PARTS
+import psutil
+
+from benchmarks import crowd
+from benchmarks.harness.result import Part, Result, count, milliseconds
+from benchmarks.harness.servers import ROOT, VERSIONS, require_wrk
+from benchmarks.parts import (
+    agreement,
+    bodies,
+    calls,
+    decisions,
+    doors,
+    embedding,
+    goodput,
+    graphs,
+    grpc_calls,
+    kserve,
+    live,
+    overload,
+    padding,
+    policies,
+    seed,
+    simulation,
+    slow_clients,
+    solver,
+    square,
+    text_growth,
+    text_memory,
+    theory,
+    vectors,
+)
 from benchmarks.parts.theory import AUTO, LOADS, RULES, SOLVED
-from benchmarks.pictures import draw
-from benchmarks.result import Part, Result, count, milliseconds
-from benchmarks.servers import ROOT
 
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS = ROOT / "benchmarks" / "results.json"
 PAGE = ROOT / "docs" / "benchmarks.md"
 PICTURE = ROOT / "docs" / "pictures" / "benchmarks.png"
 README = ROOT / "README.md"
@@ -144,3 +174,127 @@ def _figures(values: dict[str, float]) -> str:
           for label, peer, mine, theirs in BESIDE if {mine, theirs} <= values.keys()],
     ]  # fmt: skip
     return "\n".join(_table(["", "Weir", "peer", "times better"], rows))
+
+
+MODULES = (
+    square,
+    calls,
+    seed,
+    bodies,
+    decisions,
+    overload,
+    goodput,
+    slow_clients,
+    solver,
+    simulation,
+    theory,
+    live,
+    policies,
+    embedding,
+    padding,
+    graphs,
+    kserve,
+    grpc_calls,
+    doors,
+    vectors,
+    agreement,
+    text_memory,
+    text_growth,
+    crowd,
+)
+PARTS: dict[str, Part] = {module.PART.name: module.PART for module in MODULES}
+
+
+LIBRARIES = ("weir-serving", "uvloop", "httptools", "uvicorn", "msgspec", "numpy")
+
+
+def describe() -> dict[str, str]:
+    """Return hardware and versions, as they are shown."""
+    libraries = ", ".join(f"{name} {version(name)}" for name in LIBRARIES)
+    return {
+        "processor": f"{_processor()}, {psutil.cpu_count()} logical cores",
+        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "versions": libraries,
+        "commit": _said("git", "rev-parse", "--short", "HEAD"),
+        "peers": ", ".join(requirements[0].replace("==", " ") for requirements in VERSIONS.values()),
+        "load": " ".join(_said(require_wrk(), "-v").split()[:2]),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _said(*command: str) -> str:
+    # wrk -v ends with status 1.
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
+OURS, THEIRS, INK = "#1f6f8b", "#c9ced6", "#30363d"
+
+
+class Bars(NamedTuple):
+    """One panel: ours above theirs."""
+
+    title: str
+    peer: str
+    ours: str  # keys of the values
+    theirs: str
+    times: str
+
+
+PANELS = (
+    Bars("HTTP, 64 connections", "mosec", "square: Weir 64", "square: mosec 64", "square: times mosec 64"),
+    Bars("HTTP, 256 connections", "mosec", "square: Weir 256", "square: mosec 256", "square: times mosec 256"),
+    Bars("HTTP, bodies of 600 KB", "mosec", "large-bodies: Weir", "large-bodies: mosec", "large-bodies: times mosec"),
+    Bars(
+        "calls in process",
+        "mpservice",
+        "in-process: Weir uvloop",
+        "in-process: mpservice uvloop",
+        "in-process: times mpservice uvloop",
+    ),
+)
+
+
+def draw(values: dict[str, float], path: Path) -> bool:
+    """Draw the panels that have been measured; tell whether there was any."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = [panel for panel in PANELS if {panel.ours, panel.theirs, panel.times} <= set(values)]
+    if not panels:
+        return False
+    rows = (len(panels) + 1) // 2
+    figure, axes = plt.subplots(rows, 2, figsize=(8, 0.5 + 1.5 * rows), squeeze=False)
+    for axis, panel in zip_longest(axes.flat, panels):
+        if panel is None:
+            axis.set_axis_off()
+        else:
+            _panel(axis, panel, values)
+    figure.suptitle("requests per second, in the same run", x=0.01, ha="left", fontsize=10, color=INK)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=160)
+    plt.close(figure)
+    return True
+
+
+def _panel(axis: Any, panel: Bars, values: dict[str, float]) -> None:
+    ours, theirs = values[panel.ours], values[panel.theirs]
+    axis.barh([panel.peer, "Weir"], [theirs, ours], color=[THEIRS, OURS], height=0.62)
+    axis.set_title(f"{panel.title}: {values[panel.times]:.1f} times", fontsize=9, color=INK, loc="left")
+    axis.set_xlim(0, 1.3 * max(ours, theirs))
+    for place, value in enumerate((theirs, ours)):
+        axis.text(value, place, f" {value:,.0f}", va="center", fontsize=8, color=INK)
+    axis.tick_params(left=False, bottom=False, labelbottom=False, labelsize=9, labelcolor=INK)
+    for side in axis.spines.values():
+        side.set_visible(False)

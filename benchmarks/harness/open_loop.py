@@ -1,8 +1,7 @@
 """An open loop: requests leave at random instants of a given rate, whether or not the answers come.
 
 Prints the answers by code, how many could not be sent, and the times of the good ones.
-Arguments: HOST PORT PATH RATE SECONDS CONNECTIONS BODY.
-"""
+Arguments: HOST PORT PATH RATE SECONDS CONNECTIONS BODY."""
 
 import asyncio
 import json

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import uvloop
 
-from benchmarks.result import Result, Run
-from benchmarks.servers import serving, weir_command
+from benchmarks.harness.result import Result, Run
+from benchmarks.harness.servers import serving, weir_command
 from weir.bench import HttpTarget, LoadSettings, Outcome, Report, run_bench
 from weir.bench.run import Turn
 from weir.bench.target import Ledger

@@ -1,6 +1,8 @@
-"""Servers under test: started on a free port, waited for, watched, ended."""
+"""Servers under test, the environments of the peers, the load that wrk puts on them, and measurements in a fresh process."""
 
+import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,15 +10,15 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import psutil
 
-ROOT = Path(__file__).resolve().parent.parent
-PEERS = Path(__file__).with_name("peers")
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = ROOT / "benchmarks" / "peers"
 START_SECONDS = 60.0
 
 
@@ -149,3 +151,124 @@ def weir_command(target: str, *flags: str) -> list[str]:
     """Return the command that serves `target` as a user would."""
     return [sys.executable, "-m", "weir", "serve", target, "--port", "{port}", "--host", "127.0.0.1",
             "--log-level", "warning", *flags]  # fmt: skip
+
+
+def ask(command: Sequence[str], timeout: float = 300, variables: Mapping[str, str] | None = None) -> Any:
+    """Run `command`, with further environment `variables`; return the JSON of its last line. Raises RuntimeError with what it wrote when it fails."""
+    done = subprocess.run(
+        list(command),
+        cwd=ROOT,
+        env={**environment(), **(variables or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    if done.returncode or not done.stdout.strip():
+        raise RuntimeError(f"{' '.join(command)} failed: {done.stdout[-1000:]}{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def ask_own(module: str, *arguments: object, one_thread: bool = False) -> Any:
+    """Run what a module of benchmarks/ does in a child, with this interpreter; return its JSON. `one_thread`: numpy gets one only."""
+    variables = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") if one_thread else None
+    return ask([sys.executable, "-m", f"benchmarks.{module}", *map(str, arguments)], variables=variables)
+
+
+SCRIPT = Path(__file__).with_name("post.lua")
+
+
+class Load(NamedTuple):
+    """What wrk saw. `seconds`, `p50` and `p99` are in seconds; `refused` are answers other than 2xx and 3xx."""
+
+    requests: int
+    seconds: float
+    p50: float
+    p99: float
+    refused: int
+    broken: int
+
+    @property
+    def rate(self) -> float:
+        """Good answers per second."""
+        return (self.requests - self.refused) / self.seconds
+
+
+def require_wrk() -> str:
+    """Return wrk's path, or end with how to install it."""
+    path = shutil.which("wrk")
+    if path is None:
+        raise SystemExit(
+            "wrk is missing. Debian, Ubuntu: apt install wrk; macOS: brew install wrk; source: github.com/wg/wrk"
+        )
+    return path
+
+
+def load(
+    url: str, connections: int, seconds: float, *, body: bytes | Path = b"3", content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None, bodies: Path | None = None,
+) -> Load:  # fmt: skip
+    """Send `body`, or by turns the lines of the file `bodies`, over `connections` for `seconds`. Raises RuntimeError when nothing was answered."""
+    lines = "\n".join(f"{name}: {value}" for name, value in (headers or {}).items())
+    env = {**os.environ, "BENCH_CONTENT_TYPE": content_type, "BENCH_HEADERS": lines}
+    if bodies is not None:
+        env["BENCH_BODIES_FILE"] = str(bodies)
+    elif isinstance(body, Path):
+        env["BENCH_BODY_FILE"] = str(body)
+    else:
+        env["BENCH_BODY"] = body.decode()
+    command = [require_wrk(), "-t1", f"-c{connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
+    done = subprocess.run(
+        [*command, "-s", str(SCRIPT), url], env=env, capture_output=True, text=True, timeout=seconds + 60, check=False
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if done.returncode or not found:
+        raise RuntimeError(f"wrk failed at {url}: {done.stdout}{done.stderr}")
+    result = Load(**json.loads(found[0].removeprefix("RESULT ")))
+    if result.requests == result.refused:
+        raise RuntimeError(f"{url} answered nothing well: {result}")
+    return result
+
+
+VERSIONS = {
+    "mosec": ["mosec==0.9.8"],
+    "mpservice": ["mpservice==0.16.8"],
+    "triton": ["nvidia-pytriton==0.7.0"],
+    "mlserver": ["mlserver==1.7.1", "uvloop<0.21"],  # with a newer uvloop its workers die at their start
+    "infinity": ["infinity_emb==0.0.78", "infinity_emb[server,torch]", "click<8.2", "transformers<5"],
+    "sentence-transformers": ["sentence-transformers==6.2.0", "fastapi", "uvicorn[standard]"],
+}
+# Installed before all else, so that pip does not look for another.
+FIRST = dict.fromkeys(("infinity", "sentence-transformers"), "torch==2.13.0")
+_HOME = ROOT / ".venvs"
+
+
+def python_of(peer: str) -> str:
+    """Return the interpreter that runs `peer`; end with what to do if it is not there."""
+    python = _HOME / peer / "bin" / "python"
+    if not _stamp(peer).exists():
+        raise SystemExit(f"{peer} is not installed: python -m benchmarks setup")
+    return str(python)
+
+
+def script(name: str) -> str:
+    """Return the path of a script in peers/."""
+    return str(PEERS / name)
+
+
+def set_up() -> list[str]:
+    """Install what is missing; return what is there."""
+    for peer, requirements in VERSIONS.items():
+        if not _stamp(peer).exists():
+            subprocess.run([sys.executable, "-m", "venv", str(_HOME / peer)], check=True)
+            pip = [str(_HOME / peer / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
+            first = FIRST.get(peer)
+            if first is not None:
+                subprocess.run([*pip, "install", first], check=True)
+            subprocess.run([*pip, "install", *requirements, *([first] if first is not None else [])], check=True)
+            _stamp(peer).touch()
+    return [requirements[0] for requirements in VERSIONS.values()]
+
+
+def _stamp(peer: str) -> Path:
+    return _HOME / peer / ("." + VERSIONS[peer][0])

@@ -1,0 +1,186 @@
+"""Servers of sentence vectors, ours and the peers'; the texts they are asked for; and how far their vectors are from the exact ones."""
+
+import ast
+import json
+import random
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from benchmarks.harness.servers import Server, python_of, script, serving
+from weir.embedding.checkpoint.reading import read_checkpoint
+from weir.textserver import INSTALL, installed_model
+
+TEXTS = 512  # asked for by turns: every server has them in the same order, again and again
+STRATA = 8
+MODEL = "all-minilm-l6-v2"
+
+
+def model_directory() -> Path:
+    """Return the folder of the model that is measured; end with how to install it."""
+    folder = installed_model()
+    if folder is None:
+        raise SystemExit(f"the model that is measured is not installed: {INSTALL}")
+    return folder
+
+
+def sample(count: int = TEXTS) -> list[str]:
+    """Return so many of the paragraphs of the standard library's docstrings, always the same, in an order by chance, but such that every
+    STRATA in a row are of as many kinds of length: who gets on less far has not had shorter ones."""
+    chance = random.Random(0)
+    found = sorted(chance.sample(paragraphs(), count), key=len)
+    kinds = [found[count * place // STRATA : count * (place + 1) // STRATA] for place in range(STRATA)]
+    for kind in kinds:
+        chance.shuffle(kind)
+    rows = [[text for text in row if text is not None] for row in zip_longest(*kinds)]
+    return [text for row in rows for text in chance.sample(row, len(row))]
+
+
+def write_bodies(texts: Sequence[str], file: Path) -> Path:
+    """Write a request for the vector of each text, one a line, in OpenAI's words."""
+    file.write_text("".join(json.dumps({"input": text, "model": MODEL}) + "\n" for text in texts))
+    return file
+
+
+def lengths(texts: Sequence[str]) -> list[int]:
+    """Return how many tokens the model reads of each text, in order of length."""
+    checkpoint = read_checkpoint(model_directory())
+    found = checkpoint.tokenizer().encode(texts, max_length=checkpoint.max_length, truncate=True)
+    return sorted(len(each.ids) // 4 for each in found if not isinstance(each, Exception))
+
+
+def described(texts: Sequence[str]) -> str:
+    """Say how long the texts are."""
+    counts = lengths(texts)
+    shares = ", ".join(
+        f"{percent} %: {counts[percent * (len(counts) - 1) // 100]}" for percent in (10, 25, 50, 75, 90, 99)
+    )
+    return (
+        f"{len(texts)} paragraphs of the standard library's docstrings, of {counts[0]} to {counts[-1]} tokens, "
+        f"{sum(counts) / len(counts):.1f} on average ({shares})"
+    )
+
+
+FEWEST_LETTERS = 8
+
+
+def paragraphs() -> list[str]:
+    """Return all of them, each once, in the order of the files' names."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    found = (text for file in sorted(folder.glob("*.py")) for text in _of(file))
+    return list(dict.fromkeys(found))
+
+
+def _of(file: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (SyntaxError, UnicodeDecodeError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            for text in (ast.get_docstring(node) or "").split("\n\n"):
+                words = " ".join(text.split())
+                if len(words) >= FEWEST_LETTERS:
+                    yield words
+
+
+WEIR, ONE_WORKER, INT8 = "Weir", "Weir, one worker of all threads", "Weir, int8"
+INFINITY, SENTENCE_TRANSFORMERS = "infinity_emb", "sentence-transformers, FastAPI"
+CORES = psutil.cpu_count() or 1
+_BODY = json.dumps({"input": "First do it", "model": MODEL}).encode()
+
+
+def weir_texts(directory: Path, *flags: str) -> list[str]:
+    """Return the command that serves the model as a user would: workers and threads chosen by itself."""
+    return [sys.executable, "-m", "weir", "embed", "serve", f"{MODEL}={directory}", "--port", "{port}",
+            "--host", "127.0.0.1", "--log-level", "warning", *flags]  # fmt: skip
+
+
+def serving_texts(name: str, command: list[str], path: str = "/v1/embeddings") -> AbstractContextManager[Server]:
+    """Run `command` until the end of the block, from its first answer on. Models are measured before their first start: that takes a while."""
+    return serving(name, command, path=path, body=_BODY, expected=None, start_seconds=240.0)
+
+
+def weir(*flags: str, name: str = WEIR) -> AbstractContextManager[Server]:
+    """Serve with Weir."""
+    return serving_texts(name, weir_texts(model_directory(), "--device-map", "cpu", *flags))
+
+
+def infinity() -> AbstractContextManager[Server]:
+    """Serve with infinity: torch, as it is started on a CPU."""
+    command = str(Path(python_of("infinity")).with_name("infinity_emb"))
+    told = ["--model-id", str(model_directory()), "--served-model-name", MODEL, "--engine", "torch", "--device", "cpu",
+            "--dtype", "float32", "--no-bettertransformer", "--no-vector-disk-cache", "--host", "127.0.0.1",
+            "--port", "{port}", "--log-level", "error"]  # fmt: skip
+    return serving_texts(INFINITY, [*_bounded(), command, "v2", *told], "/embeddings")
+
+
+def sentence_transformers() -> AbstractContextManager[Server]:
+    """Serve with sentence-transformers, as one would write it."""
+    # -P: beside the script is one called triton, which torch would import.
+    told = ["--directory", str(model_directory()), "--port", "{port}", "--threads", str(CORES)]
+    peer = "sentence-transformers"
+    return serving_texts(
+        SENTENCE_TRANSFORMERS, [*_bounded(), python_of(peer), "-P", script("sentence_vectors.py"), *told]
+    )
+
+
+def _bounded() -> list[str]:
+    """Torch takes a thread for each core; nothing is fetched."""
+    return ["env", f"OMP_NUM_THREADS={CORES}", "HF_HUB_OFFLINE=1", "TOKENIZERS_PARALLELISM=false", "DO_NOT_TRACK=1"]
+
+
+def vector_of(server: Server, text: str) -> list[float]:
+    """Ask for one vector."""
+    return _asked_vectors(server, text)[0]
+
+
+def vectors_of(server: Server, texts: Sequence[str]) -> list[list[float]]:
+    """Ask for the vectors of several texts in one request."""
+    return _asked_vectors(server, list(texts))
+
+
+def _asked_vectors(server: Server, asked: str | list[str]) -> list[list[float]]:
+    answer = json.loads(server.ask(json.dumps({"input": asked, "model": MODEL}).encode()))
+    return [each["embedding"] for each in answer["data"]]
+
+
+Array = NDArray[Any]
+
+
+class Likeness(NamedTuple):
+    """What `compare` found."""
+
+    mean: float  # of the cosines of each vector with the exact one
+    least: float
+    ranked: float  # Spearman's rank correlation, of the similarities of all pairs
+    nearest: float  # the share of texts whose nearest stays the nearest
+
+    def shown(self) -> list[str]:
+        """Return the cells of COLUMNS."""
+        return [f"{self.mean:.6f}", f"{self.least:.6f}", f"{self.ranked:.4f}", f"{100 * self.nearest:.1f} %"]
+
+
+COLUMNS = ["cosine (mean)", "(least)", "rank correlation", "nearest is the same"]
+
+
+def compare(found: Array, exact: Array) -> Likeness:
+    """Compare vectors, one a row."""
+    from scipy.stats import spearmanr
+
+    cosines = (found * exact).sum(axis=1)
+    mine, theirs = found @ found.T, exact @ exact.T
+    pairs = np.triu_indices(len(found), 1)
+    ranked = spearmanr(mine[pairs], theirs[pairs]).statistic
+    for similar in (mine, theirs):
+        np.fill_diagonal(similar, -1)
+    nearest = (mine.argmax(axis=1) == theirs.argmax(axis=1)).mean()
+    return Likeness(float(cosines.mean()), float(cosines.min()), float(ranked), float(nearest))
