@@ -15,7 +15,7 @@ from weir.workers.launch import Launch, unpinned
 from weir.workers.settings import WorkerSettings
 from weir.workers.shm.arena import Arena, ArenaBlock, create_memory
 from weir.workers.source import pack_source
-from weir.workers.supervision import Worker
+from weir.workers.supervision import SupervisedWorker
 from weir.workers.template import Template
 
 STOP_GRACE = 5.0
@@ -41,11 +41,13 @@ class ProcessPool:
         self._stop_grace = stop_grace
         self._arena: Arena | None = None
         self._template: Template | None = None
-        self._workers: list[Worker] = []
+        self._workers: list[SupervisedWorker] = []
         self._listener: Listener
         self._source = b""
         self._looking: asyncio.TimerHandle | None = None
-        self._awaited: dict[Worker, asyncio.Future[None]] = {}  # that have not become ready for the first time
+        self._awaited: dict[
+            SupervisedWorker, asyncio.Future[None]
+        ] = {}  # that have not become ready for the first time
 
     async def start(self, listener: Listener) -> None:
         """Start all workers at once; return when every one has loaded and warmed up.
@@ -97,7 +99,7 @@ class ProcessPool:
         finally:
             await _ended([worker])
 
-    def _begin(self, worker: Worker) -> asyncio.Future[None]:
+    def _begin(self, worker: SupervisedWorker) -> asyncio.Future[None]:
         ready = self._awaited[worker] = asyncio.get_running_loop().create_future()
         worker.start()
         return ready
@@ -132,7 +134,7 @@ class ProcessPool:
                 if not ready.done():
                     ready.set_exception(ModelNotReady(f"{self._name}: stopped before it was ready"))
 
-    def states(self) -> Sequence[Worker]:
+    def states(self) -> Sequence[SupervisedWorker]:
         """Return the workers, which say how they are."""
         return self._workers
 
@@ -150,13 +152,13 @@ class ProcessPool:
             "restarts": sum(worker.restarts for worker in self._workers),
         }
 
-    def worker_started(self, worker: Worker) -> None:
+    def worker_started(self, worker: SupervisedWorker) -> None:
         """Note that `worker` is ready for the first time."""
         ready = self._awaited.pop(worker, None)
         if ready is not None and not ready.done():
             ready.set_result(None)
 
-    def worker_failed(self, worker: Worker, error: WeirError) -> None:
+    def worker_failed(self, worker: SupervisedWorker, error: WeirError) -> None:
         """Note that `worker` did not become ready, or does not any more."""
         ready = self._awaited.pop(worker, None)
         if ready is None:
@@ -202,14 +204,14 @@ class ProcessPool:
         except (OSError, OverflowError) as error:
             raise SettingsError(f"arena_bytes={size_bytes}: the system does not give that much ({error})") from error
 
-    def _make_worker(self, index: int) -> Worker:
+    def _make_worker(self, index: int) -> SupervisedWorker:
         launch = Launch(
             self._name, index, self._source, self._settings, self._max_batch_size,
             request_fd=-1 if self._arena is None else self._arena.fd,
             request_bytes=self._settings.arena_bytes, result_bytes=self._settings.arena_bytes,
             lends=isinstance(self._model, type) and is_tensor_model(self._model), template=self._template,
         )  # fmt: skip
-        return Worker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
+        return SupervisedWorker(launch, self._arena, self, self._listener, asyncio.get_running_loop())
 
     async def _end(self) -> None:
         self._awaited.clear()
@@ -226,7 +228,7 @@ class ProcessPool:
                 self._arena.close()
 
 
-async def _ended(workers: Sequence[Worker]) -> None:
+async def _ended(workers: Sequence[SupervisedWorker]) -> None:
     for worker in workers:
         worker.end()
     await all_done([worker.stopped for worker in workers])

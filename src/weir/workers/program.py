@@ -23,7 +23,7 @@ from weir.workers.shm.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.source import unpack_source
 
 if TYPE_CHECKING:
-    from weir.workers.run.runner import Prepared, Runner
+    from weir.workers.run.runner import PreparedBatch, Runner
 
 
 def serve(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) -> None:
@@ -38,7 +38,7 @@ def serve(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) 
 
 def serve_ahead(channel: ChildChannel, runner: "Runner", places: ResultPlaces | None) -> None:
     """Do the same, while another thread receives and prepares the next batch."""
-    ahead: queue.SimpleQueue[tuple[int, Prepared] | None] = queue.SimpleQueue()
+    ahead: queue.SimpleQueue[tuple[int, PreparedBatch] | None] = queue.SimpleQueue()
     threading.Thread(target=_prepare_each, args=(channel, runner, ahead), name="weir-ahead", daemon=True).start()
     while (item := ahead.get()) is not None:
         answer(channel, runner, places, *item, _nothing)  # the other thread looks
@@ -46,7 +46,7 @@ def serve_ahead(channel: ChildChannel, runner: "Runner", places: ResultPlaces | 
 
 
 def answer(
-    channel: ChildChannel, runner: "Runner", places: ResultPlaces | None, batch_id: int, prepared: "Prepared",
+    channel: ChildChannel, runner: "Runner", places: ResultPlaces | None, batch_id: int, prepared: "PreparedBatch",
     look: Callable[[], None],
 ) -> None:  # fmt: skip
     """Compute one batch and send what comes out; `look` hears meanwhile of callers who leave."""
@@ -75,7 +75,7 @@ def _nothing() -> None:
 
 
 def _prepare_each(
-    channel: ChildChannel, runner: "Runner", ahead: "queue.SimpleQueue[tuple[int, Prepared] | None]"
+    channel: ChildChannel, runner: "Runner", ahead: "queue.SimpleQueue[tuple[int, PreparedBatch] | None]"
 ) -> None:
     try:
         while isinstance(batch := channel.receive(), Batch):

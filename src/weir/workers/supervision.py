@@ -128,12 +128,12 @@ def _scheduling(pid: int) -> tuple[str, list[str]]:
 
 
 class WorkerListener(Protocol):
-    """Hears from a Worker what concerns the whole pool."""
+    """Hears from a SupervisedWorker what concerns the whole pool."""
 
-    def worker_started(self, worker: "Worker") -> None:
+    def worker_started(self, worker: "SupervisedWorker") -> None:
         """It is ready for the first time."""
 
-    def worker_failed(self, worker: "Worker", error: WeirError) -> None:
+    def worker_failed(self, worker: "SupervisedWorker", error: WeirError) -> None:
         """It did not become ready at the start of the pool, or, later, has not become ready again and again. It is still
         tried again then."""
 
@@ -146,7 +146,7 @@ class Flight(NamedTuple):
     places: BatchPlaces | None
 
 
-class Worker:
+class SupervisedWorker:
     """Keeps one process running. Its public attributes are those of WorkerState."""
 
     def __init__(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from weir.errors import Cancelled, InvalidRequest, ModelError
 from weir.workers.faults import ENDS_THE_PROCESS, fault_of
-from weir.workers.run.steps import Together, ValuesOrErrors, each, has_failed
+from weir.workers.run.steps import TogetherStep, ValuesOrErrors, each, has_failed
 
 
 class Halver:
@@ -24,8 +24,8 @@ class Halver:
         return [2 * value for value in values]
 
 
-def together(call: Any, *, halves: bool = True, judge: Any = None) -> Together:
-    return Together("predict", call, judge or (lambda returned, _: returned), halves=halves, fatal=ENDS_THE_PROCESS)
+def together(call: Any, *, halves: bool = True, judge: Any = None) -> TogetherStep:
+    return TogetherStep("predict", call, judge or (lambda returned, _: returned), halves=halves, fatal=ENDS_THE_PROCESS)
 
 
 @given(st.integers(1, 64), st.sets(st.integers(0, 63)))
@@ -144,7 +144,7 @@ def test_what_ends_the_process_is_passed_on(error: BaseException) -> None:
         each(end, [1], fault_of("preprocess"))
     with pytest.raises(type(error)):
         together(end).run([1, 2])
-    contained = Together("predict", end, lambda returned, _: returned, halves=True, fatal=())
+    contained = TogetherStep("predict", end, lambda returned, _: returned, halves=True, fatal=())
     assert contained.run([1])[0].original_type == type(error).__name__
     assert each(end, [1], fault_of("preprocess"), fatal=())[0].original_type == type(error).__name__
 

@@ -24,7 +24,7 @@ from weir.workers.local.inline import (
     refuse_settings,
     unload,
 )
-from weir.workers.run.runner import Prepared, Runner
+from weir.workers.run.runner import PreparedBatch, Runner
 from weir.workers.settings import WorkerSettings, for_worker
 from weir.workers.timelimit import TimeLimit
 
@@ -181,7 +181,7 @@ class WorkerThread:
             events = all_failed(batch, error)
         self._tell(self._finished, events)
 
-    def _stream(self, prepared: Prepared, cancelled: set[int], restarted: Callable[[], None]) -> Events:
+    def _stream(self, prepared: PreparedBatch, cancelled: set[int], restarted: Callable[[], None]) -> Events:
         """Tell what `predict` gives as it comes; return the final Events."""
         with contextlib.closing(self._runner.stream(prepared, cancelled, restarted)) as stream:
             for events in stream:

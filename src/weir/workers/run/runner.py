@@ -18,7 +18,7 @@ from weir.model import Example, Model, is_tensor_model
 from weir.workers.faults import ENDS_THE_PROCESS
 from weir.workers.run.codecs import Reader, Writer
 from weir.workers.run.steps import Prediction, ValuesOrErrors, has_failed, takes_first
-from weir.workers.run.streaming import Streaming
+from weir.workers.run.streaming import StreamingRun
 
 # Warm-up: the model's examples, at several batch sizes, before anybody is served.
 
@@ -53,7 +53,7 @@ def _filled(model: type[Model], items: list[Any], size: int) -> Iterator[Any]:
 logger = logging.getLogger("weir")
 
 
-class Prepared(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A batch that has been decoded, validated and preprocessed."""
 
     batch_id: int
@@ -90,7 +90,7 @@ class Runner:
         self._reader: Reader
         self._prediction: Prediction
         self._writer: Writer
-        self._streaming: Streaming
+        self._streaming: StreamingRun
         self.streaming = model_class.streaming
 
     def start(self) -> None:
@@ -112,7 +112,7 @@ class Runner:
             model, retry_in_halves=self._retry_in_halves, fatal=self._fatal, max_batch_size=self._max_batch_size
         )
         self._writer = Writer(model, self._fatal, self._label)
-        self._streaming = Streaming(
+        self._streaming = StreamingRun(
             model, self._prediction, self._writer, retry_in_halves=self._retry_in_halves, fatal=self._fatal
         )
         try:
@@ -129,16 +129,16 @@ class Runner:
             return False
         return not (self._class.streaming and self._class.owns_inputs)  # otherwise the arrays are copied when joined
 
-    def prepare(self, batch: Batch) -> Prepared:
+    def prepare(self, batch: Batch) -> PreparedBatch:
         """Decode, validate and preprocess. May run in another thread while `compute` runs for the batch before."""
         began = perf_counter()
         items = self._reader.read(batch.payloads, batch.content_types)
         heads = self._reader.heads(items, batch.content_types)
         column = self._prediction.preprocess(items)
-        return Prepared(batch.batch_id, batch.accepts, column, heads, perf_counter() - began)
+        return PreparedBatch(batch.batch_id, batch.accepts, column, heads, perf_counter() - began)
 
     def compute(
-        self, prepared: Prepared, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
+        self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
     ) -> Events:
         """Predict, postprocess, validate and encode: the batch's final Events, one for each entry.
 
@@ -156,7 +156,7 @@ class Runner:
         return Events(prepared.batch_id, outputs, kinds=kinds, timing=timing)
 
     def stream(
-        self, prepared: Prepared, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
+        self, prepared: PreparedBatch, cancelled: Container[int] = (), restarted: Callable[[], None] | None = None
     ) -> Generator[Events, None, None]:
         """Do what `compute` does for a streaming model: yield Events as `predict` gives answers, the final ones last.
 

@@ -53,7 +53,7 @@ def _sparing_failed(function: Callable[..., Any]) -> Callable[..., Any]:
     return spare
 
 
-class Together:
+class TogetherStep:
     """A step that takes all entries at once: predict, and the batch forms of the others.
 
     `call` gets a list of values; `judge` gets what came back, and the values, and returns one result per value or raises
@@ -160,7 +160,7 @@ class Sizes:
 def filling(
     sizes: Sizes, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], list[Any]]
 ) -> tuple[Callable[[list[Any]], Any], Callable[[Any, list[Any]], list[Any]]]:
-    """Return `call` and `judge` (see steps.Together) such that lists of items are filled up with copies of the last one,
+    """Return `call` and `judge` (see steps.TogetherStep) such that lists of items are filled up with copies of the last one,
     and their answers dropped."""
 
     def filled(items: list[Any]) -> list[Any]:
@@ -182,10 +182,10 @@ class Prediction:
 
         def together(
             name: str, call: Callable[[list[Any]], Any], judge: Callable[[Any, list[Any]], ValuesOrErrors]
-        ) -> Together:
-            return Together(name, call, judge, halves=retry_in_halves, fatal=fatal)
+        ) -> TogetherStep:
+            return TogetherStep(name, call, judge, halves=retry_in_halves, fatal=fatal)
 
-        def batch_form(name: str) -> Together | None:
+        def batch_form(name: str) -> TogetherStep | None:
             return together(name, getattr(model, name), judge_of(name)) if overrides(kind, name) else None
 
         self._preprocess_batch = batch_form("preprocess_batch")

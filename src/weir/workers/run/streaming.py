@@ -60,7 +60,7 @@ class StreamProgress:
         self._ended.update(places)
 
 
-class Streaming:
+class StreamingRun:
     """Runs batches through the generator `predict` of one model instance, one batch at a time."""
 
     def __init__(
@@ -88,12 +88,12 @@ class Streaming:
             outputs = [column[entry] for entry in refused]
             yield Events(batch_id, outputs, indices=refused, kinds=[EventKind.ERROR] * len(refused), final=False)
         entries = [entry for entry, value in enumerate(column) if not isinstance(value, WeirError)]
-        batch = _Batch(batch_id, column, accepts, heads, cancelled, restarted or _nothing, clock)
+        batch = _StreamedBatch(batch_id, column, accepts, heads, cancelled, restarted or _nothing, clock)
         ends = yield from self._run(batch, entries)
         timing = Timing(seconds, clock.predict, clock.postprocess)
         yield _ends_of(batch_id, ends, final=True, timing=timing)
 
-    def _run(self, batch: "_Batch", entries: list[int]) -> Generator[Events, None, Ends]:
+    def _run(self, batch: "_StreamedBatch", entries: list[int]) -> Generator[Events, None, Ends]:
         """Yield what comes of `entries`; return what became of those that are left in the end."""
         course = StreamProgress(entries, batch.cancelled)
         failure: WeirError | None = None
@@ -111,7 +111,7 @@ class Streaming:
             return (yield from self._run(batch, left[middle:]))
         return Ends(left, failure)
 
-    def _drive(self, batch: "_Batch", course: StreamProgress) -> Generator[Events, None, None]:
+    def _drive(self, batch: "_StreamedBatch", course: StreamProgress) -> Generator[Events, None, None]:
         """Drive the generator until it returns, or nobody is left. Raises _Failed with what it raised."""
         steps = self._started([batch.column[entry] for entry in course.entries])
         left: frozenset[int] | None = None
@@ -162,7 +162,7 @@ class Streaming:
             raise error
         return _Failed(error if isinstance(error, WeirError) else model_error("predict", error))
 
-    def _events(self, batch: "_Batch", course: StreamProgress, given: Given) -> Events | None:
+    def _events(self, batch: "_StreamedBatch", course: StreamProgress, given: Given) -> Events | None:
         """Return what `predict` has just given as Events; None if there is nothing for anybody."""
         began = perf_counter()
         left, count = course.left, len(course.entries)
@@ -179,7 +179,7 @@ class Streaming:
         batch.clock.postprocess += perf_counter() - began
         return Events(batch.batch_id, outputs, indices=entries, kinds=kinds, final=False)
 
-    def _written(self, batch: "_Batch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
+    def _written(self, batch: "_StreamedBatch", entries: list[int], values: ValuesOrErrors) -> ValuesOrErrors:
         if self._check is not None:
             values = each(self._check, values, fault_of("predict"), fatal=self._fatal)
         answers = self._prediction.postprocess(values, [batch.column[entry] for entry in entries])
@@ -208,7 +208,7 @@ class _Clock:
         self.postprocess = 0.0
 
 
-class _Batch(NamedTuple):
+class _StreamedBatch(NamedTuple):
     """What has to be known of the batch that runs."""
 
     batch_id: int
