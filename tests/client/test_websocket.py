@@ -5,7 +5,7 @@ from queue import SimpleQueue
 from weir.client import ConnectionLost
 from weir.client.websocket import MOST_KEPT, Got, Mail
 from weir.errors import Overloaded
-from weir.wire.websocket import Failure
+from weir.wire.websocket import ErrorMessage
 
 
 def answered(box: SimpleQueue[Got]) -> list[Got]:
@@ -19,8 +19,8 @@ def test_each_answer_goes_to_whoever_waits_for_it() -> None:
         assert mail.deliver(f'{{"id": "{own}", "error": "no {own}", "status": 400}}')
     mail.forget(second)
     assert mail.deliver(f'{{"id": "{second}", "error": "late"}}')
-    assert answered(one) == [Failure(f"no {first}", id=first, status=400)]
-    assert answered(two) == [Failure(f"no {second}", id=second, status=400)]
+    assert answered(one) == [ErrorMessage(f"no {first}", id=first, status=400)]
+    assert answered(two) == [ErrorMessage(f"no {second}", id=second, status=400)]
 
 
 def test_a_reader_who_stays_behind_gets_what_was_kept_and_holds_back_nobody() -> None:

@@ -40,7 +40,7 @@ from weir.wire import kserve_grpc, tensors
 from weir.wire.inference import InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.kserve_grpc import ModelInferRequest, bytes_to_read, bytes_to_write, write_request
 from weir.wire.values import decode_json
-from weir.wire.websocket import Failure, read_answer
+from weir.wire.websocket import ErrorMessage, read_answer
 
 
 def thread() -> str:
@@ -450,7 +450,7 @@ def test_websockets(readers: list[str]) -> None:
                 await client.send(json.dumps({**said, "id": name}))
             ends = [read_answer(await client.recv()) for _ in range(2)]
             fine = next(end for end in ends if isinstance(end, InferenceResponse))
-            wrong = next(end for end in ends if isinstance(end, Failure))
+            wrong = next(end for end in ends if isinstance(end, ErrorMessage))
             assert (fine.id, fine.outputs[0].array.tolist()) == ("fine", [COUNT / 2])
             assert (wrong.id, wrong.status) == ("wrong", 400)
         assert sorted(readers) == sorted([thread(), *["weir-read-long_0"] * 2])  # the answer was read here

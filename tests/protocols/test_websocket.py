@@ -24,7 +24,7 @@ from weir.protocols.settings import HttpSettings
 from weir.protocols.websocket import WebSockets
 from weir.testing import FakeExecutor, RecordingObserver
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
-from weir.wire.websocket import Failure, read_answer, write_cancel, write_request
+from weir.wire.websocket import ErrorMessage, read_answer, write_cancel, write_request
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -87,7 +87,7 @@ def test_a_stream_has_a_last_answer_or_an_end() -> None:
             assert [await answer(client) for _ in range(2)] == [("2", "a", False), ("2", None, True)]
             await client.send(item("script", ["a", {"error": "enough"}], "3"))
             assert await answer(client) == ("3", "a", False)
-            assert await failure(client) == Failure("enough", "3", "InvalidRequest", 400)
+            assert await failure(client) == ErrorMessage("enough", "3", "InvalidRequest", 400)
             values = TensorValue("x", "FP32", numpy.ones((2, 2), "float32"))
             await client.send(write_request(InferenceRequest("prefixes", [values], outputs=[AskedOutput("rows", {})])))
             rows = [await next_answer(client) for _ in range(3)]
@@ -126,7 +126,7 @@ def test_errors_are_messages_and_end_no_connection() -> None:
                 assert text in got.error
             negative = TensorValue("x", "FP32", -numpy.ones((1, 1), "float32"))
             await client.send(write_request(InferenceRequest("sum", [negative], id="b")))
-            assert await failure(client) == Failure("numbers must not be negative", "b", "InvalidRequest", 400)
+            assert await failure(client) == ErrorMessage("numbers must not be negative", "b", "InvalidRequest", 400)
             await client.send(item("count", 2, "c"))
             assert await answers(client) == [1, 2]
 
@@ -145,7 +145,7 @@ def test_a_request_that_cannot_be_taken_ends_no_connection(caplog: pytest.LogCap
         ):
             for _ in range(2):
                 await client.send(item("faulty", 1, "1"))
-                assert await failure(client) == Failure("internal error", "1", "InternalError", 500)
+                assert await failure(client) == ErrorMessage("internal error", "1", "InternalError", 500)
             await client.send(item("echo", 2, "1"))
             assert await answers(client) == [2]
             await until(lambda: server.server.account.held_bytes == 0)
@@ -398,7 +398,7 @@ def test_messages_of_errors_are_bounded() -> None:
         async with serving(Service(Sum, executor="thread")) as server, server.connect() as client:
             await client.send(item("x" * 100_000, 1, "long"))
             failed = read_answer(await client.recv())
-            assert isinstance(failed, Failure) and failed.status == 404
+            assert isinstance(failed, ErrorMessage) and failed.status == 404
             assert len(failed.error) < 5000 and failed.error.endswith(" characters)")
 
     asyncio.run(main())

@@ -15,7 +15,7 @@ from weir.protocols.server import HttpServer
 from weir.protocols.settings import HttpSettings
 from weir.protocols.websocket import WebSockets
 from weir.wire.inference import InferenceResponse
-from weir.wire.websocket import Failure, read_answer
+from weir.wire.websocket import ErrorMessage, read_answer
 
 
 class Sum(Model):
@@ -69,7 +69,7 @@ def item(model: str, value: Any, id: str = "", **said: Any) -> str:
     return json.dumps({"model_name": model, "id": id, "inputs": [tensor], **said})
 
 
-async def next_answer(client: ClientConnection) -> InferenceResponse | Failure:
+async def next_answer(client: ClientConnection) -> InferenceResponse | ErrorMessage:
     return read_answer(await client.recv())
 
 
@@ -92,7 +92,7 @@ async def answers(client: ClientConnection) -> list[Any]:
             return got
 
 
-async def failure(client: ClientConnection) -> Failure:
+async def failure(client: ClientConnection) -> ErrorMessage:
     got = await next_answer(client)
-    assert isinstance(got, Failure), got
+    assert isinstance(got, ErrorMessage), got
     return got

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from weir import InvalidRequest, TooLarge
 from weir.wire.inference import AskedOutput, InferenceRequest, InferenceResponse, TensorValue
 from weir.wire.websocket import (
-    Cancel,
-    Failure,
+    CancelMessage,
+    ErrorMessage,
     id_of,
     read_answer,
     read_request,
@@ -78,10 +78,10 @@ def test_a_response_takes_the_form_that_was_asked_for() -> None:
 
 
 def test_cancelling_and_failing() -> None:
-    assert read_request(write_cancel("7")) == Cancel("7")
-    failure = Failure("full", "7", "Overloaded", 429, 0.5)
+    assert read_request(write_cancel("7")) == CancelMessage("7")
+    failure = ErrorMessage("full", "7", "Overloaded", 429, 0.5)
     assert read_answer(write_failure(failure)) == failure
-    assert read_answer('{"error": "no"}') == Failure("no")
+    assert read_answer('{"error": "no"}') == ErrorMessage("no")
 
 
 @pytest.mark.parametrize(

@@ -26,14 +26,14 @@ from weir.client.synchronous import Client
 from weir.client.values import FINAL
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
 from weir.wire.inference import InferenceRequest, InferenceResponse
-from weir.wire.websocket import Failure, Message, read_answer, write_cancel, write_request
+from weir.wire.websocket import ErrorMessage, Message, read_answer, write_cancel, write_request
 
 # Inference over WebSocket: messages with ids, many under way on one connection, whose answers come as they end.
 #
 # All other calls go over HTTP, to the same server.
 
 
-Answer = InferenceResponse | Failure
+Answer = InferenceResponse | ErrorMessage
 
 
 class WebSocketRequest(NamedTuple):
@@ -77,11 +77,11 @@ class WebSocketCalls(HttpCalls):
 
 def is_last(answer: Answer) -> bool:
     """Tell whether no more answers to the same request follow."""
-    return isinstance(answer, Failure) or answer.parameters.get(FINAL) is not False
+    return isinstance(answer, ErrorMessage) or answer.parameters.get(FINAL) is not False
 
 
 def _read(answer: Answer, id: str) -> tuple[InferenceResponse]:
-    if isinstance(answer, Failure):
+    if isinstance(answer, ErrorMessage):
         raise failures.of_status(answer.status, answer.error, name=answer.type, retry_after=answer.retry_after)
     answer.id = id
     return (answer,)

@@ -23,7 +23,7 @@ from weir.embedding.texts import Encoded, Encodes, Text
 from weir.errors import Cancelled, InvalidRequest, ModelNotFound, WeirError, brief
 from weir.messages import JSON
 from weir.protocols.account import charge
-from weir.protocols.asgi import Call, disconnected, identified
+from weir.protocols.asgi import AsgiCall, disconnected, identified
 from weir.protocols.native import RequestOptions
 from weir.protocols.offloading import off_loop
 from weir.protocols.response import Headers, HttpResponse, compressed, echo_headers
@@ -137,7 +137,7 @@ class TextCall:
     encoder: Encodes
 
     def __init__(
-        self, site: "EmbeddingContext", headers: Headers, peer: str | None, body: bytes, *, caller: Caller | None = None, asgi: Call | None = None
+        self, site: "EmbeddingContext", headers: Headers, peer: str | None, body: bytes, *, caller: Caller | None = None, asgi: AsgiCall | None = None
     ) -> None:  # fmt: skip
         self.site = site
         self.headers = headers
@@ -147,7 +147,7 @@ class TextCall:
         self.asgi = asgi
 
     @classmethod
-    async def answer_to(cls, call: Call, site: "EmbeddingContext") -> HttpResponse | None:
+    async def answer_to(cls, call: AsgiCall, site: "EmbeddingContext") -> HttpResponse | None:
         """Return the answer to `call`, whatever becomes of it; None: nothing is left to say."""
         one = cls(site, call.headers, call.peer, call.body, asgi=call)
         try:

@@ -47,7 +47,7 @@ from weir.errors import (
     WeirError,
     brief,
 )  # fmt: skip
-from weir.protocols.asgi import Call, Endpoint
+from weir.protocols.asgi import AsgiCall, Endpoint
 from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
 
@@ -153,20 +153,20 @@ class OpenAI:
             Route("/v1/{path:path}", endpoint(self.refuse_path)),  # last: whatever the others do not take
         ]
 
-    async def embeddings(self, call: Call) -> HttpResponse | None:
+    async def embeddings(self, call: AsgiCall) -> HttpResponse | None:
         """Encode what `input` has."""
         return await EmbeddingsCall.answer_to(call, self._site)
 
-    async def list_models(self, call: Call) -> HttpResponse:
+    async def list_models(self, call: AsgiCall) -> HttpResponse:
         """List the models."""
         lines = [self._line(encoder) for encoder in self._site.models.encoders.values()]
         return HttpResponse(200, [JSON_HEADER], encode_safely({"object": "list", "data": lines}))
 
-    async def show_model(self, call: Call) -> HttpResponse:
+    async def show_model(self, call: AsgiCall) -> HttpResponse:
         """Describe one model."""
         return HttpResponse(200, [JSON_HEADER], encode_safely(self._line(self._site.models.get(call.path["model"]))))
 
-    async def refuse_path(self, call: Call) -> HttpResponse:
+    async def refuse_path(self, call: AsgiCall) -> HttpResponse:
         """Refuse a path that is not there, or a method that does not belong."""
         path = call.path["path"]
         name = "models" if path.startswith("models/") else path

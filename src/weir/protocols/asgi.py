@@ -189,7 +189,7 @@ def as_response(answer: HttpResponse) -> Response:
 _log = logging.getLogger("weir.http")
 
 
-class Call(NamedTuple):
+class AsgiCall(NamedTuple):
     """One request, its body decompressed. `receive` tells when the client leaves; `send` is for those who answer bit by bit."""
 
     path: dict[str, str]
@@ -213,7 +213,7 @@ class Call(NamedTuple):
         return said
 
 
-Handler = Callable[[Call], Awaitable[HttpResponse | None]]
+Handler = Callable[[AsgiCall], Awaitable[HttpResponse | None]]
 
 # Makes the answer of what went wrong, in the words of the protocol that was spoken.
 Refuse = Callable[[BaseException], HttpResponse]
@@ -245,7 +245,7 @@ class Endpoint:
             return
         client = scope.get("client")
         peer, version = client[0] if client else None, scope["http_version"]
-        call = Call(scope["path_params"], scope["headers"], peer, body, receive, send, version)
+        call = AsgiCall(scope["path_params"], scope["headers"], peer, body, receive, send, version)
         answer = await self._answer(scope, call)
         if answer is not None:
             await send_answer(send, identified(self._charged(answer), scope["headers"]))
@@ -269,7 +269,7 @@ class Endpoint:
             return self._refusal(error)
         return answer
 
-    async def _answer(self, scope: Scope, call: Call) -> HttpResponse | None:
+    async def _answer(self, scope: Scope, call: AsgiCall) -> HttpResponse | None:
         try:
             return await self._handler(call)
         except Exception as error:

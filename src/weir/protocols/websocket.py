@@ -31,8 +31,8 @@ from weir.wire.inference import InferenceRequest, InferenceResponse
 from weir.wire.kserve_binary import binary_outputs, bytes_to_write
 from weir.wire.websocket import (
     FINAL,
-    Cancel,
-    Failure,
+    CancelMessage,
+    ErrorMessage,
     Message,
     id_of,
     read_request,
@@ -198,7 +198,7 @@ class Session:
             self._claim.take(len(message))
             size = len(message)
             asked = await off_loop(len(message), partial(read_request, message))
-            if isinstance(asked, Cancel):
+            if isinstance(asked, CancelMessage):
                 self._withdraw(asked.id)
                 self._claim.give(size)
                 return None
@@ -459,7 +459,7 @@ def _failure(id: str, error: WeirError) -> str:
     """Return the message that a request failed."""
     wait = (error.retry_after or 0.0) if isinstance(error, CapacityError) else None
     kind = "InternalError" if type(error) is WeirError else type(error).__name__
-    return write_failure(Failure(bounded(error.message), id, kind, kserve_code(error), wait))
+    return write_failure(ErrorMessage(bounded(error.message), id, kind, kserve_code(error), wait))
 
 
 async def _id_of(message: Message) -> str:

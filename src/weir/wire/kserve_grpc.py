@@ -394,7 +394,7 @@ def _add(tensors: Any, tensor: TensorValue) -> Any:
 def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[TensorValue]:
     refuse_too_many("tensor", len(tensors))
     refuse_duplicates("tensor", [tensor.name for tensor in tensors])
-    rest = _Rest(raw)
+    rest = _ProtobufRest(raw)
     values = [_value(tensor, raw, rest, field, find) for tensor in tensors]
     left = len(raw) - rest.taken
     if left:
@@ -402,7 +402,7 @@ def _tensors(tensors: Any, raw: Sequence[Raw], field: str, find: Find) -> list[T
     return values
 
 
-class _Rest:
+class _ProtobufRest:
     """Raw tensors, handed out one after the other."""
 
     def __init__(self, raw: Sequence[Raw]) -> None:
@@ -417,7 +417,7 @@ class _Rest:
         return self._raw[self.taken - 1]
 
 
-def _value(tensor: Any, raw: Sequence[Raw], rest: _Rest, field: str, find: Find) -> TensorValue:
+def _value(tensor: Any, raw: Sequence[Raw], rest: _ProtobufRest, field: str, find: Find) -> TensorValue:
     name, datatype = tensor.name, tensor.datatype
     if len(tensor.shape) > MAX_DIMENSIONS:
         raise InvalidRequest(

@@ -28,7 +28,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _BEGINS = {0xC4: 2, 0xC5: 3, 0xC6: 5, 0xD9: 2, 0xDA: 3, 0xDB: 5} | dict.fromkeys(range(0xA0, 0xC0), 1)
 
 
-class Reply(NamedTuple):
+class LockstepReply(NamedTuple):
     """What a worker said of a batch, aligned to its ids: the bodies (None where it left one out), and which of them failed."""
 
     bodies: list[bytes | None]
@@ -86,7 +86,7 @@ def encode_reply(bodies: dict[str, bytes], failed: Sequence[str] = ()) -> bytes:
     return _frame(_encode({**bodies, **more}))
 
 
-def decode_reply(body: bytes, ids: Sequence[str]) -> Reply:
+def decode_reply(body: bytes, ids: Sequence[str]) -> LockstepReply:
     """Return what a worker said of the batch with these ids; ids that are not in it are left out.
 
     Raises FrameError if it is no such map, or if `error_ids` is not made of whole ids.
@@ -96,7 +96,7 @@ def decode_reply(body: bytes, ids: Sequence[str]) -> Reply:
     if len(named) % ID_LENGTH:
         raise FrameError(f"error_ids of {len(named)} characters, which must be {ID_LENGTH} for each id")
     wrong = {named[start : start + ID_LENGTH] for start in range(0, len(named), ID_LENGTH)}
-    return Reply(
+    return LockstepReply(
         [said.get(each) for each in ids],
         frozenset(index for index, each in enumerate(ids) if each in wrong) if wrong else frozenset(),
     )

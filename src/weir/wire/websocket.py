@@ -28,13 +28,13 @@ _LONGEST_ID = 1024  # characters of one that is given back with the error of a m
 Message = str | bytes
 
 
-class Cancel(NamedTuple):
+class CancelMessage(NamedTuple):
     """The client waits no longer for the request of this id."""
 
     id: str
 
 
-class Failure(msgspec.Struct, omit_defaults=True):
+class ErrorMessage(msgspec.Struct, omit_defaults=True):
     """A request that failed: `type` is the error's name, `status` its HTTP code, `retry_after` in seconds."""
 
     error: str
@@ -62,11 +62,11 @@ class _Identified(msgspec.Struct):
 
 _decode_id = msgspec.json.Decoder(_Identified).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
-_decode_failure = msgspec.json.Decoder(Failure).decode
+_decode_failure = msgspec.json.Decoder(ErrorMessage).decode
 _dumps = msgspec.json.encode
 
 
-def read_request(message: Message) -> InferenceRequest | Cancel:
+def read_request(message: Message) -> InferenceRequest | CancelMessage:
     """Return what a client says. Arrays of a binary message are read-only views into it.
 
     Raises InvalidRequest for what is malformed (see kserve_json, kserve_binary).
@@ -74,7 +74,7 @@ def read_request(message: Message) -> InferenceRequest | Cancel:
     header, length = _header(message)
     envelope: _Envelope = parse(_decode_envelope, header, "a message")
     if envelope.cancel is not None:
-        return Cancel(envelope.cancel)
+        return CancelMessage(envelope.cancel)
     model = envelope.model_name or envelope.model
     if not model:
         raise InvalidRequest("message: has no 'model_name', and none to 'cancel' either")
@@ -84,12 +84,12 @@ def read_request(message: Message) -> InferenceRequest | Cancel:
     return kserve_binary.read_request(memoryview(message)[4:], length, model, version)  # type: ignore[arg-type]  # bytes, for it has a length
 
 
-def read_answer(message: Message) -> InferenceResponse | Failure:
+def read_answer(message: Message) -> InferenceResponse | ErrorMessage:
     """Return what a server says. Raises InvalidRequest for what is malformed."""
     header, length = _header(message)
     envelope: _Envelope = parse(_decode_envelope, header, "a message")
     if envelope.error is not None:
-        failure: Failure = parse(_decode_failure, header, "an error")
+        failure: ErrorMessage = parse(_decode_failure, header, "an error")
         return failure
     if length is None:
         return kserve_json.read_response(header)
@@ -115,7 +115,7 @@ def write_cancel(id: str) -> str:
     return _dumps({"cancel": id}).decode()
 
 
-def write_failure(failure: Failure) -> str:
+def write_failure(failure: ErrorMessage) -> str:
     """Return the message that a request failed."""
     return _dumps(failure).decode()
 

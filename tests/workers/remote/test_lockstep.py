@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weir.errors import ModelError, UnsupportedMediaType, ValidationFailed, WeirError
 from weir.messages import JSON, MSGPACK, OBJECT, OCTETS, Batch, EventKind
-from weir.wire.lockstep import Reply
+from weir.wire.lockstep import LockstepReply
 from weir.workers.remote.lockstep import LockstepBatch
 
 FORMS = (JSON, MSGPACK, OCTETS, OBJECT, "image/png")
@@ -17,7 +17,7 @@ FORMS = (JSON, MSGPACK, OCTETS, OBJECT, "image/png")
 
 def output(answer: bytes, sent: str = JSON, wanted: str = JSON, *, failed: bool = False) -> Any:
     events = LockstepBatch(Batch(1, [b"1"], sent, wanted), 0).events(
-        Reply([answer], frozenset({0} if failed else ())), 0.5
+        LockstepReply([answer], frozenset({0} if failed else ())), 0.5
     )
     assert events.final
     assert events.timing is not None

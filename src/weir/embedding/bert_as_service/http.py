@@ -40,7 +40,7 @@ from weir.embedding.texts import Encoded, Text
 from weir.errors import InvalidRequest, UnsupportedMediaType, brief
 from weir.messages import JSON, MSGPACK
 from weir.protocols.access import Control
-from weir.protocols.asgi import Call, Endpoint
+from weir.protocols.asgi import AsgiCall, Endpoint
 from weir.protocols.content_negotiation import accept_of
 from weir.protocols.response import HttpResponse, encode_safely, error_headers, error_value
 from weir.protocols.status import http_code
@@ -206,23 +206,23 @@ class Encode:
             Route("/terminate", endpoint(self.terminate), methods=["POST"]),
         ]
 
-    async def encode(self, call: Call) -> HttpResponse | None:
+    async def encode(self, call: AsgiCall) -> HttpResponse | None:
         """Encode `texts`."""
         return await BertEncodeCall.answer_to(call, self._site)
 
-    async def server_status(self, call: Call) -> HttpResponse:
+    async def server_status(self, call: AsgiCall) -> HttpResponse:
         """Show the server's configuration and what it has been asked."""
         whose = Caller(call.headers).whose(call.peer)
         self._site.clients.asked_about(whose, door=NAME)
         return _document(self._status.server_status(whose))
 
-    async def client_status(self, call: Call) -> HttpResponse:
+    async def client_status(self, call: AsgiCall) -> HttpResponse:
         """Show what is known of the caller, as bert-as-service does, and of all clients that are remembered."""
         whose = Caller(call.headers).whose(call.peer)
         known = self._status.client_status()
         return _document(client_fields(whose, known["clients"], self._site.http) | known)
 
-    async def terminate(self, call: Call) -> HttpResponse:
+    async def terminate(self, call: AsgiCall) -> HttpResponse:
         """Have the server finish what it has accepted, and end: for who may control it."""
         self._control.require_http(call.peer, call.headers)
         asyncio.get_running_loop().call_soon(self._end)

@@ -16,7 +16,7 @@ from typing import Any
 
 from weir.errors import WeirError
 from weir.protocols.account import Account
-from weir.protocols.grpc.call import Call, Gate, Handler, cygrpc
+from weir.protocols.grpc.call import GrpcCall, GrpcGate, Handler, cygrpc
 from weir.protocols.grpc.intake import Connected, Intake, Unsent
 
 _log = logging.getLogger("weir.grpc")
@@ -43,8 +43,8 @@ class Core:
     on, or ends it, and `refuse` ends it with an error. Messages are charged to `account`."""
 
     def __init__(
-        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, Call], bool],
-        refuse: Callable[[WeirError, Call], None], account: Account, *, max_message_size: int, patience: float,
+        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, GrpcCall], bool],
+        refuse: Callable[[WeirError, GrpcCall], None], account: Account, *, max_message_size: int, patience: float,
     ) -> None:  # fmt: skip
         self._handlers = handlers
         self._admit = admit
@@ -57,11 +57,13 @@ class Core:
         account.counters.append(self._connected)
         self._queue = cygrpc.CompletionQueue()
         self._next: Callable[[float | None], Any] = self._queue.poll
-        self._gate = Gate()
+        self._gate = GrpcGate()
         self._server = cygrpc.Server(tuple(options), False)
         self._connected.begin()
         self._server.register_completion_queue(self._queue)
-        self._young: deque[tuple[float, Call]] = deque()  # unary calls that are not watched yet, and when they began
+        self._young: deque[tuple[float, GrpcCall]] = (
+            deque()
+        )  # unary calls that are not watched yet, and when they began
         self._watching: asyncio.TimerHandle | None = None
         self._looking: asyncio.TimerHandle | None = None
         self._ending = False
@@ -195,7 +197,7 @@ class Core:
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")
-        call = Call(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
+        call = GrpcCall(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
         refusal = self._intake.begin(peer)
         if refusal is not None:
             self._refuse(refusal, call)
@@ -216,7 +218,7 @@ class Core:
         self._intake.look()
         self._looking = self._loop.call_later(_LOOK_EVERY, self._look) if self._intake.waits else None
 
-    def _received(self, begin: Callable[[Call, bytes], None], call: Call, body: bytes | None) -> None:
+    def _received(self, begin: Callable[[GrpcCall, bytes], None], call: GrpcCall, body: bytes | None) -> None:
         self._intake.received(call)
         if body is None:
             call.lacks_message()

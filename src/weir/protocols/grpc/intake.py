@@ -19,7 +19,7 @@ from weir.protocols.account import Account
 from weir.protocols.grpc.call import cygrpc
 
 if TYPE_CHECKING:
-    from weir.protocols.grpc.call import Call
+    from weir.protocols.grpc.call import GrpcCall
 
 Receive = Callable[[], None]
 
@@ -45,7 +45,7 @@ class Intake:
         self,
         most_calls: int,
         most_messages: int,
-        refuse: Callable[[WeirError, "Call"], None],
+        refuse: Callable[[WeirError, "GrpcCall"], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.calls = 0
@@ -55,8 +55,8 @@ class Intake:
         self._clock = clock
         self._peers: dict[str, int] = {}  # how many calls each has under way
         self._share = max(1, most_messages // 2)  # of one connection
-        self._receiving: dict[Call, tuple[float, str]] = {}  # since when and from where, oldest first
-        self._waiting: dict[str, deque[tuple[Call, Receive]]] = {}  # by connection, in the order of their turns
+        self._receiving: dict[GrpcCall, tuple[float, str]] = {}  # since when and from where, oldest first
+        self._waiting: dict[str, deque[tuple[GrpcCall, Receive]]] = {}  # by connection, in the order of their turns
 
     @property
     def connections(self) -> int:
@@ -87,7 +87,7 @@ class Intake:
         else:
             del self._peers[peer]
 
-    def receive(self, call: "Call", peer: str, receive: Receive) -> None:
+    def receive(self, call: "GrpcCall", peer: str, receive: Receive) -> None:
         """Have the message of `call`, from `peer`, received by `receive` when it is its turn; `received` must follow."""
         if len(self._receiving) < self._share or (len(self._receiving) < self._most_messages and self._may(peer)):
             self._begin(call, peer, receive)
@@ -96,7 +96,7 @@ class Intake:
             self._waiting.setdefault(peer, deque()).append((call, receive))
             self.look()
 
-    def received(self, call: "Call") -> None:
+    def received(self, call: "GrpcCall") -> None:
         """The message of `call` has come, or never will: the next ones have their turn."""
         self._receiving.pop(call, None)
         while self._waiting and len(self._receiving) < self._most_messages:
@@ -114,7 +114,7 @@ class Intake:
         """Tell whether a message more from `peer` may be received beside those that are."""
         return sum([each == peer for _, each in self._receiving.values()]) < self._share
 
-    def _begin(self, call: "Call", peer: str, receive: Receive) -> None:
+    def _begin(self, call: "GrpcCall", peer: str, receive: Receive) -> None:
         self._receiving[call] = self._clock(), peer
         receive()
 

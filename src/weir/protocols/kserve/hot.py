@@ -21,7 +21,7 @@ from weir.protocols.kserve.protocol import (
     ZLIB,
     InferAsk,
     KserveProtocol,
-    Reply,
+    KserveReply,
     inflated,
     named_in,
     read_body,
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 _MAX_REPLIES = 64  # whose heads are kept for each header
 
 
-class _Place(NamedTuple):
+class _ArenaPlace(NamedTuple):
     """Where an array lies: `offset` counts from the end of the header."""
 
     name: str
@@ -66,7 +66,7 @@ class Layout:
     __slots__ = ("_places", "_replies", "asked", "header", "schedule", "wants_regions", "work")
 
     def __init__(
-        self, header: bytes, places: list[_Place], asked: InferenceRequest, work: QueueEntry, schedule: Schedule
+        self, header: bytes, places: list[_ArenaPlace], asked: InferenceRequest, work: QueueEntry, schedule: Schedule
     ) -> None:
         self.header = header
         self.asked = asked
@@ -82,15 +82,15 @@ class Layout:
         rest = body.toreadonly()[len(self.header) :]
         return {name: numpy.ndarray(shape, dtype, rest, offset) for name, shape, dtype, offset in self._places}
 
-    def reply(self, output: Arrays) -> Reply | None:
+    def reply(self, output: Arrays) -> KserveReply | None:
         """Return the reply with the tensors of `output`, if one like it has been remembered."""
         known = self._replies.get(_described(output))
         if known is None:
             return None
         headers, json, names = known
-        return Reply(headers, [json, *[contiguous_bytes(output[name]) for name in names]])
+        return KserveReply(headers, [json, *[contiguous_bytes(output[name]) for name in names]])
 
-    def remember(self, output: Arrays, response: InferenceResponse, reply: Reply) -> None:
+    def remember(self, output: Arrays, response: InferenceResponse, reply: KserveReply) -> None:
         """Keep the head of `reply`, which was made of `output` by way of `response`, if it depends on nothing else."""
         numbers = all(DTYPES[value.datatype] == value.array.dtype != object for value in response.outputs)
         if numbers and len(reply.parts) == 1 + len(response.outputs) and len(self._replies) < _MAX_REPLIES:
@@ -112,7 +112,7 @@ def layout_of(
         array = value.array
         if array.dtype.kind == "O":
             return None
-        places[value.name] = _Place(value.name, array.shape, array.dtype, offset)
+        places[value.name] = _ArenaPlace(value.name, array.shape, array.dtype, offset)
         offset += array.nbytes
     if len(header) + offset != body_length:  # an input stands in the JSON, or in shared memory
         return None
@@ -300,7 +300,7 @@ class KserveRequest(HttpRequest):
             if reply is not None:
                 self._send(reply)
 
-    def _reply(self, asked: InferenceRequest, output: Any) -> Reply | None:
+    def _reply(self, asked: InferenceRequest, output: Any) -> KserveReply | None:
         """Return the answer, or None: it is being written in a thread."""
         response = response_of(self.ask.service, asked, [self.kind], [output])
         write = partial(reply_to, asked, response, self.memory or self._memory())
@@ -314,12 +314,12 @@ class KserveRequest(HttpRequest):
             self.layout.remember(output, response, reply)
         return reply
 
-    def _has_written(self, found: Reply | Exception) -> None:
+    def _has_written(self, found: KserveReply | Exception) -> None:
         if self.stop_thread is not None:  # else the caller has left meanwhile
             self.stop_thread = None
             self._send(found)
 
-    def _send(self, reply: Reply | Exception) -> None:
+    def _send(self, reply: KserveReply | Exception) -> None:
         if isinstance(reply, Exception):
             if not isinstance(reply, WeirError):
                 _log.error("an answer of %s cannot be written", self.ask.service.label, exc_info=reply)

@@ -156,7 +156,7 @@ JSON_TYPE = (b"content-type", b"application/json")
 BINARY_TYPE = (b"content-type", b"application/octet-stream")
 
 
-class Reply(NamedTuple):
+class KserveReply(NamedTuple):
     """An answer whose body is in parts, so that arrays are sent from where they are."""
 
     headers: Headers
@@ -167,7 +167,7 @@ class Reply(NamedTuple):
         return HttpResponse(200, self.headers, b"".join(self.parts))
 
 
-def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> Reply:
+def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Memory) -> KserveReply:
     """Return what is written for `response`; outputs that `request` wants in shared memory, of which `memory` has hold, are put
     there.
 
@@ -176,8 +176,8 @@ def reply_to(request: InferenceRequest, response: InferenceResponse, memory: Mem
     memory.take_outputs(response)
     written = write_response(response, binary_outputs(request))
     if written.header_length is None:
-        return Reply([JSON_TYPE], written.parts)
-    return Reply([BINARY_TYPE, (HEADER_LENGTH, b"%d" % written.header_length)], written.parts)
+        return KserveReply([JSON_TYPE], written.parts)
+    return KserveReply([BINARY_TYPE, (HEADER_LENGTH, b"%d" % written.header_length)], written.parts)
 
 
 def error_answer(error: BaseException, *, development: bool = False) -> HttpResponse:

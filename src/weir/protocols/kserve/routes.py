@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weir.errors import InvalidRequest, MethodNotAllowed, ModelNotReady, Unsupported, brief
 from weir.profiling.machine import find_hardware
-from weir.protocols.asgi import Call, Endpoint, Handler, as_response, inner_path
+from weir.protocols.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.protocol import JSON_TYPE, error_answer
 from weir.protocols.metadata import config, device_count, find, metadata, server_metadata, statistics
@@ -67,12 +67,12 @@ class Changes:
 
     # Models.
 
-    async def index(self, call: Call) -> HttpResponse:
+    async def index(self, call: AsgiCall) -> HttpResponse:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
         states = self._site.manager.index(ready_only=flag_of(await call.document(), "ready"))
         return document([state._asdict() for state in states])
 
-    async def load(self, call: Call) -> HttpResponse:
+    async def load(self, call: AsgiCall) -> HttpResponse:
         """Load a model of the repository, or load it anew."""
         self._check(call)
         whole = await call.document()
@@ -83,7 +83,7 @@ class Changes:
         await self._site.manager.load_model(call.path["model"], version=version, **said._asdict())
         return document({})
 
-    async def unload(self, call: Call) -> HttpResponse:
+    async def unload(self, call: AsgiCall) -> HttpResponse:
         """Serve a model no longer."""
         self._check(call)
         dependents = flag_of(parameters_of(await call.document()), "unload_dependents")
@@ -93,13 +93,13 @@ class Changes:
 
     # Workers, as the AMD Inference Server has them.
 
-    async def load_worker(self, call: Call) -> HttpResponse:
+    async def load_worker(self, call: AsgiCall) -> HttpResponse:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         self._check(call)
         endpoint = await self._site.manager.load_worker(call.path["worker"], await call.document())
         return HttpResponse(200, [(b"content-type", b"text/plain; charset=utf-8")], endpoint.encode())
 
-    async def unload_worker(self, call: Call) -> HttpResponse:
+    async def unload_worker(self, call: AsgiCall) -> HttpResponse:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
         self._check(call)
         await self._site.manager.unload_worker(call.path["worker"])
@@ -107,12 +107,12 @@ class Changes:
 
     # Shared memory.
 
-    async def memory_status(self, call: Call) -> HttpResponse:
+    async def memory_status(self, call: AsgiCall) -> HttpResponse:
         """List the regions, or show one."""
         self._check(call)
         return document(self._site.regions.status(call.path.get("region", "")))
 
-    async def register_memory(self, call: Call) -> HttpResponse:
+    async def register_memory(self, call: AsgiCall) -> HttpResponse:
         """Open a region."""
         self._check(call)
         said = await call.document()
@@ -120,13 +120,13 @@ class Changes:
         self._site.regions.register(call.path["region"], key, offset, size)
         return document({})
 
-    async def unregister_memory(self, call: Call) -> HttpResponse:
+    async def unregister_memory(self, call: AsgiCall) -> HttpResponse:
         """Close a region, or all."""
         self._check(call)
         self._site.regions.unregister(call.path.get("region", ""))
         return document({})
 
-    def _check(self, call: Call) -> None:
+    def _check(self, call: AsgiCall) -> None:
         self._site.control.require_http(call.peer, call.headers)
 
 
@@ -140,68 +140,68 @@ def parameters_of(said: dict[str, Any]) -> dict[str, Any]:
     return parameters
 
 
-class Pages:
+class KservePages:
     """The handlers; each answers one path."""
 
     def __init__(self, site: KServeContext) -> None:
         self._site = site
         self._registry = site.registry
 
-    async def live(self, call: Call) -> HttpResponse:
+    async def live(self, call: AsgiCall) -> HttpResponse:
         """Say that this process answers, and that its models can start workers, where liveness counts them."""
         if self._site.failed:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._site.failed.items())
             raise ModelNotReady(f"not live: {reasons}")
         return document({"live": True})
 
-    async def ready(self, call: Call) -> HttpResponse:
+    async def ready(self, call: AsgiCall) -> HttpResponse:
         """Say whether every model takes requests."""
         if not self._registry.ready:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self._registry.not_ready_reasons.items())
             raise ModelNotReady(f"not ready: {reasons}")
         return document({"ready": True})
 
-    async def server(self, call: Call) -> HttpResponse:
+    async def server(self, call: AsgiCall) -> HttpResponse:
         """Say what this server is and what it offers."""
         return document(server_metadata(self._site.settings.server_name, self._site.extensions))
 
-    async def models(self, call: Call) -> HttpResponse:
+    async def models(self, call: AsgiCall) -> HttpResponse:
         """Name the models."""
         return document({"models": list(self._registry.services)})
 
-    async def model(self, call: Call) -> HttpResponse:
+    async def model(self, call: AsgiCall) -> HttpResponse:
         """Describe one model."""
         service = self._service(call)
         return document(metadata(service, [each for each in self._registry.versions(service.name) if each]))
 
-    async def model_ready(self, call: Call) -> HttpResponse:
+    async def model_ready(self, call: AsgiCall) -> HttpResponse:
         """Say whether one model takes requests."""
         service = self._service(call)
         if not service.ready:
             raise ModelNotReady(f"model {service.label!r} is not ready: {service.not_ready_reason}")
         return document({"name": service.name, "ready": True})
 
-    async def config(self, call: Call) -> HttpResponse:
+    async def config(self, call: AsgiCall) -> HttpResponse:
         """Show the configuration of one model."""
         return document(config(self._service(call)))
 
-    async def statistics(self, call: Call) -> HttpResponse:
+    async def statistics(self, call: AsgiCall) -> HttpResponse:
         """Count what one model has done, or every model."""
         return document({"model_stats": [statistics(service) for service in self._asked_for(call)]})
 
-    async def no_regions(self, call: Call) -> HttpResponse:
+    async def no_regions(self, call: AsgiCall) -> HttpResponse:
         """Say that there are no regions of a device's memory: there never are any."""
         return document([])
 
-    async def nothing_to_do(self, call: Call) -> HttpResponse:
+    async def nothing_to_do(self, call: AsgiCall) -> HttpResponse:
         """Take away regions of a device's memory, of which there are none."""
         return document({})
 
-    async def hardware(self, call: Call) -> HttpResponse:
+    async def hardware(self, call: AsgiCall) -> HttpResponse:
         """List the CPUs and GPUs of this machine."""
         return document({"hardware": [each.to_dict() for each in find_hardware()]})
 
-    async def has_hardware(self, call: Call) -> HttpResponse:
+    async def has_hardware(self, call: AsgiCall) -> HttpResponse:
         """Say whether there are as many devices of a kind or name as asked for, or one: 200, or 404."""
         said = await call.document()
         name, count = text_of(said, "name"), count_of(said, "num", 1)
@@ -211,14 +211,14 @@ class Pages:
             return HttpResponse(404, [JSON_TYPE], encode_safely({"error": error}))
         return document({"name": name, "num": found})
 
-    def _asked_for(self, call: Call) -> "list[Service]":
+    def _asked_for(self, call: AsgiCall) -> "list[Service]":
         if "model" not in call.path:
             return self._registry.all
         if "version" in call.path:
             return [self._service(call)]
         return list(self._registry.versions(self._service(call).name).values())
 
-    def _service(self, call: Call) -> "Service":
+    def _service(self, call: AsgiCall) -> "Service":
         return find(self._registry, call.path["model"], call.path.get("version", ""))
 
 
@@ -261,7 +261,7 @@ class Kserve:
 def handlers(site: KServeContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path below PREFIX: what is offered, and what says that it is not."""
     refused = {(method, path): not_offered(path) for path in _NOT_OFFERED for method in ("GET", "POST")}
-    return every(site) | {("GET", "/"): Pages(site).server} | refused
+    return every(site) | {("GET", "/"): KservePages(site).server} | refused
 
 
 def offered(site: KServeContext) -> dict[tuple[str, str], Handler]:
@@ -273,7 +273,7 @@ def offered(site: KServeContext) -> dict[tuple[str, str], Handler]:
 
 def every(site: KServeContext) -> dict[tuple[str, str], Handler]:
     """Return what answers each method and path that servers may have."""
-    pages, changes = Pages(site), Changes(site)
+    pages, changes = KservePages(site), Changes(site)
     plain: dict[tuple[str, str], Handler] = {
         ("GET", ""): pages.server,
         ("GET", "/health/live"): pages.live,
@@ -311,7 +311,7 @@ def every(site: KServeContext) -> dict[tuple[str, str], Handler]:
 def not_offered(path: str) -> Handler:
     """Return what answers a path of an extension that this server has not."""
 
-    async def refuse(call: Call) -> HttpResponse:
+    async def refuse(call: AsgiCall) -> HttpResponse:
         raise Unsupported(f"{PREFIX}{path}: this server does not have this extension; GET {PREFIX} lists those it has")
 
     return refuse

@@ -17,7 +17,7 @@ from weir.errors import ModelError, ModelNotReady, SettingsError
 from weir.messages import Batch, Events
 from weir.model import Model, is_tensor_model
 from weir.wire.frames import FrameError
-from weir.wire.lockstep import MAX_BODY_BYTES, LockstepParser, Reply, decode_reply
+from weir.wire.lockstep import MAX_BODY_BYTES, LockstepParser, LockstepReply, decode_reply
 from weir.workers.channel import Channel
 from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.local.inline import no_arena, refuse_settings
@@ -87,7 +87,7 @@ class RemoteWorker:
             self._limit.begin()
             self._channel.send(work.frame)
         else:  # nothing of it can be sent
-            self._loop.call_soon(self._finish, Reply([], frozenset()))
+            self._loop.call_soon(self._finish, LockstepReply([], frozenset()))
 
     def leave(self, reason: str) -> None:
         """Close the connection; the host hears of it once."""
@@ -118,7 +118,7 @@ class RemoteWorker:
             else:
                 self._finish(reply)
 
-    def _finish(self, reply: Reply) -> None:
+    def _finish(self, reply: LockstepReply) -> None:
         if self._work is not None:
             work, self._work = self._work, None
             self._limit.end()

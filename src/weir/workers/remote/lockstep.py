@@ -13,7 +13,7 @@ from weir.errors import (
     WeirError,
 )
 from weir.messages import JSON, LENT, MSGPACK, OBJECT, OCTETS, Batch, EventKind, Events, Timing
-from weir.wire.lockstep import Reply, encode_jobs, make_ids
+from weir.wire.lockstep import LockstepReply, encode_jobs, make_ids
 from weir.wire.values import DECODE, ENCODE, UNREADABLE, UNWRITABLE
 
 # What a worker may say that an item is, in an error's document {"error": {"type": ..., "message": ..., "details": ...}}.
@@ -38,7 +38,7 @@ class LockstepBatch:
         self.ids = [every[index] for index in self._sent]
         self.frame = encode_jobs(self.ids, [bodies[index] for index in self._sent])
 
-    def events(self, reply: Reply, seconds: float) -> Events:
+    def events(self, reply: LockstepReply, seconds: float) -> Events:
         """Return the batch's final events; the batch was `seconds` with the worker."""
         outputs: list[Any] = [None] * len(self._types)
         for place, index in enumerate(self._sent):
