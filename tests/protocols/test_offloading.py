@@ -245,7 +245,7 @@ def tensor(data: Any, shape: list[int], name: str = "x") -> dict[str, Any]:
 
 @pytest.mark.parametrize("padding", [0, LONG_BODY])
 def test_calls_that_load_models_over_http_and_grpc(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = ("weir.protocols.asgi.decode_json", "weir.protocols.repository.decode_json")
+    places = ("weir.protocols.asgi.decode_json", "weir.protocols.metadata.decode_json")
     read_in = threads_of(dict.fromkeys(places, decode_json), monkeypatch)
     model = ModelToServe("tests.protocols.grpc.kit:Double", "double", {}, [], {"executor": "inline"})
 

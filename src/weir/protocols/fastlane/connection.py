@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from weir.errors import Overloaded, TooLarge, WeirError
-from weir.protocols.fastlane.body import BlockPlace, Buffer, Place, fill
 from weir.protocols.fastlane.plan import END_OF_HEAD, check_beginning
 from weir.protocols.fastlane.response_writer import BODY, BUSY, HEAD, IDLE, LARGE, OVER, SKIP, ResponseWriter, draining
-from weir.protocols.fastlane.shared import CONTINUE
+from weir.protocols.fastlane.shared import CONTINUE, BlockPlace, Buffer, Place, fill
 from weir.protocols.httplog import LEFT, HttpLog
 from weir.protocols.status import HEAD_TOO_LARGE
 from weir.serving.delivery import discard

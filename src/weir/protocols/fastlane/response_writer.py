@@ -14,9 +14,8 @@ from weir.workers.executor import Block
 
 if TYPE_CHECKING:
     from weir.protocols.account import Claim
-    from weir.protocols.fastlane.body import Place
     from weir.protocols.fastlane.plan import HotRequest, RouteHandler, RoutePlan
-    from weir.protocols.fastlane.shared import HttpShared
+    from weir.protocols.fastlane.shared import HttpShared, Place
 
 
 LINGER = 2.0  # seconds

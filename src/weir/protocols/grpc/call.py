@@ -24,7 +24,7 @@ from weir.wire.kserve_grpc import Method
 
 if TYPE_CHECKING:
     from weir.protocols.account import Account
-    from weir.protocols.grpc.intake import Unsent
+    from weir.protocols.grpc.core import Unsent
 
 
 cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py

@@ -15,9 +15,18 @@ from weir.profiling.machine import find_hardware
 from weir.protocols.grpc.call import Answer, GrpcCall, Handler, headers_of, in_task, parse, refuse, unary
 from weir.protocols.grpc.inference import StreamInference, UnaryInference
 from weir.protocols.kserve.context import KServeContext
-from weir.protocols.metadata import config, device_count, find, metadata, server_metadata, statistics
+from weir.protocols.metadata import (
+    LoadArguments,
+    config,
+    device_count,
+    find,
+    is_of_repository,
+    load_arguments,
+    metadata,
+    server_metadata,
+    statistics,
+)
 from weir.protocols.offloading import off_loop
-from weir.protocols.repository import LoadArguments, is_of_repository, load_arguments
 from weir.wire.inference import Parameter
 from weir.wire.kserve_grpc import POOL, Method, message, methods, read_parameters
 

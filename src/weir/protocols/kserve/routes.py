@@ -16,9 +16,8 @@ from weir.profiling.machine import find_hardware
 from weir.protocols.asgi import AsgiCall, Endpoint, Handler, as_response, inner_path
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.kserve.protocol import JSON_TYPE, error_answer
-from weir.protocols.metadata import config, device_count, find, metadata, server_metadata, statistics
+from weir.protocols.metadata import config, device_count, find, load_arguments, metadata, server_metadata, statistics
 from weir.protocols.offloading import off_loop
-from weir.protocols.repository import load_arguments
 from weir.protocols.response import HttpResponse, encode_safely
 
 if TYPE_CHECKING:

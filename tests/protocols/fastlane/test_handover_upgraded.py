@@ -10,7 +10,7 @@ import pytest
 from tests.protocols.fastlane.kit import FakeTransport, Site, settled, site
 from uvicorn.protocols.utils import ClientDisconnected
 
-from weir.protocols.fastlane.upgraded import Upgraded
+from weir.protocols.fastlane.handover import Upgraded
 
 UPGRADE = (
     b"GET /ws HTTP/1.1\r\nHost: test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"

@@ -14,7 +14,7 @@ from weir import Model, Service
 from weir.errors import DeadlineExceeded, WeirError
 from weir.protocols.account import Account
 from weir.protocols.grpc.call import cygrpc
-from weir.protocols.grpc.intake import PATIENCE, Connected, Intake, Unsent
+from weir.protocols.grpc.core import PATIENCE, Connected, Intake, Unsent
 from weir.protocols.settings import HttpSettings
 from weir.testing import FakeClock, FakeExecutor
 from weir.wire.kserve_grpc import methods, read_stream_response, write_request
@@ -135,7 +135,7 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # and set
 
 
 def test_connections_without_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.protocols.grpc.intake._COUNT_EVERY", 0.0)
+    monkeypatch.setattr("weir.protocols.grpc.core._COUNT_EVERY", 0.0)
 
     async def main() -> None:
         async with serving(Service(Double, executor="inline")) as rig, serving(Service(Double, executor="inline")):
