@@ -15,11 +15,11 @@ from tests.protocols.sockets import TLS
 from weir.client import blocking_http
 from weir.client.blocking_http import Connections
 from weir.client.failures import ConnectionLost, Unreachable
-from weir.client.http_calls import HttpRequest
+from weir.client.http_calls import OutgoingRequest
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 GOOD = b"HTTP/1.1 200 OK\r\nX-Said: once\r\nContent-Length: 2\r\n\r\nok"
-ASKED = HttpRequest("POST", "/encode", {"x-client-id": "me"}, b"body")
+ASKED = OutgoingRequest("POST", "/encode", {"x-client-id": "me"}, b"body")
 LONG = 20.0  # seconds that nothing here takes
 
 
@@ -98,7 +98,7 @@ def test_a_connection_is_kept_and_a_small_request_arrives_in_one_piece() -> None
     with asking(GOOD, GOOD, where="http://127.0.0.1:{port}/below/", token="secret") as (peer, client):
         reply = client.send(ASKED, LONG)
         assert (reply.status, reply.headers["x-said"], reply.body) == (200, "once", b"ok")
-        client.send(HttpRequest("GET", "/status"), LONG)
+        client.send(OutgoingRequest("GET", "/status"), LONG)
     assert peer.accepted == 1 and peer.pieces[:2] == [1, 1]
     first, second = peer.heard
     assert first.startswith(b"POST /below/encode HTTP/1.1\r\n") and first.endswith(b"\r\n\r\nbody")
@@ -109,7 +109,7 @@ def test_a_connection_is_kept_and_a_small_request_arrives_in_one_piece() -> None
 def test_a_large_body_arrives_as_it_was() -> None:
     body = bytes(range(256)) * 1000
     with asking(GOOD) as (peer, client):
-        client.send(HttpRequest("POST", "/encode", {}, body), LONG)
+        client.send(OutgoingRequest("POST", "/encode", {}, body), LONG)
     assert peer.heard[0].endswith(body)
 
 

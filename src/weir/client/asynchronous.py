@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Inference, Metadata, Tensors, ensemble
+from weir.client.calls import Calls, Metadata, ModelCall, Tensors, ensemble
 from weir.client.programs import Program, run_async
 from weir.client.retrying import Retry, of_call, of_client, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
@@ -38,7 +38,7 @@ class AsyncClient:
 
     def __init__(self, calls: Calls, transport: AsyncTransport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
-        self._inference = Inference(calls)
+        self._inference = ModelCall(calls)
         self._transport = transport
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()

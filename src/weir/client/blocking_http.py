@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from weir.client.failures import ConnectionLost, Unreachable
-from weir.client.http_calls import HttpReply, HttpRequest, address_of
+from weir.client.http_calls import HttpReply, OutgoingRequest, address_of
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError
 
 _PIECE = 1 << 20  # bytes of a body that are read at a time
@@ -87,7 +87,7 @@ class Connections:
         self._all: set[_Plain] = set()
         self._closed = False
 
-    def send(self, step: HttpRequest, timeout: float) -> HttpReply:
+    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Return the answer to one request. Raises DeadlineExceeded after `timeout` seconds, Unreachable if nothing could be sent, ConnectionLost
         if the connection ended before the answer, Cancelled if this was closed."""
         deadline = time.monotonic() + timeout
@@ -135,7 +135,7 @@ class Connections:
             return _Plain(*self._where, timeout=left)
         return _Encrypted(*self._where, timeout=left, context=self._tls)
 
-    def _exchange(self, connection: _Plain, step: HttpRequest, deadline: float) -> tuple[HttpReply, bool]:
+    def _exchange(self, connection: _Plain, step: OutgoingRequest, deadline: float) -> tuple[HttpReply, bool]:
         """Return the answer, and whether the connection may be kept."""
         try:
             self._hurry(connection, deadline)

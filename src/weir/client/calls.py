@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
     answer: Callable[[InferenceResponse], Any]
 
 
-class Inference:
+class ModelCall:
     """Asks models for answers through `calls`: to arrays by name a Result, to a plain item of a model of items the plain answer.
 
     Which of the two a model takes is asked once, and only where the value could be either.

@@ -20,7 +20,7 @@ from weir._version import __version__
 from weir.client import failures
 from weir.client.blocking_http import Connections
 from weir.client.failures import Unreachable
-from weir.client.http_calls import HttpReply, HttpRequest
+from weir.client.http_calls import HttpReply, OutgoingRequest
 from weir.client.retrying import NEVER, Retry, of_call, of_client
 from weir.errors import (
     Cancelled,
@@ -438,12 +438,12 @@ class HttpEmbedding:
 
     def status(self, timeout: float) -> dict[str, Any]:
         """Return the server's configuration and statistics."""
-        found: dict[str, Any] = msgspec.json.decode(self._sent(HttpRequest("GET", "/status/server"), timeout).body)
+        found: dict[str, Any] = msgspec.json.decode(self._sent(OutgoingRequest("GET", "/status/server"), timeout).body)
         return found
 
     def terminate(self, timeout: float) -> None:
         """Have the server end."""
-        self._sent(HttpRequest("POST", "/terminate"), timeout)
+        self._sent(OutgoingRequest("POST", "/terminate"), timeout)
 
     def listen(self, timeout: float | None) -> Iterator[Heard]:
         """Refused: over HTTP an answer goes to who asked."""
@@ -463,14 +463,14 @@ class HttpEmbedding:
                 future.set_exception(Cancelled("the client was closed before the answer"))
         self._transport.close()
 
-    def _sent(self, request: HttpRequest, timeout: float) -> HttpReply:
+    def _sent(self, request: OutgoingRequest, timeout: float) -> HttpReply:
         reply = self._transport.send(request, timeout)
         if reply.status != 200:
             raise error_of(reply)
         return reply
 
 
-def _request(asked: EncodeCall, identity: str, timeout: float) -> HttpRequest:
+def _request(asked: EncodeCall, identity: str, timeout: float) -> OutgoingRequest:
     pairs = any(isinstance(text, tuple) for text in asked.texts)
     if pairs and not all(isinstance(text, tuple) for text in asked.texts):
         raise InvalidRequest("texts: over HTTP either all of a request are pairs or none is")
@@ -487,7 +487,7 @@ def _request(asked: EncodeCall, identity: str, timeout: float) -> HttpRequest:
         body = msgspec.msgpack.encode({name: value for name, value in said.items() if value is not None})
     except UnicodeEncodeError as error:
         raise not_unicode(asked.texts) from error
-    return HttpRequest("POST", "/encode", headers, body)
+    return OutgoingRequest("POST", "/encode", headers, body)
 
 
 def _read(reply: HttpReply) -> Vectors:

@@ -10,7 +10,7 @@ import httpx
 
 from weir.client.asynchronous import AsyncClient
 from weir.client.failures import ConnectionLost, Unreachable
-from weir.client.http_calls import HttpCalls, HttpReply, HttpRequest, address_of, error_of
+from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, address_of, error_of
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.errors import DeadlineExceeded
@@ -55,7 +55,7 @@ class HttpTransport:
         transport = httpx.HTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
         self._client = httpx.Client(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
 
-    def send(self, step: HttpRequest, timeout: float) -> HttpReply:
+    def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Return the answer to one request. Silence for `timeout` seconds ends it, and so does a body that comes too slowly."""
         deadline = time.monotonic() + timeout
         said: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
@@ -67,7 +67,7 @@ class HttpTransport:
                     raise TimeoutError
         return HttpReply(answer.status_code, answer.headers, b"".join(body))
 
-    def chunks(self, step: HttpRequest, timeout: float) -> Generator[bytes, None, None]:
+    def chunks(self, step: OutgoingRequest, timeout: float) -> Generator[bytes, None, None]:
         """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""
         said: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
         with _failing(self._url), self._client.stream(step.method, step.path, **said) as answer:
@@ -89,7 +89,7 @@ class AsyncHttpTransport:
         transport = httpx.AsyncHTTPTransport(verify=tls, trust_env=False, limits=_limits(connections), uds=path)
         self._client = httpx.AsyncClient(base_url=base, headers=_headers(token), transport=transport, trust_env=False)
 
-    async def send(self, step: HttpRequest, timeout: float) -> HttpReply:
+    async def send(self, step: OutgoingRequest, timeout: float) -> HttpReply:
         """Return the answer to one request."""
         with _failing(self._url):
             async with asyncio.timeout(timeout):
@@ -98,7 +98,7 @@ class AsyncHttpTransport:
                 )
         return HttpReply(answer.status_code, answer.headers, answer.content)
 
-    async def chunks(self, step: HttpRequest, timeout: float) -> AsyncGenerator[bytes, None]:
+    async def chunks(self, step: OutgoingRequest, timeout: float) -> AsyncGenerator[bytes, None]:
         """Yield the body of the answer as it comes; silence for `timeout` seconds ends it."""
         said: dict[str, Any] = {"headers": step.headers, "content": step.body, "timeout": timeout}
         with _failing(self._url):

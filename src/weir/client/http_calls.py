@@ -20,7 +20,7 @@ HEADER_LENGTH = "inference-header-content-length"
 _dumps, _loads = msgspec.json.encode, msgspec.json.decode
 
 
-class HttpRequest(NamedTuple):
+class OutgoingRequest(NamedTuple):
     """What is to be sent."""
 
     method: str
@@ -45,7 +45,7 @@ class HttpCalls:
 
     def server_metadata(self) -> Program[Metadata]:
         """See Calls."""
-        return (yield from _asked(HttpRequest("GET", "/v2")))  # type: ignore[no-any-return]  # JSON
+        return (yield from _asked(OutgoingRequest("GET", "/v2")))  # type: ignore[no-any-return]  # JSON
 
     def server_live(self) -> Program[bool]:
         """See Calls."""
@@ -61,11 +61,11 @@ class HttpCalls:
 
     def model_metadata(self, name: str, version: str) -> Program[Metadata]:
         """See Calls."""
-        return (yield from _asked(HttpRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # JSON
+        return (yield from _asked(OutgoingRequest("GET", _model(name, version))))  # type: ignore[no-any-return]  # JSON
 
     def models(self) -> Program[list[str]]:
         """See Calls."""
-        answer = yield from _asked(HttpRequest("GET", "/v2/models"))
+        answer = yield from _asked(OutgoingRequest("GET", "/v2/models"))
         return list(answer["models"])
 
     def has_hardware(self, name: str, count: int) -> Program[bool]:
@@ -107,13 +107,13 @@ class HttpCalls:
         """See Calls. Each answer is an event in JSON, so FP16 and BF16 cannot be outputs."""
         return Streaming(self._posted(request, "/infer_stream", CONTENT_TYPE), _event_decoder)
 
-    def _posted(self, request: InferenceRequest, call: str, accept: str) -> HttpRequest:
+    def _posted(self, request: InferenceRequest, call: str, accept: str) -> OutgoingRequest:
         written = kserve_binary.write_request(request, lambda _: self._binary)
         headers = {"accept": accept, "content-type": "application/json"}
         if written.header_length is not None:
             headers |= {"content-type": "application/octet-stream", HEADER_LENGTH: str(written.header_length)}
         path = _model(request.model, request.version) + call
-        return HttpRequest("POST", path, headers, b"".join(written.parts))
+        return OutgoingRequest("POST", path, headers, b"".join(written.parts))
 
 
 def asking_binary(request: InferenceRequest) -> InferenceRequest:
@@ -151,7 +151,7 @@ def _event_decoder() -> Decoder:
     return feed
 
 
-def _asked(request: HttpRequest) -> Program[Any]:
+def _asked(request: OutgoingRequest) -> Program[Any]:
     """Send `request` and return the document that answers it."""
     reply = checked((yield request))
     try:
@@ -162,14 +162,14 @@ def _asked(request: HttpRequest) -> Program[Any]:
 
 def _whether(path: str) -> Program[bool]:
     """Tell whether the answer is a yes: any other status than 200 is a no."""
-    reply = yield HttpRequest("GET", path)
+    reply = yield OutgoingRequest("GET", path)
     if reply.status in (401, 403):
         raise error_of(reply)
     return bool(reply.status == 200)
 
 
-def _posted(path: str, document: Mapping[str, Any]) -> HttpRequest:
-    return HttpRequest("POST", path, {"content-type": "application/json"}, _dumps(dict(document)))
+def _posted(path: str, document: Mapping[str, Any]) -> OutgoingRequest:
+    return OutgoingRequest("POST", path, {"content-type": "application/json"}, _dumps(dict(document)))
 
 
 def _model(name: str, version: str) -> str:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Inference, Metadata, Tensors, ensemble
+from weir.client.calls import Calls, Metadata, ModelCall, Tensors, ensemble
 from weir.client.programs import Program, run
 from weir.client.retrying import Retry, of_call, of_client, retried
 from weir.client.values import Inputs, RequestExtras, Result
@@ -41,7 +41,7 @@ class Client:
 
     def __init__(self, calls: Calls, transport: Transport, *, timeout: float, retry: Retry | None) -> None:
         self._calls = calls
-        self._inference = Inference(calls)
+        self._inference = ModelCall(calls)
         self._transport = transport
         self._timeout = of_client(timeout)
         self._retry = retry or Retry()

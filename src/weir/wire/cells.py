@@ -24,7 +24,7 @@ Ref = tuple[int, int]  # offset and length in an arena
 Stowed = bytes | Ref
 
 
-class Places(Protocol):
+class BufferPlacer(Protocol):
     """Where an encoder puts large buffers."""
 
     def place(self, payload: Any) -> Ref | None:
@@ -54,7 +54,7 @@ class Pickled:
 
     __slots__ = ("_places", "_placed", "buffers", "data", "foreign")
 
-    def __init__(self, value: Any, places: Places | None) -> None:
+    def __init__(self, value: Any, places: BufferPlacer | None) -> None:
         """Pickle `value`. Raises what pickling it raises; nothing stays in `places` then."""
         self.buffers: list[Stowed] = []
         self._places = places
@@ -135,7 +135,7 @@ class Alike(msgspec.Struct, array_like=True, gc=False):
         return len(self.refs) // len(self.names)
 
 
-def pack_alike(values: list[Any], places: Places) -> Alike | None:
+def pack_alike(values: list[Any], places: BufferPlacer) -> Alike | None:
     """Return `values`; None if they are anything else than dicts of large arrays that are alike, or there is no room."""
     first = values[0]
     described = [(name, _description(array)) for name, array in first.items()] if type(first) is dict else []
@@ -152,7 +152,7 @@ def pack_alike(values: list[Any], places: Places) -> Alike | None:
     )
 
 
-def _place(value: dict[Any, Any], described: list[Any], places: Places, refs: list[Ref]) -> bool:
+def _place(value: dict[Any, Any], described: list[Any], places: BufferPlacer, refs: list[Ref]) -> bool:
     for name, description in described:
         array = value.get(name)
         ref = places.place(array) if array is not None and _description(array) == description else None
@@ -400,7 +400,7 @@ class Cells(msgspec.Struct, array_like=True):
 
 
 def pack_cells(
-    values: list[Any], places: Places | None, complain: Complain, encodings: str | list[str] = OBJECT
+    values: list[Any], places: BufferPlacer | None, complain: Complain, encodings: str | list[str] = OBJECT
 ) -> Cells:
     """Return `values` as a column. One that cannot be pickled is replaced by the error that `complain` makes of a text.
 
@@ -425,7 +425,7 @@ def pack_cells(
     return _pack_apart(values, places, complain, encodings)
 
 
-def _pack_together(values: list[Any], places: Places | None) -> Cells | None:
+def _pack_together(values: list[Any], places: BufferPlacer | None) -> Cells | None:
     try:
         pickled = Pickled(values, places)
     except Exception:  # whatever a stranger's __reduce__ raises: find out whose it is
@@ -436,7 +436,9 @@ def _pack_together(values: list[Any], places: Places | None) -> Cells | None:
     return Cells(together=Together(len(values), pickled.data, pickled.buffers))
 
 
-def _pack_apart(values: list[Any], places: Places | None, complain: Complain, encodings: str | list[str]) -> Cells:
+def _pack_apart(
+    values: list[Any], places: BufferPlacer | None, complain: Complain, encodings: str | list[str]
+) -> Cells:
     column = [encodings] * len(values) if isinstance(encodings, str) else encodings
     inline: list[bytes | None] = []
     apart: list[Placed | Single | Failed] = []
@@ -451,7 +453,7 @@ def _pack_apart(values: list[Any], places: Places | None, complain: Complain, en
 
 
 def _pack_cell(
-    index: int, value: Any, places: Places | None, complain: Complain, *, opaque: bool
+    index: int, value: Any, places: BufferPlacer | None, complain: Complain, *, opaque: bool
 ) -> bytes | Placed | Single | Failed:
     if isinstance(value, WeirError):
         return Failed(index, pack_error(value))

@@ -13,7 +13,7 @@ import msgspec
 
 from weir.errors import InvalidRequest, ModelError, WeirError
 from weir.messages import Batch, Events, Timing
-from weir.wire.cells import Cells, Failure, Fetch, Places, Ref, pack_cells, pack_error, unpack_cells, unpack_error
+from weir.wire.cells import BufferPlacer, Cells, Failure, Fetch, Ref, pack_cells, pack_error, unpack_cells, unpack_error
 
 # A longer frame is garbage, or a batch that should have gone through the arena.
 MAX_FRAME_BYTES = 1 << 30
@@ -121,24 +121,28 @@ _encode_into = msgspec.msgpack.Encoder().encode_into
 _decode = msgspec.msgpack.Decoder(_Body).decode
 
 
-def encode_batch(batch: Batch, places: Places | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytearray:
+def encode_batch(
+    batch: Batch, places: BufferPlacer | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES
+) -> bytearray:
     """Return the frame of `batch`. A payload that cannot be pickled travels as an InvalidRequest in its place; so does
     every payload if the frame would be too long. What was put into `places` is in the frame."""
     content_types, accepts = _collapse(batch.content_types), _collapse(batch.accepts)
 
-    def body(payloads: list[Any], places: Places | None) -> _Batch:
+    def body(payloads: list[Any], places: BufferPlacer | None) -> _Batch:
         cells = pack_cells(payloads, places, InvalidRequest, content_types)
         return _Batch(batch.batch_id, batch.attempt, content_types, accepts, cells)
 
     return _bounded(body, batch.payloads, places, InvalidRequest, max_frame_bytes)
 
 
-def encode_events(events: Events, places: Places | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES) -> bytearray:
+def encode_events(
+    events: Events, places: BufferPlacer | None = None, *, max_frame_bytes: int = MAX_FRAME_BYTES
+) -> bytearray:
     """Return the frame of `events`. An output that cannot be pickled travels as a ModelError in its place; so does
     every output if the frame would be too long. What was put into `places` is in the frame."""
     kinds = None if events.kinds is None else list(events.kinds)
 
-    def body(outputs: list[Any], places: Places | None) -> _Events:
+    def body(outputs: list[Any], places: BufferPlacer | None) -> _Events:
         cells = pack_cells(outputs, places, ModelError)
         return _Events(events.batch_id, cells, events.indices, kinds, events.final, events.timing)
 
@@ -171,8 +175,8 @@ def _collapse(column: str | list[str]) -> str | list[str]:
 
 
 def _bounded(
-    body: Callable[[list[Any], Places | None], _Batch | _Events],
-    values: list[Any], places: Places | None, complain: Callable[[str], WeirError], max_frame_bytes: int,
+    body: Callable[[list[Any], BufferPlacer | None], _Batch | _Events],
+    values: list[Any], places: BufferPlacer | None, complain: Callable[[str], WeirError], max_frame_bytes: int,
 ) -> bytearray:  # fmt: skip
     made = body(values, places)
     frame = _frame(made)

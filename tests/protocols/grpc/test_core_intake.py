@@ -170,7 +170,7 @@ def test_connections_are_not_counted_all_the_time(monkeypatch: pytest.MonkeyPatc
         return encode({"socketRef": [{"socketId": each} for each in sockets]} if sockets else {"end": True})
 
     for name, told in documents.items():
-        monkeypatch.setattr(f"weir.protocols.grpc.intake.cygrpc.{name}", told)
+        monkeypatch.setattr(f"weir.protocols.grpc.core.cygrpc.{name}", told)
     least = [0]
     connected = Connected(lambda: least[0], clock)
     servers.append(2)

@@ -72,7 +72,7 @@ class GrpcGate:
         self._closed = True
 
 
-class GrpcCall:
+class IncomingCall:
     """What a handler has of its call; to be used on the event loop.
 
     `metadata` are pairs. `on_left` is called, once, when the caller of a call that is watched leaves or its deadline passes before the
@@ -178,7 +178,7 @@ class GrpcCall:
         body: bytes | None = await self._done((cygrpc.ReceiveMessageOperation(0),), _message)
         return body
 
-    def await_message(self, heard: Callable[["GrpcCall", bytes | None], None]) -> None:
+    def await_message(self, heard: Callable[["IncomingCall", bytes | None], None]) -> None:
         """Have `heard` called with the one message that the client sends; None if it sends none, or leaves."""
         self._start((cygrpc.ReceiveMessageOperation(0),), lambda event: heard(self, _message(event)))
 
@@ -236,7 +236,7 @@ def _text(value: str | bytes) -> str:
 
 
 DOOR = "grpc"
-Answer = Callable[[Any, GrpcCall], Awaitable[Any]]
+Answer = Callable[[Any, IncomingCall], Awaitable[Any]]
 
 # A status travels in the trailers, of which clients take 8 KiB together; in them a byte that is not printable ASCII takes three.
 _MAX_STATUS = 4096  # bytes
@@ -248,14 +248,14 @@ class Handler(NamedTuple):
     """What answers calls of one method: `begin` is called on the event loop, with the message of a unary request, or with
     none if the client sends a stream."""
 
-    begin: Callable[[GrpcCall, bytes], None]
+    begin: Callable[[IncomingCall, bytes], None]
     takes_stream: bool = False
 
 
 def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
     """Return the handler of a unary call: `answer` takes its message and returns the message that answers it."""
 
-    async def run(call: GrpcCall, body: bytes) -> None:
+    async def run(call: IncomingCall, body: bytes) -> None:
         message = await answer(parse(method, body), call)
         call.end(body=message.SerializeToString())
 
@@ -263,12 +263,12 @@ def unary(method: Method, answer: Answer, *, development: bool) -> Handler:
 
 
 def in_task(
-    run: Callable[[GrpcCall, bytes], Awaitable[None]], *, development: bool
-) -> Callable[[GrpcCall, bytes], None]:  # fmt: skip
+    run: Callable[[IncomingCall, bytes], Awaitable[None]], *, development: bool
+) -> Callable[[IncomingCall, bytes], None]:  # fmt: skip
     """Return what begins `run` in a task of its own, which is cancelled when the caller leaves. What it raises is the end of the
     call, or else it ends well."""
 
-    async def ran(call: GrpcCall, body: bytes) -> None:
+    async def ran(call: IncomingCall, body: bytes) -> None:
         with call.account.claim() as claim:
             CLAIM.set(claim)
             try:
@@ -280,7 +280,7 @@ def in_task(
             else:
                 call.end()
 
-    def begin(call: GrpcCall, body: bytes) -> None:
+    def begin(call: IncomingCall, body: bytes) -> None:
         if not call.over:
             call.on_left = asyncio.create_task(ran(call, body)).cancel
 
@@ -295,7 +295,7 @@ def parse(method: Method, body: bytes) -> Any:
         raise InvalidRequest(f"body: must be a {method.request.DESCRIPTOR.full_name} ({error})") from None
 
 
-def refuse(error: BaseException, call: GrpcCall, trailers: Trailers = (), *, development: bool) -> None:
+def refuse(error: BaseException, call: IncomingCall, trailers: Trailers = (), *, development: bool) -> None:
     """End the call with the status of `error`, and with `trailers` as metadata."""
     note(error)
     if name := name_of(error):
@@ -340,6 +340,6 @@ def name_of(error: BaseException) -> str:
     return type(error).__name__ if isinstance(error, WeirError) else ""
 
 
-def headers_of(call: GrpcCall) -> list[tuple[bytes, bytes]]:
+def headers_of(call: IncomingCall) -> list[tuple[bytes, bytes]]:
     """Return the metadata of a call as the headers that they were; its token is `authorization: Bearer`."""
     return [(name.encode(), value if isinstance(value, bytes) else value.encode()) for name, value in call.metadata]

@@ -20,10 +20,10 @@ from msgspec.json import decode
 
 from weir.errors import DeadlineExceeded, Overloaded, WeirError
 from weir.protocols.account import Account
-from weir.protocols.grpc.call import GrpcCall, GrpcGate, Handler, cygrpc
+from weir.protocols.grpc.call import GrpcGate, Handler, IncomingCall, cygrpc
 
 if TYPE_CHECKING:
-    from weir.protocols.grpc.call import GrpcCall
+    from weir.protocols.grpc.call import IncomingCall
 
 
 # Which calls of gRPC are taken, whose messages are received, and whose answers are waited for: its core bounds none of these.
@@ -57,7 +57,7 @@ class Intake:
         self,
         most_calls: int,
         most_messages: int,
-        refuse: Callable[[WeirError, "GrpcCall"], None],
+        refuse: Callable[[WeirError, "IncomingCall"], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.calls = 0
@@ -67,8 +67,8 @@ class Intake:
         self._clock = clock
         self._peers: dict[str, int] = {}  # how many calls each has under way
         self._share = max(1, most_messages // 2)  # of one connection
-        self._receiving: dict[GrpcCall, tuple[float, str]] = {}  # since when and from where, oldest first
-        self._waiting: dict[str, deque[tuple[GrpcCall, Receive]]] = {}  # by connection, in the order of their turns
+        self._receiving: dict[IncomingCall, tuple[float, str]] = {}  # since when and from where, oldest first
+        self._waiting: dict[str, deque[tuple[IncomingCall, Receive]]] = {}  # by connection, in the order of their turns
 
     @property
     def connections(self) -> int:
@@ -99,7 +99,7 @@ class Intake:
         else:
             del self._peers[peer]
 
-    def receive(self, call: "GrpcCall", peer: str, receive: Receive) -> None:
+    def receive(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
         """Have the message of `call`, from `peer`, received by `receive` when it is its turn; `received` must follow."""
         if len(self._receiving) < self._share or (len(self._receiving) < self._most_messages and self._may(peer)):
             self._begin(call, peer, receive)
@@ -108,7 +108,7 @@ class Intake:
             self._waiting.setdefault(peer, deque()).append((call, receive))
             self.look()
 
-    def received(self, call: "GrpcCall") -> None:
+    def received(self, call: "IncomingCall") -> None:
         """The message of `call` has come, or never will: the next ones have their turn."""
         self._receiving.pop(call, None)
         while self._waiting and len(self._receiving) < self._most_messages:
@@ -126,7 +126,7 @@ class Intake:
         """Tell whether a message more from `peer` may be received beside those that are."""
         return sum([each == peer for _, each in self._receiving.values()]) < self._share
 
-    def _begin(self, call: "GrpcCall", peer: str, receive: Receive) -> None:
+    def _begin(self, call: "IncomingCall", peer: str, receive: Receive) -> None:
         self._receiving[call] = self._clock(), peer
         receive()
 
@@ -248,8 +248,8 @@ class Core:
     on, or ends it, and `refuse` ends it with an error. Messages are charged to `account`."""
 
     def __init__(
-        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, GrpcCall], bool],
-        refuse: Callable[[WeirError, GrpcCall], None], account: Account, *, max_message_size: int, patience: float,
+        self, handlers: dict[str, Handler], options: Sequence[tuple[str, int]], admit: Callable[[str, IncomingCall], bool],
+        refuse: Callable[[WeirError, IncomingCall], None], account: Account, *, max_message_size: int, patience: float,
     ) -> None:  # fmt: skip
         self._handlers = handlers
         self._admit = admit
@@ -266,7 +266,7 @@ class Core:
         self._server = cygrpc.Server(tuple(options), False)
         self._connected.begin()
         self._server.register_completion_queue(self._queue)
-        self._young: deque[tuple[float, GrpcCall]] = (
+        self._young: deque[tuple[float, IncomingCall]] = (
             deque()
         )  # unary calls that are not watched yet, and when they began
         self._watching: asyncio.TimerHandle | None = None
@@ -402,7 +402,7 @@ class Core:
         path = event.call_details.method.decode("latin-1")
         handler = self._handlers.get(path)
         peer = event.call.peer().decode("latin-1")
-        call = GrpcCall(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
+        call = IncomingCall(event, self._gate, self._account, self._unsent, partial(self._intake.end, peer))
         refusal = self._intake.begin(peer)
         if refusal is not None:
             self._refuse(refusal, call)
@@ -423,7 +423,7 @@ class Core:
         self._intake.look()
         self._looking = self._loop.call_later(_LOOK_EVERY, self._look) if self._intake.waits else None
 
-    def _received(self, begin: Callable[[GrpcCall, bytes], None], call: GrpcCall, body: bytes | None) -> None:
+    def _received(self, begin: Callable[[IncomingCall, bytes], None], call: IncomingCall, body: bytes | None) -> None:
         self._intake.received(call)
         if body is None:
             call.lacks_message()

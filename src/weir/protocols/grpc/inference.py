@@ -22,8 +22,8 @@ from weir.protocols.exchange import Exchange
 from weir.protocols.fastlane.plan import HeadMemo
 from weir.protocols.grpc.call import (
     DOOR,
-    GrpcCall,
     Handler,
+    IncomingCall,
     Left,
     Trailers,
     headers_of,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 Read = tuple[Parsed, InferenceRequest | WeirError]
 
 
-def read(site: KServeContext, call: GrpcCall, body: bytes) -> Read:
+def read(site: KServeContext, call: IncomingCall, body: bytes) -> Read:
     """Return the message in `body`, and the request that it is or what is wrong with it. Raises InvalidRequest if it is no message."""
     parsed = parse_request(body)
 
@@ -76,7 +76,7 @@ def read(site: KServeContext, call: GrpcCall, body: bytes) -> Read:
         return parsed, error
 
 
-async def read_long(site: KServeContext, call: GrpcCall, body: bytes) -> Read:
+async def read_long(site: KServeContext, call: IncomingCall, body: bytes) -> Read:
     """Return the same; what takes long is read in a thread."""
     return await off_loop(bytes_to_read(body), partial(read, site, call, body))
 
@@ -98,7 +98,9 @@ class GrpcExchange(Exchange):
 
     __slots__ = ("_memory", "_parsed", "call", "request")
 
-    def __init__(self, site: KServeContext, call: GrpcCall, parsed: Parsed, read: InferenceRequest | WeirError) -> None:
+    def __init__(
+        self, site: KServeContext, call: IncomingCall, parsed: Parsed, read: InferenceRequest | WeirError
+    ) -> None:
         """Take what was `read`. Raises RequestErrors; the observers of its service hear of a request that is malformed."""
         message = parsed.message
         service = find(site.registry, message.model_name, message.model_version)
@@ -247,7 +249,7 @@ class Inferred(RequestBase):
     __slots__ = ("_call", "_development", "_exchange", "_received_bytes", "_respond")
 
     def __init__(
-        self, call: GrpcCall, exchange: Exchange, work: QueueEntry, timeout: float, priority: int, received_bytes: int,
+        self, call: IncomingCall, exchange: Exchange, work: QueueEntry, timeout: float, priority: int, received_bytes: int,
         respond: Callable[[Any], bytes | Writing], *, development: bool,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -309,7 +311,7 @@ class UnaryInference:
         """Return what gRPC calls."""
         return Handler(self._begin)
 
-    def _begin(self, call: GrpcCall, body: bytes) -> None:
+    def _begin(self, call: IncomingCall, body: bytes) -> None:
         if call.over:
             return
         try:
@@ -321,7 +323,7 @@ class UnaryInference:
         except Exception as error:
             refuse(error, call, development=self._development)
 
-    def _begin_known(self, form: Form, call: GrpcCall, body: bytes) -> bool:
+    def _begin_known(self, form: Form, call: IncomingCall, body: bytes) -> bool:
         """Submit a request of a known form; tell whether it is of the model that is served now."""
         service = find(self._site.registry, form.model, form.version)
         if not form.serves(service):
@@ -334,7 +336,7 @@ class UnaryInference:
         Inferred(call, exchange, work, timeout, 0, len(body), respond, development=self._development).submit()
         return True
 
-    def _begin_any(self, call: GrpcCall, body: bytes) -> None:
+    def _begin_any(self, call: IncomingCall, body: bytes) -> None:
         if len(body) > LONG_BODY and bytes_to_read(body) > LONG_BODY:
             in_task(self._read_long, development=self._development)(call, body)
             return
@@ -352,10 +354,10 @@ class UnaryInference:
         if is_tensor_model(service.model):
             self._forms.learn(body, request, service, work)
 
-    async def _read_long(self, call: GrpcCall, body: bytes) -> None:
+    async def _read_long(self, call: IncomingCall, body: bytes) -> None:
         await self._infer(GrpcExchange(self._site, call, *await read_long(self._site, call, body)), call, body)
 
-    async def _infer(self, exchange: GrpcExchange, call: GrpcCall, body: bytes) -> None:
+    async def _infer(self, exchange: GrpcExchange, call: IncomingCall, body: bytes) -> None:
         """Answer where one request may become several, its log lines carry a trace, or it was read in a thread."""
         trailers: Trailers = ()
         try:
@@ -398,7 +400,7 @@ class StreamInference:
         """Return what gRPC calls."""
         return Handler(in_task(self._serve, development=self._development), takes_stream=True)
 
-    async def _serve(self, call: GrpcCall, _: bytes) -> None:
+    async def _serve(self, call: IncomingCall, _: bytes) -> None:
         one = OneStream(self._site, call, self._most, development=self._development)
         reading = asyncio.create_task(one.read())
         refusing = asyncio.create_task(self._refusing.wait())
@@ -419,7 +421,7 @@ class StreamInference:
 class OneStream:
     """One call: reads requests, runs each in a task of its own, and writes what comes. They are charged to the account of `site`."""
 
-    def __init__(self, site: KServeContext, call: GrpcCall, most: int, *, development: bool) -> None:
+    def __init__(self, site: KServeContext, call: IncomingCall, most: int, *, development: bool) -> None:
         self.tasks: set[asyncio.Task[None]] = set()
         self._site = site
         self._call = call

@@ -12,7 +12,7 @@ from google.protobuf.json_format import ParseDict
 
 from weir.errors import InvalidRequest, ModelNotFound, Overloaded, Unauthorized, Unsupported, WeirError, brief
 from weir.profiling.machine import find_hardware
-from weir.protocols.grpc.call import Answer, GrpcCall, Handler, headers_of, in_task, parse, refuse, unary
+from weir.protocols.grpc.call import Answer, Handler, IncomingCall, headers_of, in_task, parse, refuse, unary
 from weir.protocols.grpc.inference import StreamInference, UnaryInference
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.metadata import (
@@ -50,15 +50,15 @@ class Showing:
         self._site = site
         self._registry = site.registry
 
-    async def ServerLive(self, asked: Any, call: GrpcCall) -> Any:
+    async def ServerLive(self, asked: Any, call: IncomingCall) -> Any:
         """Say that this process answers, and that its models can start workers, where liveness counts them."""
         return filled("ServerLiveResponse", {"live": not self._site.failed})
 
-    async def ServerReady(self, asked: Any, call: GrpcCall) -> Any:
+    async def ServerReady(self, asked: Any, call: IncomingCall) -> Any:
         """Say whether every model takes requests."""
         return filled("ServerReadyResponse", {"ready": self._registry.ready})
 
-    async def ModelReady(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelReady(self, asked: Any, call: IncomingCall) -> Any:
         """Say whether one model takes requests; one that there is not does not."""
         try:
             ready = self._registry.get(asked.name, asked.version).ready
@@ -66,30 +66,30 @@ class Showing:
             ready = False
         return filled("ModelReadyResponse", {"ready": ready})
 
-    async def ServerMetadata(self, asked: Any, call: GrpcCall) -> Any:
+    async def ServerMetadata(self, asked: Any, call: IncomingCall) -> Any:
         """Say what this server is and what it offers."""
         return filled("ServerMetadataResponse", server_metadata(self._site.settings.server_name, self._site.extensions))
 
-    async def ModelMetadata(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelMetadata(self, asked: Any, call: IncomingCall) -> Any:
         """Describe one model."""
         service = self._service(asked)
         versions = [each for each in self._registry.versions(service.name) if each]
         return filled("ModelMetadataResponse", metadata(service, versions))
 
-    async def ModelConfig(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelConfig(self, asked: Any, call: IncomingCall) -> Any:
         """Show the configuration of one model."""
         return filled("ModelConfigResponse", {"config": config(self._service(asked))})
 
-    async def ModelStatistics(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelStatistics(self, asked: Any, call: IncomingCall) -> Any:
         """Count what one model, in one version or all, or every model, has done."""
         found = [statistics(service) for service in self._asked_for(asked)]
         return filled("ModelStatisticsResponse", {"model_stats": found})
 
-    async def ModelList(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelList(self, asked: Any, call: IncomingCall) -> Any:
         """Name the models."""
         return filled("ModelListResponse", {"models": list(self._registry.services)})
 
-    async def HasHardware(self, asked: Any, call: GrpcCall) -> Any:
+    async def HasHardware(self, asked: Any, call: IncomingCall) -> Any:
         """Say whether there are as many devices of a kind as asked for, or one."""
         found = device_count(find_hardware(), asked.name)
         return filled("HasHardwareResponse", {"found": found >= max(1, asked.num)})
@@ -113,12 +113,12 @@ class Controlling:
 
     # Models, as Triton has them.
 
-    async def RepositoryIndex(self, asked: Any, call: GrpcCall) -> Any:
+    async def RepositoryIndex(self, asked: Any, call: IncomingCall) -> Any:
         """List the models that there are to be loaded, with their states. Anybody may ask."""
         states = self._site.manager.index(ready_only=asked.ready)
         return filled("RepositoryIndexResponse", {"models": [state._asdict() for state in states]})
 
-    async def RepositoryModelLoad(self, asked: Any, call: GrpcCall) -> Any:
+    async def RepositoryModelLoad(self, asked: Any, call: IncomingCall) -> Any:
         """Load a model of the repository, or load it anew."""
         self._check(call)
         name = named(asked)
@@ -126,7 +126,7 @@ class Controlling:
         await self._site.manager.load_model(name, **said._asdict())
         return filled("RepositoryModelLoadResponse", {"model_name": name, "isLoaded": True})
 
-    async def RepositoryModelUnload(self, asked: Any, call: GrpcCall) -> Any:
+    async def RepositoryModelUnload(self, asked: Any, call: IncomingCall) -> Any:
         """Serve a model no longer."""
         self._check(call)
         name = named(asked)
@@ -138,7 +138,7 @@ class Controlling:
 
     # Models and workers, as the AMD Inference Server has them.
 
-    async def ModelLoad(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelLoad(self, asked: Any, call: IncomingCall) -> Any:
         """Load a model of the repository, or load it anew."""
         self._check(call)
         parameters = read_parameters(asked.parameters)
@@ -148,19 +148,19 @@ class Controlling:
         await self._site.manager.load_model(asked.name, **said._asdict())
         return filled("ModelLoadResponse", {})
 
-    async def ModelUnload(self, asked: Any, call: GrpcCall) -> Any:
+    async def ModelUnload(self, asked: Any, call: IncomingCall) -> Any:
         """Serve a model no longer."""
         self._check(call)
         await self._site.manager.unload_model(asked.name)
         return filled("ModelUnloadResponse", {})
 
-    async def WorkerLoad(self, asked: Any, call: GrpcCall) -> Any:
+    async def WorkerLoad(self, asked: Any, call: IncomingCall) -> Any:
         """Start a worker, or join one that runs with the same parameters; the answer is its endpoint."""
         self._check(call)
         endpoint = await self._site.manager.load_worker(asked.name, read_parameters(asked.parameters))
         return filled("WorkerLoadResponse", {"endpoint": endpoint})
 
-    async def WorkerUnload(self, asked: Any, call: GrpcCall) -> Any:
+    async def WorkerUnload(self, asked: Any, call: IncomingCall) -> Any:
         """Drain and end a worker of an endpoint; the last one takes the endpoint with it."""
         self._check(call)
         await self._site.manager.unload_worker(asked.name)
@@ -168,19 +168,19 @@ class Controlling:
 
     # Shared memory.
 
-    async def SystemSharedMemoryStatus(self, asked: Any, call: GrpcCall) -> Any:
+    async def SystemSharedMemoryStatus(self, asked: Any, call: IncomingCall) -> Any:
         """List the regions, or show one."""
         self._check(call)
         regions = {each["name"]: each for each in self._site.regions.status(asked.name)}
         return filled("SystemSharedMemoryStatusResponse", {"regions": regions})
 
-    async def SystemSharedMemoryRegister(self, asked: Any, call: GrpcCall) -> Any:
+    async def SystemSharedMemoryRegister(self, asked: Any, call: IncomingCall) -> Any:
         """Open a region."""
         self._check(call)
         self._site.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
         return filled("SystemSharedMemoryRegisterResponse", {})
 
-    async def SystemSharedMemoryUnregister(self, asked: Any, call: GrpcCall) -> Any:
+    async def SystemSharedMemoryUnregister(self, asked: Any, call: IncomingCall) -> Any:
         """Close a region, or all."""
         self._check(call)
         self._site.regions.unregister(asked.name)
@@ -190,7 +190,7 @@ class Controlling:
         """Read them in a thread if the message is long: a configuration is a JSON document."""
         return await off_loop(asked.ByteSize(), partial(load_arguments, parameters, self._site.control, own))
 
-    def _check(self, call: GrpcCall) -> None:
+    def _check(self, call: IncomingCall) -> None:
         self._site.control.require_http(call.peer, headers_of(call))
 
 
@@ -234,7 +234,7 @@ class Health:
         """Say from now on that nothing is served; those who watch are told, and their calls end."""
         self._refusing.set()
 
-    async def Check(self, asked: Any, call: GrpcCall) -> Any:
+    async def Check(self, asked: Any, call: IncomingCall) -> Any:
         """Say whether the server, or one model, takes requests. Raises ModelNotFound for a name that is neither."""
         status = self._status(asked.service)
         if status == _SERVICE_UNKNOWN:
@@ -344,23 +344,23 @@ ALL = (*OWN, SERVICE, *map(service_of, VERSIONS))
 class UnsupportedCalls:
     """The calls that are known and not offered, and why."""
 
-    async def CudaSharedMemoryStatus(self, asked: Any, call: GrpcCall) -> Any:
+    async def CudaSharedMemoryStatus(self, asked: Any, call: IncomingCall) -> Any:
         """List no regions: there can be none."""
         return filled("CudaSharedMemoryStatusResponse", {})
 
-    async def CudaSharedMemoryRegister(self, asked: Any, call: GrpcCall) -> Any:
+    async def CudaSharedMemoryRegister(self, asked: Any, call: IncomingCall) -> Any:
         """Refuse: inputs and outputs go through the arena, in the memory of the machine."""
         raise Unsupported("CUDA shared memory is not offered; system shared memory is")
 
-    async def CudaSharedMemoryUnregister(self, asked: Any, call: GrpcCall) -> Any:
+    async def CudaSharedMemoryUnregister(self, asked: Any, call: IncomingCall) -> Any:
         """Close all of no regions."""
         return filled("CudaSharedMemoryUnregisterResponse", {})
 
-    async def TraceSetting(self, asked: Any, call: GrpcCall) -> Any:
+    async def TraceSetting(self, asked: Any, call: IncomingCall) -> Any:
         """Refuse: what is traced is said when the server starts."""
         raise Unsupported("trace settings cannot be asked or changed by a call: they are said when the server starts")
 
-    async def LogSettings(self, asked: Any, call: GrpcCall) -> Any:
+    async def LogSettings(self, asked: Any, call: IncomingCall) -> Any:
         """Refuse: what is logged is said when the server starts."""
         raise Unsupported("log settings cannot be asked or changed by a call: they are said when the server starts")
 
@@ -388,7 +388,7 @@ class Services:
         for version in VERSIONS:
             self._add_reflection(version)
 
-    def admit(self, path: str, call: GrpcCall) -> bool:
+    def admit(self, path: str, call: IncomingCall) -> bool:
         """Tell whether a call may go on: what says whether the server lives may, and what comes with its key; else end it."""
         try:
             if self._access.required and path not in OPEN:
@@ -398,7 +398,7 @@ class Services:
             return False
         return True
 
-    def refuse_with(self, error: WeirError, call: GrpcCall) -> None:
+    def refuse_with(self, error: WeirError, call: IncomingCall) -> None:
         """End a call with `error`."""
         refuse(error, call, development=self._development)
 
@@ -412,7 +412,7 @@ class Services:
         check, watch = methods(SERVICE)
         self.handlers[check.path] = unary(check, self._health.Check, development=self._development)
 
-        async def watching(call: GrpcCall, body: bytes) -> None:
+        async def watching(call: IncomingCall, body: bytes) -> None:
             with self._watchers(self._knows_key(call)):
                 async for answer in self._health.watch(parse(watch, body)):
                     await call.write(answer.SerializeToString())
@@ -431,7 +431,7 @@ class Services:
         finally:
             self._watching[knows_key] -= 1
 
-    def _knows_key(self, call: GrpcCall) -> bool:
+    def _knows_key(self, call: IncomingCall) -> bool:
         try:
             self._access.require_http(headers_of(call))
         except Unauthorized:
@@ -442,7 +442,7 @@ class Services:
         (method,) = methods(service_of(version))
         reflection = Reflection(version, ALL)
 
-        async def reflecting(call: GrpcCall, _: bytes) -> None:
+        async def reflecting(call: IncomingCall, _: bytes) -> None:
             while (body := await call.read()) is not None:
                 await call.write(reflection.answer(parse(method, body)).SerializeToString())
 
