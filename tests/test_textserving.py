@@ -15,7 +15,7 @@ from tests.embedding import tiny
 
 import weir.embedding
 from weir.client.embedding import EmbeddingClient
-from weir.client.failures import Unreachable
+from weir.client.retrying import Unreachable
 from weir.embedding import EmbeddingServer
 from weir.errors import DeadlineExceeded, InvalidRequest, ModelError, SettingsError, Unauthorized
 

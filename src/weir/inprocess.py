@@ -15,8 +15,7 @@ from weir.catalog.registry import Registry
 from weir.catalog.repository.folder import FolderRepository, InlineConfigs
 from weir.catalog.sources import ModelToServe, Parameters, TargetRepository, all_sources, open_wanted
 from weir.client.asynchronous import AsyncClient
-from weir.client.calls import Decoder, Metadata, Streaming
-from weir.client.programs import Program
+from weir.client.calls import Decoder, Metadata, Program, Streaming
 from weir.client.retrying import Retry
 from weir.client.synchronous import Client
 from weir.errors import Conflict, DeadlineExceeded, ModelNotFound, WeirError, for_caller

@@ -6,8 +6,8 @@ import pytest
 
 from weir import errors
 from weir.client import NEVER, ConnectionLost, Retry, Unreachable
+from weir.client.calls import Program, Sleep
 from weir.client.http_calls import HttpCalls, HttpReply
-from weir.client.programs import Program, Sleep
 from weir.client.retrying import retried
 
 LIVE = HttpReply(200, {}, b'{"models": ["a"]}')

@@ -5,8 +5,7 @@ from typing import Any
 
 from tests.dashboard.kit import Scene
 
-from weir.dashboard.ring import Ring
-from weir.dashboard.watching import REST, Beat, Watch
+from weir.dashboard.watching import REST, Beat, Ring, Watch
 
 
 class Timers:

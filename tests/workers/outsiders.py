@@ -4,7 +4,7 @@ import asyncio
 from typing import Self
 
 from weir.wire.lockstep import ASK, decode_jobs, encode_reply
-from weir.workers.remote.address import parse_address
+from weir.workers.settings import parse_address
 
 
 class Outsider:

@@ -9,9 +9,9 @@ import uvloop
 
 from weir.messages import OBJECT, Batch
 from weir.wire.frames import Cancel, Frame, FrameParser, Free, Ready, Start, Stop, encode_batch, encode_control
+from weir.workers.arena import Arena, ResultPlaces, create_memory
 from weir.workers.channel import Channel
 from weir.workers.child_channel import ChildChannel
-from weir.workers.shm.arena import Arena, ResultPlaces, create_memory
 
 BOTH_LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 

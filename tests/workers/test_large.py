@@ -10,7 +10,7 @@ from tests.workers.models import Echo
 from tests.workers.pools import started
 
 from weir.messages import OCTETS
-from weir.workers.shm.arena import ResultBlock
+from weir.workers.arena import ResultBlock
 
 LARGE = 600_000
 

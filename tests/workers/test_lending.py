@@ -12,7 +12,7 @@ from tests.workers.pools import Pool, started
 from weir.messages import LENT, OBJECT
 from weir.model import Model, Tensor
 from weir.wire.inference import ArenaArrays
-from weir.workers.shm.arena import ArenaBlock
+from weir.workers.arena import ArenaBlock
 
 ROWS, WIDTH = 4, 40_000
 

@@ -23,7 +23,7 @@ from weir.policy.loading import AUTO, RULES
 from weir.serving.service import Service
 from weir.serving.settings import KINDS
 from weir.telemetry.logs import redacted
-from weir.workers.remote.address import WorkerAddress, parse_address
+from weir.workers.settings import WorkerAddress, parse_address
 from weir.workers.source import Text, import_text
 
 _FORM = "must be module:Class or path/file.py:Class"

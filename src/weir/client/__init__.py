@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from weir.client.asynchronous import AsyncClient
     from weir.client.embedding import ConcurrentEmbeddingClient, EmbeddingClient
-    from weir.client.failures import ConnectionLost, Unreachable
     from weir.client.grpc import AsyncGrpcClient, GrpcClient
     from weir.client.http import AsyncHttpClient, HttpClient
-    from weir.client.retrying import NEVER, Retry
+    from weir.client.retrying import NEVER, ConnectionLost, Retry, Unreachable
     from weir.client.synchronous import Client
     from weir.client.values import Result
     from weir.client.websocket import AsyncWebSocketClient, WebSocketClient
@@ -37,7 +36,7 @@ _WHERE = {
     "Client": "weir.client.synchronous", "AsyncClient": "weir.client.asynchronous",
     "Result": "weir.client.values", "TensorValue": "weir.wire.inference",
     "Retry": "weir.client.retrying", "NEVER": "weir.client.retrying",
-    "Unreachable": "weir.client.failures", "ConnectionLost": "weir.client.failures",
+    "Unreachable": "weir.client.retrying", "ConnectionLost": "weir.client.retrying",
 }  # fmt: skip
 
 # What has the libraries of the transports installed.

@@ -7,8 +7,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Metadata, ModelCall, Tensors, ensemble
-from weir.client.programs import Program, run_async
+from weir.client.calls import Calls, Metadata, ModelCall, Program, Tensors, ensemble, run_async
 from weir.client.retrying import Retry, of_call, of_client, retried
 from weir.client.synchronous import AT_ONCE, INTERVAL
 from weir.client.values import Inputs, RequestExtras, Result

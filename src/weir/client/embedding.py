@@ -17,11 +17,9 @@ import numpy
 from numpy.typing import NDArray
 
 from weir._version import __version__
-from weir.client import failures
 from weir.client.blocking_http import Connections
-from weir.client.failures import Unreachable
 from weir.client.http_calls import HttpReply, OutgoingRequest
-from weir.client.retrying import NEVER, Retry, of_call, of_client
+from weir.client.retrying import NEVER, Retry, Unreachable, error_of_status, of_call, of_client
 from weir.errors import (
     Cancelled,
     CapacityError,
@@ -505,7 +503,7 @@ def error_of(reply: HttpReply) -> WeirError:
     except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         text, name = reply.body[:1000].decode(errors="replace"), ""
     after = reply.headers.get("retry-after", "")
-    return failures.of_status(reply.status, text, name=name, retry_after=float(after) if after.isdigit() else None)
+    return error_of_status(reply.status, text, name=name, retry_after=float(after) if after.isdigit() else None)
 
 
 def not_unicode(texts: Sequence[Text]) -> InvalidRequest:

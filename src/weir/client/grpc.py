@@ -9,11 +9,9 @@ import grpc.aio
 import msgspec
 from google.protobuf.json_format import MessageToDict
 
-from weir.client import failures
 from weir.client.asynchronous import AsyncClient
-from weir.client.calls import Metadata, Streaming
-from weir.client.programs import Program
-from weir.client.retrying import Retry
+from weir.client.calls import Metadata, Program, Streaming
+from weir.client.retrying import Retry, error_of_code, error_of_status
 from weir.client.synchronous import Client
 from weir.errors import InvalidRequest
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
@@ -102,7 +100,7 @@ def _decode(message: bytes) -> Iterable[InferenceResponse]:
     text, response = read_stream_response(message)
     if text:
         name = str(response.parameters.get(ERROR_NAME, ""))
-        raise failures.of_status(500, text, name=name)
+        raise error_of_status(500, text, name=name)
     yield response
 
 
@@ -241,7 +239,7 @@ def _failing() -> Iterator[None]:
         wait = trailers.get(_PUSHBACK)
         after = int(wait) / 1000 if wait is not None else None
         text = call.details() or ""
-        raise failures.of_code(call.code().name, text, name=trailers.get(ERROR_NAME, ""), retry_after=after) from error
+        raise error_of_code(call.code().name, text, name=trailers.get(ERROR_NAME, ""), retry_after=after) from error
 
 
 def _pairs(metadata: Iterable[Any] | None) -> Iterator[tuple[str, str]]:

@@ -9,9 +9,8 @@ from typing import Any
 import httpx
 
 from weir.client.asynchronous import AsyncClient
-from weir.client.failures import ConnectionLost, Unreachable
 from weir.client.http_calls import HttpCalls, HttpReply, OutgoingRequest, address_of, error_of
-from weir.client.retrying import Retry
+from weir.client.retrying import ConnectionLost, Retry, Unreachable
 from weir.client.synchronous import Client
 from weir.errors import DeadlineExceeded
 

@@ -7,9 +7,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from weir.client import failures
-from weir.client.calls import Decoder, Metadata, Streaming
-from weir.client.programs import Program
+from weir.client.calls import Decoder, Metadata, Program, Streaming
+from weir.client.retrying import error_of_status
 from weir.errors import ModelNotFound, SettingsError, WeirError
 from weir.wire import kserve_binary, kserve_json
 from weir.wire.inference import ERROR_NAME, InferenceRequest, InferenceResponse, Parameter
@@ -135,7 +134,7 @@ def checked(reply: HttpReply) -> HttpReply:
 def error_of(reply: HttpReply) -> WeirError:
     """Return the error that `reply` stands for."""
     text, name = _text_of(reply.body), reply.headers.get(ERROR_NAME, "")
-    return failures.of_status(reply.status, text, name=name, retry_after=_seconds(reply.headers.get("retry-after", "")))
+    return error_of_status(reply.status, text, name=name, retry_after=_seconds(reply.headers.get("retry-after", "")))
 
 
 def _event_decoder() -> Decoder:
@@ -145,7 +144,7 @@ def _event_decoder() -> Decoder:
         for event in parser.feed(data):
             if event.name == "error":
                 said = _loads(event.data)
-                raise failures.of_status(500, _text_of(event.data), name=str(said.get("type", "")))
+                raise error_of_status(500, _text_of(event.data), name=str(said.get("type", "")))
             yield kserve_json.read_response(event.data)
 
     return feed

@@ -8,8 +8,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack, overload
 
 from weir.client import calls as common
-from weir.client.calls import Calls, Metadata, ModelCall, Tensors, ensemble
-from weir.client.programs import Program, run
+from weir.client.calls import Calls, Metadata, ModelCall, Program, Tensors, ensemble, run
 from weir.client.retrying import Retry, of_call, of_client, retried
 from weir.client.values import Inputs, RequestExtras, Result
 from weir.errors import CapacityError

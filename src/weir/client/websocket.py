@@ -13,15 +13,12 @@ from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 from websockets.sync.client import ClientConnection, connect
 
-from weir.client import failures
 from weir.client.asynchronous import AsyncClient
 from weir.client.blocking_http import connect_unix
-from weir.client.calls import Decoder, Streaming
-from weir.client.failures import ConnectionLost, Unreachable
+from weir.client.calls import Decoder, Program, Streaming
 from weir.client.http import CONNECTIONS, AsyncHttpTransport, HttpTransport
 from weir.client.http_calls import HttpCalls, address_of, asking_binary
-from weir.client.programs import Program
-from weir.client.retrying import Retry
+from weir.client.retrying import ConnectionLost, Retry, Unreachable, error_of_status
 from weir.client.synchronous import Client
 from weir.client.values import FINAL
 from weir.errors import DeadlineExceeded, InvalidRequest, Overloaded, Unsupported, WeirError
@@ -82,7 +79,7 @@ def is_last(answer: Answer) -> bool:
 
 def _read(answer: Answer, id: str) -> tuple[InferenceResponse]:
     if isinstance(answer, ErrorMessage):
-        raise failures.of_status(answer.status, answer.error, name=answer.type, retry_after=answer.retry_after)
+        raise error_of_status(answer.status, answer.error, name=answer.type, retry_after=answer.retry_after)
     answer.id = id
     return (answer,)
 

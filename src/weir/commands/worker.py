@@ -28,9 +28,9 @@ def _worker(
     lost it attaches again, with a back-off. TARGET is module:Class or path/file.py:Class.
     """
     from weir.catalog.loading import make_service
-    from weir.workers.remote.address import parse_address
     from weir.workers.remote.attaching import Attachment
     from weir.workers.run.runner import Runner
+    from weir.workers.settings import parse_address
 
     address = parse_address(connect, "--connect")
     settings = settings_of([target], config, said)

@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from weir.dashboard.ring import Ring
 from weir.dashboard.sampling import DashboardSampler, TellClients, nobody
-from weir.dashboard.watching import Watch
+from weir.dashboard.watching import Ring, Watch
 from weir.protocols.asgi import as_response
 from weir.protocols.response import Headers, HttpResponse
 from weir.protocols.rest import Added

@@ -18,8 +18,8 @@ from weir.policy.rules import Greedy
 from weir.serving.calls import Call
 from weir.serving.delivery import Delivery
 from weir.serving.driver import LOOP_TICK, Driver
+from weir.workers.child_channel import EVERY, Frames
 from weir.workers.executor import Block, FixedWorkers, Listener, WorkerState
-from weir.workers.rehearsal import EVERY, Frames
 
 
 class Alertness:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from weir.wire.frames import Frame, FrameParser, Free, Start, encode_control
+from weir.workers.arena import ResultFetch, Results, create_memory
 from weir.workers.channel import Channel
 from weir.workers.launch import Launch
-from weir.workers.shm.arena import ResultFetch, Results, create_memory
 from weir.workers.template import KILL_GRACE, Process
 
 # A process whose channel has ended but that lives on is of no use; one that is just dying needs a moment to be gone.

@@ -10,10 +10,10 @@ from weir.errors import ModelNotReady, SettingsError, WeirError
 from weir.messages import Batch
 from weir.model import Model, is_tensor_model, overrides
 from weir.wire.frames import Start
+from weir.workers.arena import Arena, ArenaBlock, create_memory
 from weir.workers.executor import Listener
 from weir.workers.launch import Launch, unpinned
 from weir.workers.settings import WorkerSettings
-from weir.workers.shm.arena import Arena, ArenaBlock, create_memory
 from weir.workers.source import pack_source
 from weir.workers.supervision import SupervisedWorker
 from weir.workers.template import Template

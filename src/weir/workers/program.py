@@ -16,10 +16,10 @@ from weir.errors import SettingsError, WeirError
 from weir.messages import Batch
 from weir.model import Model
 from weir.wire.frames import FrameParser, Ready, Restarted, Start, StartFailed, encode_control, encode_events
+from weir.workers.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.child_channel import ChildChannel
 from weir.workers.faults import model_error
 from weir.workers.run.runner import Runner
-from weir.workers.shm.arena import Arena, Mapping, PayloadFetch, ResultPlaces
 from weir.workers.source import unpack_source
 
 if TYPE_CHECKING:

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol
 from weir.errors import ModelError, WeirError
 from weir.messages import Batch, Events
 from weir.wire.frames import Cancel, Frame, Ready, Restarted, StartFailed, Stop, encode_batch, encode_control
+from weir.workers.arena import Arena, BatchPlaces, as_values
 from weir.workers.child import Child
 from weir.workers.executor import READY, SUSPENDED, Listener
 from weir.workers.launch import Launch
-from weir.workers.shm.arena import Arena, BatchPlaces, as_values
 from weir.workers.timelimit import TimeLimit
 
 

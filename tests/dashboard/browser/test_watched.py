@@ -8,10 +8,9 @@ from prometheus_client import CollectorRegistry, Counter
 from tests.dashboard.browser.site import Page, shown
 from tests.dashboard.kit import Scene, Square
 
-from weir.dashboard.ring import Ring
 from weir.dashboard.routes import make_dashboard, pages_of
 from weir.dashboard.sampling import DashboardSampler
-from weir.dashboard.watching import Watch
+from weir.dashboard.watching import Ring, Watch
 from weir.errors import Overloaded
 
 if TYPE_CHECKING:

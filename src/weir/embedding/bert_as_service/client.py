@@ -17,7 +17,7 @@ import msgspec
 import numpy
 
 from weir.client.embedding import EncodeCall, Heard, Vectors
-from weir.client.failures import Unreachable, of_status
+from weir.client.retrying import Unreachable, error_of_status
 from weir.embedding.bert_as_service.frames import SHOW_CONFIG, SHOW_STATUS, TERMINATION, encode_json
 from weir.errors import Cancelled, DeadlineExceeded, SettingsError, Unsupported, WeirError
 
@@ -153,7 +153,9 @@ def _read(frames: list[bytes]) -> Any:
     try:
         said = msgspec.json.decode(frames[1])
         if error := said.get("error"):
-            raise of_status(error["status"], error["message"], name=error["type"], retry_after=error.get("retry_after"))
+            raise error_of_status(
+                error["status"], error["message"], name=error["type"], retry_after=error.get("retry_after")
+            )
         if len(frames) == 3:
             return said
         vectors = numpy.frombuffer(frames[2], said["dtype"]).reshape(said["shape"])

@@ -12,8 +12,8 @@ from weir.messages import JSON, Batch
 from weir.wire.frames import FrameError
 from weir.wire.lockstep import ASK, LockstepParser, decode_jobs, encode_reply
 from weir.wire.values import ENCODE
-from weir.workers.remote.address import WorkerAddress
 from weir.workers.run.runner import Runner
+from weir.workers.settings import WorkerAddress
 
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0
 RECEIVE_BYTES = 256 << 10

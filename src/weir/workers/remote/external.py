@@ -21,9 +21,8 @@ from weir.wire.lockstep import MAX_BODY_BYTES, LockstepParser, LockstepReply, de
 from weir.workers.channel import Channel
 from weir.workers.executor import Block, FixedWorkers, Listener
 from weir.workers.local.inline import no_arena, refuse_settings
-from weir.workers.remote.address import WorkerAddress, parse_address
 from weir.workers.remote.lockstep import LockstepBatch
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import WorkerAddress, WorkerSettings, parse_address
 from weir.workers.timelimit import TimeLimit
 
 GREETING = 10.0  # seconds that a connection may take to ask for work

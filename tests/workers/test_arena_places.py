@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from weir.messages import JSON, LENT, OBJECT, Batch, Events
-from weir.workers.shm.arena import (
+from weir.workers.arena import (
     Arena,
     BatchPlaces,
     Mapping,

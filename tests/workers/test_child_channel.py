@@ -1,5 +1,5 @@
 from weir.messages import OBJECT, Batch
-from weir.workers.rehearsal import Frames
+from weir.workers.child_channel import Frames
 
 
 def test_a_batch_goes_through_both_frames_and_comes_back_as_it_was() -> None:

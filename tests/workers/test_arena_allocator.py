@@ -3,7 +3,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weir.workers.shm.arena import ALIGNMENT, Allocator
+from weir.workers.arena import ALIGNMENT, Allocator
 
 
 def test_places_are_aligned_and_do_not_overlap() -> None:

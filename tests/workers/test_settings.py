@@ -1,8 +1,7 @@
 import pytest
 
 from weir.errors import SettingsError
-from weir.workers.remote.address import parse_address
-from weir.workers.settings import WorkerSettings
+from weir.workers.settings import WorkerSettings, parse_address
 
 
 @pytest.mark.parametrize(

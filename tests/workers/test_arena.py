@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy
 import pytest
 
-from weir.workers.shm.arena import STEP_BYTES, Arena, Mapping, Results, create_memory
+from weir.workers.arena import STEP_BYTES, Arena, Mapping, Results, create_memory
 
 MIB = 1 << 20
 

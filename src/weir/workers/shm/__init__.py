@@ -1,1 +1,0 @@
-"""Bounded shared memory for large payloads and results."""
