@@ -60,3 +60,22 @@ def test_a_wait_counts_once(attempt: int, counted: int) -> None:
     parts = [FakeRequest(list(range(9)), kind=Kind.ITEMS, rows=9) for _ in range(3)]
     statistics.dispatched("m", batch(*parts, slices=[(0, 4), (4, 9), None], attempt=attempt))
     assert statistics.queue.count == counted
+
+
+def test_without_details_the_same_is_counted_but_for_histograms() -> None:
+    both = [Recorder(lambda: 7.0, detailed=detailed) for detailed in (True, False)]
+    for recorder in both:
+        first, second = FakeRequest(1, arrival=1.0), FakeRequest(1, arrival=2.0)
+        dispatch = batch(first, second)
+        recorder.dispatched("m", dispatch)
+        recorder.computed("m", dispatch, Timing(0.1, 0.5, 0.2), 3.0)
+        recorder.answered("m", [first, second], None, 4.0)
+        recorder.answered("m", [FakeRequest(1, arrival=1.0)], Overloaded("full"), 4.0)
+        recorder.answered("m", [FakeRequest(1, arrival=1.0)], Cancelled("left"), 4.0)
+    detailed, plain = both
+    assert plain.to_dict() == detailed.to_dict()
+    assert plain.success.seconds == 5.0
+    assert plain.batches == detailed.batches
+    assert plain.ran
+    assert detailed.queue.count == 2
+    assert plain.queue.count == plain.total.count == plain.predict.count == plain.rows.count == 0

@@ -69,11 +69,11 @@ class Generation:
             from weir.tuning.policy_tuner import make_tuner  # numpy is for those who need it
 
             self.tuner = make_tuner(label, self.policy, largest, clock, partial(sleep, clock))
-        self.recorder = Recorder()
+        views = [each for each in observers if isinstance(each, Metrics)]
+        self.recorder = Recorder(detailed=bool(views))
         self.observers = (self.recorder, *(each for each in observers if not isinstance(each, Metrics)))
-        for each in observers:
-            if isinstance(each, Metrics):
-                each.attach(label, self.recorder, self)
+        for view in views:
+            view.attach(label, self.recorder, self)
         self.tracing = tracer_among(observers)
         self.streaming = self.model.streaming
         self.needs_measure = overrides(self.model, "measure")

@@ -328,7 +328,7 @@ _FAMILIES: tuple[tuple[str, str, Read], ...] = (
     ),
     (
         "nv_inference_queue_duration_us", "From arrival to dispatch.",
-        lambda each: _MICROSECONDS * each.statistics.queue.sum,
+        lambda each: _MICROSECONDS * each.statistics.waited.seconds,
     ),
     (
         "nv_inference_compute_input_duration_us", "Decoding and preprocess, counted for each request of a batch.",

@@ -162,13 +162,15 @@ class Recorder(SilentObserver):
     entered the queue; `bytes` has [received, sent] by door. `parts` are answers of a streaming model. The histograms of times are
     in seconds, that of `rows` is by batch. `inference_count` counts rows and `execution_count` batches that came back from a worker;
     one that the worker ran again in halves is one. `success` and `fail` count requests and the time from arrival to end; a caller
-    who left is neither. `requests` has the steps once for each request in a batch, `by_rows` once for each batch, by its rows.
+    who left is neither. `waited` counts requests and the time in the queue. `requests` has the steps once for each request in a batch, `by_rows` once for each batch, by its rows.
     `last_inference_ms` is the time of day of the last batch in milliseconds, 0 before the first. `window` is told of the same
-    batches, if there is one.
+    batches, if there is one. Without `detailed`, histograms, and what was accepted in `ended`, stay empty: only a view of
+    metrics reads them, and a service without one does not pay for them.
     """
 
-    def __init__(self, time_of_day: Callable[[], float] = time.time) -> None:
+    def __init__(self, time_of_day: Callable[[], float] = time.time, *, detailed: bool = True) -> None:
         self._time_of_day = time_of_day
+        self._detailed = detailed
         self.window: RollingWindow | None = None
         self.batches = [0] * len(Reason)
         self.ended: defaultdict[tuple[str, type[WeirError] | None], int] = defaultdict(int)
@@ -180,7 +182,7 @@ class Recorder(SilentObserver):
             Histogram(SECONDS) for _ in range(6)
         )
         self.inference_count = self.execution_count = self.last_inference_ms = 0
-        self.success, self.fail = Total(), Total()
+        self.success, self.fail, self.waited = Total(), Total(), Total()
         self.requests = Steps()
         self.by_rows: dict[int, Steps] = {}
 
@@ -194,23 +196,26 @@ class Recorder(SilentObserver):
     def dispatched(self, model: str, dispatch: Dispatch) -> None:
         """Count a batch, and the time that its requests have waited."""
         self.batches[dispatch.reason] += 1
-        self.rows.observe(dispatch.rows)
+        if self._detailed:
+            self.rows.observe(dispatch.rows)
         if dispatch.attempt:
             return  # their wait was counted when they were dispatched first
         requests = dispatch.requests if dispatch.slices is None else _first_pieces(dispatch)
         if requests:
-            self.queue.observe_ages(_sorted_arrivals(requests), dispatch.at)
+            self.waited.add(len(requests), self._spent(self.queue, requests, dispatch.at))
 
     def answered(self, model: str, requests: Sequence[Request], error: WeirError | None, now: float) -> None:
         """Count requests that had their end."""
         if not requests:
             return
         kind, count = None if error is None else type(error), len(requests)
-        spent = self.total.observe_ages(_sorted_arrivals(requests), now)
+        spent = self._spent(self.total, requests, now)
         if error is None:
             self.success.add(count, spent)
         elif not isinstance(error, Cancelled):
             self.fail.add(count, spent)
+        if not self._detailed:
+            return
         doors = list(map(_door, requests))
         first = doors[0]
         if doors.count(first) == count:
@@ -218,6 +223,13 @@ class Recorder(SilentObserver):
         else:
             for door in set(doors):
                 self.ended[door, kind] += doors.count(door)
+
+    def _spent(self, ages: Histogram, requests: Sequence[Request], now: float) -> float:
+        """Return how long ago `requests` arrived, in all; their ages are counted if distributions are."""
+        if self._detailed:
+            return ages.observe_ages(_sorted_arrivals(requests), now)
+        arrivals: float = sum(map(_arrival, requests))
+        return len(requests) * now - arrivals
 
     def streamed(self, model: str, requests: Sequence[Request], firsts: Sequence[Request], now: float) -> None:
         """Count the answers of a streaming model, and the time until the first of each request."""
@@ -227,9 +239,10 @@ class Recorder(SilentObserver):
 
     def computed(self, model: str, dispatch: Dispatch, timing: Timing, now: float) -> None:
         """Count a batch that came back, and note how long its steps took."""
-        self.preprocess.observe(timing.preprocess)
-        self.predict.observe(timing.predict)
-        self.postprocess.observe(timing.postprocess)
+        if self._detailed:
+            self.preprocess.observe(timing.preprocess)
+            self.predict.observe(timing.predict)
+            self.postprocess.observe(timing.postprocess)
         rows = dispatch.rows
         self.inference_count += rows
         self.execution_count += 1
@@ -251,7 +264,7 @@ class Recorder(SilentObserver):
     @property
     def ran(self) -> bool:
         """Whether a batch was cut, or a request had its end after it was accepted."""
-        return any(self.batches) or bool(self.total.count or self.parts or self.execution_count)
+        return any(self.batches) or bool(self.success.count or self.total.count or self.parts or self.execution_count)
 
     def add(self, other: "Recorder") -> None:
         """Count what `other` has counted, as far as /metrics shows it."""
@@ -271,8 +284,7 @@ class Recorder(SilentObserver):
         """Return what the model has done since it was loaded, as the statistics extension of the Open Inference Protocol writes it,
         without name and version."""
         nothing = Total().to_dict()
-        queue = {"count": self.queue.count, "ns": round(1e9 * self.queue.sum)}
-        ends = {"success": self.success.to_dict(), "fail": self.fail.to_dict(), "queue": queue}
+        ends = {"success": self.success.to_dict(), "fail": self.fail.to_dict(), "queue": self.waited.to_dict()}
         caching = {"cache_hit": nothing, "cache_miss": nothing}
         return {
             "last_inference": self.last_inference_ms,
