@@ -7,9 +7,10 @@ from typing import Any
 import weir
 from weir.catalog.registry import Registry
 from weir.dashboard.sampling import DashboardSampler
+from weir.errors import WeirError
 from weir.serving.service import Service
 from weir.telemetry.recorder import Metrics
-from weir.testing import FakeExecutor
+from weir.testing import FakeExecutor, FakeRequest
 
 
 class Square(weir.Model):
@@ -36,6 +37,10 @@ class Scene:
     async def ask(self, name: str, *items: Any) -> None:
         """Ask the service of that name for each of `items` at once."""
         await asyncio.gather(*[self.registry.get(name).infer(item) for item in items])
+
+    def end(self, model: str, door: str = "http", error: WeirError | None = None, times: int = 1) -> None:
+        """Count so many requests that came by `door` and were answered, or ended with `error`."""
+        self.metrics.answered(model, [FakeRequest(1, arrival=self.now, door=door)] * times, error, self.now)
 
     def play(self, script: Callable[[], Awaitable[None]]) -> None:
         """Run `script` while the services run."""

@@ -78,7 +78,7 @@ def site() -> Iterator[str]:
     watch.look()
     for second in range(120):
         scene.now += 1
-        scene.metrics.ended["square", "http", Overloaded if second % 3 else None] += 5
+        scene.end("square", error=Overloaded("full") if second % 3 else None, times=5)
         watch.take(0.001)
     with shown(pages_of(watch).routes) as url:
         yield url

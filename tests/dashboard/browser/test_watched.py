@@ -40,7 +40,7 @@ def long_page(browser: "Chrome") -> Iterator[Page]:
     for second in range(1200):
         scene.now += 1
         refused = second >= 1140 and second % 2
-        scene.metrics.ended["square", "http", Overloaded if refused else None] += 1
+        scene.end("square", error=Overloaded("full") if refused else None)
         watch.take(0.0)
     with shown(pages_of(watch).routes) as url:
         yield Page(browser, url)
@@ -85,7 +85,7 @@ def test_a_sample_that_came_late_leaves_no_gap(browser: "Chrome") -> None:
     watch.look()
     for seconds in (1, 1, 3.5, 1):
         scene.now += seconds
-        scene.metrics.ended["square", "http", None] += 7
+        scene.end("square", times=7)
         watch.take(0.0)
     with shown(pages_of(watch).routes) as url:
         page = Page(browser, url)
@@ -102,8 +102,8 @@ def test_names_are_shown_and_never_run(browser: "Chrome") -> None:
     scene.sampler = DashboardSampler(scene.registry, scene.metrics, clients=lambda: told, clock=lambda: scene.now)
     watch = told_by_hand(scene)
     for name in (HOSTILE, "__proto__", "constructor"):
-        scene.metrics.ended[name, HOSTILE, None] += 1
-        scene.metrics.bytes[name, HOSTILE][0] += 1
+        scene.end(name, HOSTILE)
+        scene.metrics.transferred(name, HOSTILE, 1, 0)
     watch.look()
     with shown(pages_of(watch).routes) as url:
         page = Page(browser, url)
