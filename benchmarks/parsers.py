@@ -59,6 +59,7 @@ from weir.embedding.openai import OpenAI, openai_paths
 from weir.embedding.texts import Encoded, Text
 from weir.protocols.access import Control, ControlSettings
 from weir.protocols.account import Account
+from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext as KserveSite
@@ -571,7 +572,7 @@ async def serve(waiting_bytes: str = "0", *files: str) -> None:
     servers: list[Any] = [
         registry,
         HttpServer(registry, app, http, site=site, websockets=sockets),
-        GrpcServer(site, GrpcSettings(grpc_port=0), http),
+        GrpcServer(site, GrpcSettings(grpc_port=0), http, Core),
         ZeroMqDoor({encoder.name: encoder}, ZeroMqSettings(zmq_port=0), http, control=control, account=site.account),
     ]
     if files:

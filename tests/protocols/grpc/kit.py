@@ -12,6 +12,7 @@ from weir.catalog.manager import Manager
 from weir.catalog.registry import Registry
 from weir.model import Model, Tensor
 from weir.protocols.access import Control, ControlSettings
+from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.server import GrpcServer
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext
@@ -25,6 +26,7 @@ from weir.wire.kserve_grpc import methods, read_response, write_request
 INFERENCE = "inference.GRPCInferenceService"
 INFER = f"/{INFERENCE}/ModelInfer"
 STREAM = f"/{INFERENCE}/ModelStreamInfer"
+CORE: Any = Core  # what servers take their calls from; conftest.py has it be both
 
 
 class Double(Model):
@@ -88,7 +90,7 @@ async def serving(
     kserve = KserveSettings(allow_shared_memory=allow_shared_memory)
     allowed = Control(ControlSettings(**(control or {})))
     site = KServeContext(registry, http_settings, allowed, settings=kserve, manager=manager and manager(registry))
-    server = GrpcServer(site, GrpcSettings(grpc_port=0, **settings), http_settings)
+    server = GrpcServer(site, GrpcSettings(grpc_port=0, **settings), http_settings, CORE)
     async with AsyncExitStack() as stack:
         await registry.start()
         stack.push_async_callback(registry.stop, 0.0)

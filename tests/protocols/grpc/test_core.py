@@ -36,7 +36,7 @@ def ending(requested: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[as
         core = Core(
             {}, [], lambda path, call: True, lambda error, call: None, Account(HttpSettings()), max_message_size=1000, patience=1.0
         )  # fmt: skip
-        core.start()
+        await core.start()
         return core
 
     core = loop.run_until_complete(make())

@@ -42,7 +42,7 @@ FILES = {"tls_certfile": str(TLS / "certificate.pem"), "tls_keyfile": str(TLS / 
 
 def made(http: dict[str, Any] | None = None, **settings: Any) -> GrpcServer:
     http_settings = HttpSettings(**(http or {}))
-    return GrpcServer(KServeContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings)
+    return GrpcServer(KServeContext(Registry([]), http_settings), GrpcSettings(**settings), http_settings, Core)
 
 
 def test_without_a_port_there_is_no_door() -> None:
@@ -59,13 +59,6 @@ def test_without_its_library_the_setting_is_refused(missing: str) -> None:
     assert run.returncode == 2
     assert run.stderr.startswith("weir: grpc_port=0: needs grpcio and protobuf, which are not installed")
     assert 'pip install "weir-serving[grpc]"' in run.stderr
-
-
-def test_a_grpcio_whose_core_is_another_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weir.protocols.grpc.call.NEEDED", ("Server", "Nothing"))
-    http = HttpSettings()
-    with pytest.raises(SettingsError, match=r"grpc_port=0: grpcio 1\.\S+ has no Nothing in its core"):
-        make_door(KServeContext(Registry([]), http), GrpcSettings(grpc_port=0), http)
 
 
 def test_a_server_without_grpc_loads_none_of_it() -> None:

@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from weir.protocols.grpc.core import Unsent
 
 
-cygrpc: Any = import_module("grpc._cython.cygrpc")  # what both servers of grpcio are made on; see core.py
+def _private() -> Any:
+    try:
+        return import_module("grpc._cython.cygrpc")
+    except ImportError:  # aio.py does without
+        return None
+
+
+cygrpc = _private()  # what both servers of grpcio are made on; see core.py
 # All that is used of it. It is not public: a grpcio of tomorrow may lack some.
 NEEDED = (
     "CompletionQueue", "CompletionType", "ReceiveCloseOnServerOperation", "ReceiveMessageOperation",

@@ -289,7 +289,7 @@ class Core:
         except RuntimeError:
             return 0
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Take calls."""
         self._server.start()
         for _ in range(_REQUESTED):

@@ -1,5 +1,7 @@
 """Makes the gRPC door, if it is wanted and can be had."""
 
+import logging
+
 from weir.errors import SettingsError
 from weir.protocols.door import Door
 from weir.protocols.grpc.settings import GrpcSettings
@@ -10,8 +12,10 @@ _LIBRARIES = ("grpc", "google")
 
 
 def make_door(site: KServeContext, settings: GrpcSettings, http: HttpSettings) -> Door | None:
-    """Return the door, not open yet; None if no port is given. Raises SettingsError if grpcio is not installed, or not one
-    that will do."""
+    """Return the door, not open yet; None if no port is given. Raises SettingsError if grpcio is not installed.
+
+    Where the core of the installed grpcio lacks what core.py is built on, gRPC runs over grpc.aio, with one warning.
+    """
     if settings.grpc_port is None:
         return None
     try:
@@ -27,8 +31,13 @@ def make_door(site: KServeContext, settings: GrpcSettings, http: HttpSettings) -
     if missing := lacking():
         import grpc
 
-        raise SettingsError(
-            f"grpc_port={settings.grpc_port}: grpcio {grpc.__version__} has no {', '.join(missing)} in its core, which this "
-            "version of Weir builds on; install another grpcio, or a newer Weir"
-        )
-    return GrpcServer(site, settings, http)
+        from weir.protocols.grpc.aio import AioCore
+
+        logging.getLogger("weir.grpc").warning(
+            "grpcio %s has no %s in its core: gRPC runs over grpc.aio, which does more work for each call",
+            grpc.__version__, ", ".join(missing),
+        )  # fmt: skip
+        return GrpcServer(site, settings, http, AioCore)
+    from weir.protocols.grpc.core import Core
+
+    return GrpcServer(site, settings, http, Core)

@@ -3,17 +3,20 @@
 import asyncio
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from weir.errors import SettingsError
-from weir.protocols.grpc.core import Core
 from weir.protocols.grpc.services import Services
 from weir.protocols.grpc.settings import GrpcSettings
 from weir.protocols.kserve.context import KServeContext
 from weir.protocols.server import tls_context
 from weir.protocols.settings import HttpSettings
+
+if TYPE_CHECKING:
+    from weir.protocols.grpc.aio import AioCore
+    from weir.protocols.grpc.core import Core
 
 _LONGEST = 1e8  # seconds; for ever
 _MOST_STREAMS = 1024  # calls of one connection
@@ -21,15 +24,21 @@ _NO_LIMIT = (1 << 31) - 1
 
 
 class GrpcServer:
-    """Serves the models of `site` over gRPC, as the settings say; TLS and the default address are those of HTTP."""
+    """Serves the models of `site` over gRPC, as the settings say; TLS and the default address are those of HTTP.
 
-    def __init__(self, site: KServeContext, settings: GrpcSettings, http: HttpSettings) -> None:
+    `core` is what calls come from: core.Core, or aio.AioCore where that cannot be had.
+    """
+
+    def __init__(
+        self, site: KServeContext, settings: GrpcSettings, http: HttpSettings, core: "type[Core | AioCore]"
+    ) -> None:
+        self._make_core = core
         self._settings = settings
         self._http = http
         self._site = site
         self._host = settings.grpc_host or http.host
         self._services: Services | None = None
-        self._core: Core | None = None
+        self._core: Core | AioCore | None = None
         self.port = 0
 
     @property
@@ -42,7 +51,7 @@ class GrpcServer:
         """Listen. Raises SettingsError when the address is taken or unusable, or the certificate unreadable."""
         credentials = tls_credentials(self._http)
         self._services = Services(self._site, self._settings.grpc_stream_requests, development=self._http.development)
-        core = Core(
+        core = self._make_core(
             self._services.handlers, channel_options(self._settings, self._http), self._services.admit, self._services.refuse_with,
             self._site.account, max_message_size=self._settings.grpc_max_message_size, patience=self._http.body_timeout,
         )  # fmt: skip
@@ -54,7 +63,7 @@ class GrpcServer:
                 f"host={self._host!r}, grpc_port={self._settings.grpc_port}: cannot listen there: the address is taken "
                 "or unusable"
             )
-        core.start()
+        await core.start()
         self._core = core
 
     def refuse(self) -> None:
