@@ -391,7 +391,8 @@ def test_vectors_are_charged_before_they_are_computed() -> None:
 
 def test_a_request_that_says_no_timeout_has_longer_the_more_texts_it_has() -> None:
     async def main() -> None:
-        async with serving(timeout=2.0, policy="full", max_queue_delay=30.0, max_batch_size=500) as encoder:
+        executor = FakeExecutor()  # answers nothing by itself
+        async with serving(executor=executor, timeout=2.0, max_batch_size=500, drain_timeout=0.0) as encoder:
             assert encoder._default_timeout(16) == (2.0, "timeout=2 s, the server's setting")
             longer, limit = encoder._default_timeout(100_000)
             assert (longer, limit) == (
